@@ -1,0 +1,172 @@
+"""Configuration: one frozen struct per service, from `SPILLWAY_*` variables, an optional TOML file and arguments.
+
+Order of precedence: command line, environment, file, default. An unknown name or a bad value stops the start with a
+sentence that names the variable, the value and what is expected. The environment is read once, in `__main__`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import ConfigError
+
+PREFIX = "SPILLWAY_"
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """What every service is told."""
+
+    data_dir: str = ".spillway"
+    redis_url: str = ""
+    redis_cluster: bool = False
+    durability: Literal["process", "machine", "replicated"] = "process"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    health_host: str = "127.0.0.1"
+    health_port: Port = 0
+    drain_s: Seconds = 30.0
+    partitions: Annotated[int, Meta(ge=1, le=256)] = 1
+
+
+class RouterConfig(Common, frozen=True):
+    """The router: where it listens, whom it serves, and its limits."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    keys: Literal["auto", "on", "off"] = "auto"
+    tls_cert: str = ""
+    tls_key: str = ""
+    max_body_bytes: Positive = 32 * 1024 * 1024
+    body_timeout_s: Seconds = 30.0
+    max_texts: Positive = 2048
+    max_tokens: Positive = 300_000
+    max_connections: Positive = 4096
+    request_timeout_s: Seconds = 60.0
+    max_timeout_s: Seconds = 600.0
+    text_processes: Annotated[int, Meta(ge=1, le=64)] = 1
+    default_model: str = ""
+    rerank_model: str = ""
+
+
+class WorkerConfig(Common, frozen=True):
+    """A gpu_worker or cpu_worker: which model, on which device, within which deadline."""
+
+    embed_model: str = ""
+    rerank_model: str = ""
+    embed_slo_s: Seconds = 2.0
+    device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    threads: Count = 0
+    role: Literal["overflow"] = "overflow"
+    partition: Count = 0
+    alpha: Annotated[float, Meta(ge=0)] = 0.0
+    beta: Annotated[float, Meta(ge=0)] = 0.005
+
+
+class SearchConfig(Common, frozen=True):
+    """vector_search: how it indexes, and when it answers a write."""
+
+    search_ack: Positive = 1
+    search_slo_s: Seconds = 1.0
+    search_threads: Count = 0
+    exact_below: Count = 10_000
+    snapshot_bytes: Positive = 64 * 1024 * 1024
+    audit_s: Seconds = 30.0
+    replica: str = ""
+
+
+class SupervisorConfig(Common, frozen=True):
+    """`spillway up`: which processes run, and where the embedded server listens."""
+
+    redis_port: Port = 0
+    redis_server: str = ""
+    redis_maxmemory: str = "1gb"
+    overflow_workers: Count = 1
+    sample: bool = True
+    start_timeout_s: Seconds = 300.0
+
+
+SERVICES: tuple[type[Common], ...] = (RouterConfig, WorkerConfig, SearchConfig, SupervisorConfig)
+# Read by the Makefile, the SDK and the CLI, not by a service.
+OTHER_NAMES = frozenset(
+    {"TORCH_INDEX", "URL", "API_KEY", "CONFIG", "SOAK", "SEED", "PROFILE", "TEST_SERVERS"}
+)
+C = TypeVar("C", bound=Common)
+
+
+def known_names() -> frozenset[str]:
+    """Return every variable any part of the product reads, without the prefix."""
+    fields = {field.upper() for service in SERVICES for field in service.__struct_fields__}
+    return frozenset(fields | OTHER_NAMES)
+
+
+def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
+    kind = {f.name: f.type for f in msgspec.structs.fields(cls)}[field]
+    if isinstance(value, str):
+        value = value.strip()
+        if kind is bool and value.lower() in {"1", "true", "yes", "on", "0", "false", "no", "off"}:
+            return value.lower() in {"1", "true", "yes", "on"}
+    try:
+        return msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source} is {value!r}: {error}") from error
+
+
+def _file_values(path: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path}: {error}; expected TOML") from error
+    return values
+
+
+def load(
+    cls: type[C],
+    env: Mapping[str, str],
+    *,
+    file: str | None = None,
+    args: Mapping[str, Any] | None = None,
+) -> C:
+    """Build one service's config; ConfigError names what is wrong and what is expected.
+
+    Names of the file are the variables' without the prefix, in lower case. Entries of `args` that are None count as
+    not given.
+    """
+    known, fields, values = known_names(), set(cls.__struct_fields__), {}
+    path = file or env.get(f"{PREFIX}CONFIG")
+    for name, value in (_file_values(path) if path else {}).items():
+        if name.upper() not in known:
+            raise ConfigError(f"config file {path}: unknown name {name!r}; expected one of {_near(name, known)}")
+        if name in fields:
+            values[name] = _value(cls, name, value, f"config file {path}: {name}")
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX)
+        if name not in known:
+            raise ConfigError(f"unknown variable {variable}; expected one of {_near(name, known)}")
+        if name.lower() in fields and text != "":
+            values[name.lower()] = _value(cls, name.lower(), text, variable)
+    for name, value in (args or {}).items():
+        if value is not None and name in fields:
+            values[name] = _value(cls, name, value, f"--{name.replace('_', '-')}")
+    return cls(**values)
+
+
+def _near(name: str, known: frozenset[str]) -> str:
+    import difflib  # noqa: PLC0415 - only on the way to an error
+
+    near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.4) or sorted(known)
+    return ", ".join(PREFIX + item for item in near)

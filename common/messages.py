@@ -1,0 +1,348 @@
+"""Every message on the wire, typed and versioned: what rides on lanes, in logs, in journals and in registries.
+
+The codec is MessagePack, the schema msgspec; unknown fields are ignored, unknown versions refused. Vectors travel as
+little-endian float32 bytes, row-major, so that the router can pass them on without numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base: `v` is the message's version."""
+
+    v: int = VERSION
+
+
+class BadMessage(ValueError):
+    """Bytes that are not a message of this version; says which type was expected."""
+
+
+# -- work: what a job asks of a worker ---------------------------------------------------------------------
+
+
+class EmbedWork(Message, frozen=True, tag="embed"):
+    """Embed token lists; `fingerprint` must be the worker's own."""
+
+    fingerprint: str
+    tokens: list[list[int]]
+
+
+class ScoreWork(Message, frozen=True, tag="score"):
+    """Score documents against one query.
+
+    With a cross-encoder `pairs` holds the joined token lists and `types` their token types; with an encoder
+    `query` and `documents` are embedded and compared by cosine.
+    """
+
+    fingerprint: str
+    query: list[int] = []
+    documents: list[list[int]] = []
+    pairs: list[list[int]] = []
+    types: list[list[int]] = []
+
+
+class SearchWork(Message, frozen=True, tag="search"):
+    """Search one shard with `len(vectors) / (4 * dimension)` queries at once.
+
+    `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
+    """
+
+    collection: str
+    vectors: bytes
+    k: int
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    with_text: bool = True
+    with_metadata: bool = True
+    ef: int | None = None
+    exact: bool = False
+    after: str | None = None
+
+
+class DocumentsWork(Message, frozen=True, tag="documents"):
+    """Read documents: by ids, a page after a cursor, or the shard's statistics."""
+
+    collection: str
+    op: Literal["get", "list", "stats"]
+    ids: list[str] = []
+    cursor: str | None = None
+    limit: int = 100
+    filter: dict[str, Any] | None = None
+    with_text: bool = True
+    with_vectors: bool = False
+    after: str | None = None
+
+
+class RequestWork(Message, frozen=True, tag="request"):
+    """A request of several jobs, driven by the router that leases it (`kind` names the pipeline)."""
+
+    kind: str
+    tenant: str
+    body: bytes
+
+
+Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork
+
+
+# -- results: what a job's last event carries --------------------------------------------------------------
+
+
+class EmbedResult(Message, frozen=True, tag="embed"):
+    """`vectors` holds one float32 row of `dimension` per text, in the order asked."""
+
+    dimension: int
+    vectors: bytes
+    tokens: int
+
+
+class ScoreResult(Message, frozen=True, tag="score"):
+    """One score per document, in the order asked; `raw` before the sigmoid, where there is one."""
+
+    scores: list[float]
+    raw: list[float]
+    tokens: int
+
+
+class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One chunk found: its document, where it stands in it (character offsets), and how near it is."""
+
+    id: str
+    score: float
+    chunk: int = 0
+    start: int = 0
+    end: int = 0
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SearchResult(Message, frozen=True, tag="search"):
+    """Hits of each query, best first; `path` says how they were found; `applied` is the shard's applied id."""
+
+    hits: list[list[Hit]]
+    applied: str
+    path: Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+
+
+class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document as stored; `vectors` (float32 rows, one per chunk) only when asked for."""
+
+    id: str
+    hash: str
+    chunks: int
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+    vectors: bytes | None = None
+
+
+class DocumentsResult(Message, frozen=True, tag="documents"):
+    """Documents found, the cursor of the next page (None at the end), and statistics when asked."""
+
+    documents: list[StoredDocument] = []
+    cursor: str | None = None
+    stats: dict[str, Any] | None = None
+    applied: str = "0-0"
+
+
+class RequestResult(Message, frozen=True, tag="request"):
+    """What a request of several jobs ended with: a JSON body, or the jobs whose results make it up."""
+
+    body: bytes = b""
+    jobs: list[str] = []
+    info: dict[str, Any] = {}
+
+
+Result = EmbedResult | ScoreResult | SearchResult | DocumentsResult | RequestResult
+
+
+# -- events: the log of one job ----------------------------------------------------------------------------
+
+Outcome = Literal["result", "error", "expired", "cancelled", "dead"]
+
+
+class Event(Message, frozen=True):
+    """One entry of a job's log; `index` counts from 0 without gaps.
+
+    `kind` is "progress" or an outcome, which ends the job; `data` is an encoded Result or progress of the
+    service; `code` and `message` describe an error outcome.
+    """
+
+    index: int
+    kind: Literal["progress", "result", "error", "expired", "cancelled", "dead"]
+    data: bytes = b""
+    code: str = ""
+    message: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """True if the job is over with this event."""
+        return self.kind != "progress"
+
+
+# -- writes: a shard's state, applied by every replica in order ---------------------------------------------
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of a document: character offsets into its text, and its float32 vector."""
+
+    start: int
+    end: int
+    vector: bytes
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document to store under its id; `hash` identifies the source (text, metadata, chunking)."""
+
+    id: str
+    hash: str
+    chunks: list[Chunk]
+    text: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Write(Message, frozen=True):
+    """One entry of `{search.<collection>/<shard>}:writes`.
+
+    (request, index) identifies it: a repeated write, after a router died in between, is applied once. `router` is
+    the journal to ring when it is synced. `drop` removes the whole collection.
+    """
+
+    request: str
+    index: int
+    router: str
+    upserts: list[Document] = []
+    deletes: list[str] = []
+    drop: bool = False
+
+
+# -- registries ---------------------------------------------------------------------------------------------
+
+
+class WorkerRecord(Message, frozen=True):
+    """What a worker publishes in `{f}:workers`; depth is what all its running and queued work may hold.
+
+    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens.
+    """
+
+    worker: str
+    classes: list[str]
+    device: str
+    depth_items: int
+    depth_tokens: int
+    alpha_items_s: float = 0.0
+    alpha_tokens_s: float = 0.0
+    beta_s: float = 0.0
+    fingerprint: str = ""
+    draining: bool = False
+    started_ms: int = 0
+    pid: int = 0
+    service: str = ""
+
+
+class ModelCard(Message, frozen=True):
+    """What router and worker must agree on about a model; the tokenizer lies beside it (see `common.bus.cards`)."""
+
+    name: str
+    kind: Literal["embed", "rerank"]
+    family: str
+    fingerprint: str
+    dimension: int
+    max_tokens: int
+    partitions: int = 1
+    pair_separator: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
+    created_ms: int = 0
+
+
+class Chunking(msgspec.Struct, frozen=True):
+    """How a collection's documents are split, in tokens of its encoder."""
+
+    max_tokens: int = 200
+    overlap_tokens: int = 32
+
+
+class CollectionRecord(Message, frozen=True):
+    """A collection as registered; `id` is new at every creation, so old writes never reach a new namesake."""
+
+    id: str
+    tenant: str
+    name: str
+    dimension: int
+    metric: Literal["cosine", "dot", "l2"]
+    model: str | None = None
+    fingerprint: str = ""
+    query_prompt: str = ""
+    document_prompt: str = ""
+    chunking: Chunking = Chunking()
+    shards: int = 1
+    created_ms: int = 0
+
+
+class DeadLetter(Message, frozen=True):
+    """A convicted job with what is needed to understand and to replay it."""
+
+    job: str
+    tenant: str
+    payload: bytes
+    items: int
+    tokens: int
+    code: str
+    message: str
+    trace: str
+    attempts: int
+    at_ms: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_work = msgspec.msgpack.Decoder(Work)
+_result = msgspec.msgpack.Decoder(Result)
+M = TypeVar("M", bound=Message)
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """Encode any message; ValueError if it exceeds MAX_MESSAGE_BYTES."""
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(
+            f"{type(message).__name__} of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} are allowed"
+        )
+    return data
+
+
+def _checked(decoder: msgspec.msgpack.Decoder[Any], name: str, data: bytes) -> Any:
+    try:
+        message = decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{name}: {error}") from error
+    if message.v != VERSION:
+        raise BadMessage(f"{name}: version {message.v}, expected {VERSION}")
+    return message
+
+
+def decode(data: bytes, cls: type[M]) -> M:
+    """Decode one message of a known type; BadMessage if it is not one."""
+    decoder = _decoders.get(cls)
+    if decoder is None:
+        decoder = _decoders[cls] = msgspec.msgpack.Decoder(cls)
+    message: M = _checked(decoder, cls.__name__, data)
+    return message
+
+
+def decode_work(data: bytes) -> Work:
+    """Decode a job's payload by its tag; BadMessage if it is none of ours."""
+    work: Work = _checked(_work, "work", data)
+    return work
+
+
+def decode_result(data: bytes) -> Result:
+    """Decode a result by its tag; BadMessage if it is none of ours."""
+    result: Result = _checked(_result, "result", data)
+    return result

@@ -1,0 +1,1 @@
+"""The mesh's processes, one package each; none imports another."""
