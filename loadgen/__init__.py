@@ -1,0 +1,1 @@
+"""Load, benchmark suites and fault runs: what judges the mesh from outside, over its API."""

@@ -1,0 +1,1 @@
+"""Fault runs: processes are killed under load, and every accepted request is checked."""

@@ -1,0 +1,315 @@
+"""A mesh of our own to measure and to hurt: real services as processes in one directory.
+
+Benchmarks, fault runs and soak use it, so what they show is what `python -m services.<name>` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from loadgen import probe, proc
+from loadgen.probe import MeshError
+
+ROOT = Path(__file__).resolve().parent.parent
+REDIS = "redis"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process: its instance name, its module, its flags; `cores` pins it."""
+
+    name: str
+    module: str
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+
+
+def router(name: str = "router", port: int = 0, *flags: str) -> Service:
+    """Describe a router on a port of its own (chosen now, so that a restart finds it again)."""
+    chosen = str(port or proc.free_port())
+    return Service(name, "services.router", ("--port", chosen, *flags))
+
+
+def gpu_worker(name: str = "gpu_worker", *flags: str) -> Service:
+    """Describe the accelerator's worker; without flags it runs the encoder on the CPU."""
+    return Service(name, "services.gpu_worker", flags or ("--device", "cpu"))
+
+
+def cpu_worker(name: str = "cpu_worker", *flags: str) -> Service:
+    """Describe the overflow worker of the CPU lane."""
+    return Service(name, "services.cpu_worker", ("--role", "overflow", *flags))
+
+
+def vector_search(name: str = "vector_search", *flags: str) -> Service:
+    """Describe the one replica of vector search."""
+    return Service(name, "services.vector_search", flags)
+
+
+def sim_worker(name: str = "gpu_worker", beta_s: float = 0.005, alpha_s: float = 0.0) -> Service:
+    """Describe a simulated device: `beta_s` seconds a batch and `alpha_s` an item."""
+    return gpu_worker(name, "--device", "sim", "--alpha", str(alpha_s), "--beta", str(beta_s))
+
+
+def standard() -> list[Service]:
+    """Return the processes that `spillway up` runs, beside Redis."""
+    return [router(), gpu_worker(), cpu_worker(), vector_search()]
+
+
+@dataclass(slots=True)
+class _Running:
+    service: Service
+    process: asyncio.subprocess.Process
+    started_s: float
+    restarts: int = 0
+
+
+class Mesh:
+    """Processes in one data directory; use as `async with Mesh(path, services) as mesh`.
+
+    With `supervise` a process that dies is started again at once, as the supervisor does. Logs are
+    in `<data_dir>/logs/<name>.log`. Nothing outlives `stop()`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        services: Sequence[Service] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        durability: str = "process",
+        supervise: bool = False,
+        maxmemory: str = "1gb",
+        python: str = sys.executable,
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.services = {s.name: s for s in (standard() if services is None else services)}
+        self.supervise = supervise
+        self.restarts: list[tuple[float, str]] = []
+        self._env = dict(env or {})
+        self._durability = durability
+        self._maxmemory = maxmemory
+        self._python = python
+        self._running: dict[str, _Running] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._syncer: asyncio.Task[None] | None = None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop(timeout_s=2)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self, timeout_s: float = 120.0) -> None:
+        """Start Redis, then every service; return when all are ready."""
+        for name in ("run", "logs", "redis"):
+            (self.data_dir / name).mkdir(parents=True, exist_ok=True)
+        await self._spawn(REDIS)
+        await self.wait_ready(REDIS, timeout_s)
+        self._syncer = asyncio.create_task(self._sync(), name="mesh-sync")
+        for name in self.services:
+            await self._spawn(name)
+        async with asyncio.TaskGroup() as group:
+            for name in self.services:
+                group.create_task(self.wait_ready(name, timeout_s))
+
+    async def stop(self, timeout_s: float = 15.0) -> None:
+        """End every process by SIGTERM, Redis last; SIGKILL to what has not gone by then."""
+        tasks = [*self._keepers.values(), *([self._syncer] if self._syncer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._keepers.clear()
+        services = [r for name, r in self._running.items() if name != REDIS]
+        await _end(services, timeout_s)
+        await _end([r for name, r in self._running.items() if name == REDIS], timeout_s)
+        self._running.clear()
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to one process and return its pid."""
+        process = self._of(name).process
+        if process.returncode is None:
+            process.send_signal(number)
+        return process.pid
+
+    async def restart(self, name: str, timeout_s: float = 60.0) -> float:
+        """Kill (-9) one process, start it again; return the seconds until it is ready."""
+        began = time.monotonic()
+        running = self._of(name)
+        self.kill(name)
+        await running.process.wait()
+        if not self.supervise:
+            await self._spawn(name)
+        await self.wait_ready(name, timeout_s)
+        return time.monotonic() - began
+
+    async def replaced(self, name: str, pid: int, timeout_s: float = 60.0) -> None:
+        """Wait until the supervised process `name` is another one than `pid`, and ready."""
+        async with asyncio.timeout(timeout_s):
+            while self.pid(name) == pid:  # noqa: ASYNC110 - another process' life has no event
+                await asyncio.sleep(0.02)
+        await self.wait_ready(name, timeout_s)
+
+    async def _keep(self, name: str) -> None:
+        while True:
+            running = self._of(name)
+            began = running.started_s
+            await running.process.wait()
+            self.restarts.append((time.time(), name))
+            await asyncio.sleep(0.1 if time.monotonic() - began > 5.0 else 1.0)
+            await self._spawn(name)
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the base URL of every router, in the order given."""
+        flags = (s.flags for s in self.services.values() if s.module == "services.router")
+        return [f"http://127.0.0.1:{f[f.index('--port') + 1]}" for f in flags]
+
+    @property
+    def url(self) -> str:
+        """Return the first router's base URL."""
+        return self.urls[0]
+
+    @property
+    def redis_url(self) -> str:
+        """Return the address of the mesh's Redis."""
+        return f"unix://{self.data_dir / 'redis.sock'}"
+
+    def pid(self, name: str) -> int:
+        """Return the pid of the named process."""
+        return self._of(name).process.pid
+
+    def names(self) -> list[str]:
+        """Return every process' name, Redis first."""
+        return [REDIS, *self.services]
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds each process tree has used since it started."""
+        return {n: proc.tree_cpu_seconds(r.process.pid) for n, r in self._running.items()}
+
+    def rss_bytes(self) -> dict[str, int]:
+        """Return the resident bytes of each process tree."""
+        return {n: proc.tree_rss_bytes(r.process.pid) for n, r in self._running.items()}
+
+    def log(self, name: str) -> str:
+        """Return what the named process has written so far."""
+        path = self.data_dir / "logs" / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def health_port(self, name: str) -> int | None:
+        """Return the health port the named process wrote down, or None as long as it has not."""
+        pid = self.pid(name)
+        for path in (self.data_dir / "run").glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                record = msgspec.json.decode(path.read_bytes())
+                if record.get("pid") == pid and record.get("health_port"):
+                    return int(record["health_port"])
+        return None
+
+    async def is_ready(self, name: str) -> bool:
+        """Ask the named process once whether it can take work."""
+        if name == REDIS:
+            return await probe.answers_ping(self.data_dir / "redis.sock")
+        port = self.health_port(name)
+        return port is not None and await probe.http_status("127.0.0.1", port, "/readyz") == 200
+
+    async def wait_ready(self, name: str, timeout_s: float = 60.0) -> None:
+        """Return when the named process is ready; MeshError with the end of its log if it fails."""
+        limit = time.monotonic() + timeout_s
+        while not await self.is_ready(name):
+            dead = self._of(name).process.returncode is not None and not self.supervise
+            if dead or time.monotonic() > limit:
+                state = "ended" if dead else f"is not ready after {timeout_s:g} s"
+                raise MeshError(f"{name} {state}; its log ends with:\n{self.log(name)[-2000:]}")
+            await asyncio.sleep(0.03)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _of(self, name: str) -> _Running:
+        if name not in self._running:
+            raise MeshError(f"no process {name!r} in this mesh; there are {sorted(self._running)}")
+        return self._running[name]
+
+    async def _spawn(self, name: str) -> None:
+        service = self.services.get(name)
+        argv = self._redis_argv() if service is None else self._argv(service)
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SPILLWAY_")}
+        env |= {"PYTHONUNBUFFERED": "1"} | self._env | dict(service.env if service else {})
+        if service is not None:
+            env.setdefault("SPILLWAY_DURABILITY", self._durability)
+        with (self.data_dir / "logs" / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *argv, cwd=ROOT, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        if service is not None and service.cores:
+            os.sched_setaffinity(process.pid, service.cores)
+        before = self._running.get(name)
+        kept = service or Service(REDIS, "")
+        restarts = before.restarts + 1 if before else 0
+        self._running[name] = _Running(kept, process, time.monotonic(), restarts)
+        if self.supervise and name not in self._keepers:
+            self._keepers[name] = asyncio.create_task(self._keep(name), name=f"keep-{name}")
+
+    def _argv(self, service: Service) -> list[str]:
+        where = ["--data-dir", str(self.data_dir), "--instance", service.name]
+        return [self._python, "-m", service.module, *where, *service.flags]
+
+    def _redis_argv(self) -> list[str]:
+        fsync = "always" if self._durability == "machine" else "no"
+        return [
+            str(probe.server_binary()), "--port", "0", "--unixsocket", str(self.data_dir / "redis.sock"),
+            "--unixsocketperm", "700", "--dir", str(self.data_dir / "redis"), "--appendonly", "yes",
+            "--appendfsync", fsync, "--save", "", "--maxmemory", self._maxmemory,
+            "--maxmemory-policy", "noeviction", "--daemonize", "no",
+        ]  # fmt: skip
+
+    async def _sync(self) -> None:
+        """Sync the append-only file once a second, as the supervisor does."""
+        while True:
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(probe.sync_files, self.data_dir / "redis" / "appendonlydir")
+
+
+async def _end(running: Sequence[_Running], timeout_s: float) -> None:
+    living = [r.process for r in running if r.process.returncode is None]
+    for process in living:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+    waits = [asyncio.ensure_future(p.wait()) for p in living]
+    if waits:
+        await asyncio.wait(waits, timeout=timeout_s)
+    for process, wait in zip(living, waits, strict=True):
+        if not wait.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await wait

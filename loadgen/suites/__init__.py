@@ -1,0 +1,1 @@
+"""The benchmark suites, one module a row of the targets, each with `run(options)`."""
