@@ -1,0 +1,63 @@
+"""Command lines of services: every config field is a flag, so `ps` shows what a process was told."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from common.config import Common, load
+from common.errors import ConfigError
+
+_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+# Shown by `ps` to every user of the machine, so they come from the environment or the file only.
+SECRET_FIELDS = frozenset({"redis_url"})
+C = TypeVar("C", bound=Common)
+
+
+def parser(cls: type[Common], prog: str) -> argparse.ArgumentParser:
+    """Return a parser with --config, --instance and one flag per field of `cls`."""
+    made = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=cls.__doc__)
+    made.add_argument("--config", metavar="FILE", help="a TOML file with fields as names")
+    made.add_argument("--instance", metavar="NAME", default="0", help="tells replicas apart")
+    for field in msgspec.structs.fields(cls):
+        if field.name in SECRET_FIELDS:
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        help_text = f"default: {field.default!r}".replace("%", "%%")
+        if field.type is bool:
+            made.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=None, help=help_text
+            )
+        else:
+            made.add_argument(flag, default=None, metavar="VALUE", help=help_text)
+    return made
+
+
+def build(cls: type[C], parsed: argparse.Namespace, env: Mapping[str, str]) -> C:
+    """Build the config from parsed flags, the environment and the file; ConfigError says what is wrong."""
+    args: dict[str, Any] = {
+        name: value for name, value in vars(parsed).items() if name not in {"config", "instance"}
+    }
+    return load(cls, env, file=parsed.config, args=args)
+
+
+def parse(
+    cls: type[C], argv: Sequence[str], env: Mapping[str, str], prog: str | None = None
+) -> tuple[C, str]:
+    """Return a service's config and instance name; exits with status 2 and one sentence if they are unusable."""
+    flags = parser(cls, prog or f"spillway {cls.__name__.removesuffix('Config').lower()}")
+    parsed = flags.parse_args(argv)
+    try:
+        if not _INSTANCE.match(parsed.instance):
+            raise ConfigError(
+                f"--instance is {parsed.instance!r}: expected at most 32 of a-z, 0-9 and '-'"
+            )
+        return build(cls, parsed, env), parsed.instance
+    except ConfigError as error:
+        sys.stderr.write(f"spillway: {error}\n")
+        raise SystemExit(2) from error

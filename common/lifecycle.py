@@ -1,0 +1,76 @@
+"""The life of a service's process: start the loop, obey signals, drain, and exit with a telling status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from common import log
+from common.errors import ConfigError
+
+# What a service may need after its own drain time to close connections and files.
+_CLOSE_S = 10.0
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int:
+    """Run `main(stopping)` to its end and return the process' exit status.
+
+    SIGTERM and SIGINT set `stopping`; `main` then drains within `drain_s` seconds and returns. A second signal
+    ends the process at once (128 + signal). 0 = done, 1 = an unexpected error (logged) or a drain that took too
+    long, 2 = a configuration that cannot be used (one sentence on stderr).
+    """
+    logger = log.get("lifecycle")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_supervised(main, drain_s))
+    except ConfigError as error:
+        sys.stderr.write(f"spillway: {error}\n")
+        return 2
+    except Exception:
+        logger.exception("service_failed")
+        return 1
+
+
+async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, number, stopping)
+    work = asyncio.create_task(_call(main, stopping), name="main")
+    stop = asyncio.create_task(stopping.wait(), name="stopping")
+    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not work.done():
+        await asyncio.wait({work}, timeout=drain_s + _CLOSE_S)
+    if not work.done():
+        log.get("lifecycle").error("drain_overran", drain_s=drain_s)
+        work.cancel()
+        await asyncio.wait({work}, timeout=_CLOSE_S)
+        return 1
+    work.result()
+    return 0
+
+
+def _call(
+    main: Callable[[asyncio.Event], Awaitable[None]], stopping: asyncio.Event
+) -> Coroutine[Any, Any, None]:
+    async def call() -> None:
+        await main(stopping)
+
+    return call()
+
+
+def _on_signal(number: int, stopping: asyncio.Event) -> None:
+    logger = log.get("lifecycle")
+    if stopping.is_set():
+        logger.warning("stopped_at_once", signal=signal.Signals(number).name)
+        sys.stderr.flush()
+        os._exit(128 + number)
+    logger.info("stop_requested", signal=signal.Signals(number).name)
+    stopping.set()

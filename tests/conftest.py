@@ -1,0 +1,144 @@
+"""Fixtures of all tests: real servers, a bus, and the seeds and counts of property tests."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import core as hypothesis_core
+
+from tests.servers import Cluster, Server
+
+PROFILE = os.environ.get("SPILLWAY_PROFILE", "test")
+SEED = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "print_blob": True,
+    "derandomize": False,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("test", max_examples=30, stateful_step_count=30, **_COMMON)
+settings.register_profile("soak", max_examples=1000, stateful_step_count=60, **_COMMON)
+settings.load_profile(PROFILE)
+
+_skipped: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the seed of all property tests, so that a failing run can be repeated."""
+    if config.getoption("hypothesis_seed", None) is None:
+        hypothesis_core.global_force_seed = SEED
+
+
+def pytest_report_header() -> str:
+    """Print what is needed to repeat this run."""
+    return f"spillway: SPILLWAY_PROFILE={PROFILE} SPILLWAY_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave tests marked `soak` to `make soak`."""
+    if PROFILE == "soak":
+        return
+    items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember why tests were skipped."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped.append(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With SPILLWAY_NO_SKIPS (the gate sets it) a test that could have run and was skipped is a failure."""
+    if not os.environ.get("CI") or not _skipped or exitstatus != 0:
+        return
+    can_install = os.geteuid() == 0 and Path("/usr/bin/apt-get").exists()
+    wrong = [line for line in _skipped if "no server: redis-server" not in line or can_install]
+    for line in wrong:
+        print(f"skipped, but could have run: {line}")
+    if wrong:
+        session.exitstatus = 1
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """This run's seed, for tests that draw their own random numbers."""
+    return SEED
+
+
+def _kind(request: pytest.FixtureRequest) -> str:
+    if hasattr(request, "param"):
+        return str(request.param)
+    marker = request.node.get_closest_marker("server") if hasattr(request, "node") else None
+    return str(marker.args[0]) if marker else "valkey"
+
+
+@pytest.fixture
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of this test's own: Valkey 9.1, or by parameter or @pytest.mark.server("redis6")."""
+    server = Server(_kind(request))
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A 3-node cluster of this test's own; building it takes some seconds."""
+    made = Cluster.build(_kind(request))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def _shared_servers() -> Iterator[dict[str, Any]]:
+    made: dict[str, Any] = {}
+    yield made
+    for server in made.values():
+        server.close()
+
+
+@pytest.fixture
+def shared_redis(request: pytest.FixtureRequest, _shared_servers: dict[str, Any]) -> Server:
+    """An empty server that tests share (do not stop it): quicker than one of one's own."""
+    kind = _kind(request)
+    if kind not in _shared_servers:
+        _shared_servers[kind] = Server(kind).start()
+    server: Server = _shared_servers[kind]
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def shared_cluster(request: pytest.FixtureRequest, _shared_servers: dict[str, Any]) -> Cluster:
+    """An empty 3-node cluster that tests share (do not stop its nodes)."""
+    name = f"cluster-{_kind(request)}"
+    if name not in _shared_servers:
+        _shared_servers[name] = Cluster.build(_kind(request))
+    cluster: Cluster = _shared_servers[name]
+    cluster.flush()
+    return cluster
+
+
+@pytest.fixture
+def config(redis_server: Server, tmp_path: Path) -> Any:
+    """A Common config for `redis_server`, with this test's directory as data directory."""
+    from common.config import Common
+
+    return Common(data_dir=str(tmp_path), redis_url=redis_server.url, log_format="json")
+
+
+@pytest.fixture
+async def bus(config: Any) -> AsyncIterator[Any]:
+    """An open bus on `redis_server`."""
+    from common.bus import Bus
+    from common.clock import SystemClock
+
+    opened = await Bus.open(config, SystemClock())
+    yield opened
+    await opened.close()
