@@ -1,0 +1,220 @@
+"""Collections, their documents, and search."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from . import errors
+from ._resources import floats, segment
+from ._transport import Answer, Transport
+from .types import (
+    Collection,
+    Deleted,
+    Document,
+    DocumentPage,
+    Hit,
+    SearchResult,
+    Written,
+    WrittenDocument,
+    build,
+    items,
+)
+
+DocumentInput = Mapping[str, Any]
+_UNSET: Any = object()
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class CollectionsResource:
+    """Named sets of documents with their vectors."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        name: str,
+        *,
+        dimension: int | None = None,
+        metric: str | None = None,
+        model: str | None = _UNSET,
+        chunking: Mapping[str, int] | None = None,
+        query_prompt: str | None = None,
+        document_prompt: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Collection:
+        """Create a collection; ConflictError (`collection_exists`) if there is one.
+
+        `model=None` makes it hold vectors only (then `dimension` is needed); without `model` the default encoder
+        embeds its texts. `metric` is cosine, dot or l2. `chunking` is {"max_tokens", "overlap_tokens"}.
+        """
+        body = _given(
+            name=name,
+            dimension=dimension,
+            metric=metric,
+            chunking=dict(chunking) if chunking else None,
+            query_prompt=query_prompt,
+            document_prompt=document_prompt,
+        )
+        if model is not _UNSET:
+            body["model"] = model
+        answer = await self._transport.call(
+            "POST", "/v1/collections", body=body, timeout_s=timeout_s
+        )
+        return build(Collection, answer.payload)
+
+    async def list(self, *, timeout_s: float | None = None) -> list[Collection]:
+        """Return the tenant's collections."""
+        answer = await self._transport.call("GET", "/v1/collections", timeout_s=timeout_s)
+        return [build(Collection, item) for item in items(answer.payload)]
+
+    async def get(self, name: str, *, timeout_s: float | None = None) -> Collection:
+        """Return a collection with its statistics; NotFoundError if there is none."""
+        path = f"/v1/collections/{segment(name)}"
+        return build(
+            Collection, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload
+        )
+
+    async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Delete a collection with all its documents."""
+        await self._transport.call(
+            "DELETE", f"/v1/collections/{segment(name)}", timeout_s=timeout_s
+        )
+
+    async def reembed(
+        self, name: str, *, model: str | None = None, timeout_s: float | None = None
+    ) -> Collection:
+        """Embed every stored text with the current encoder (or `model`) and put the result in its place."""
+        path = f"/v1/collections/{segment(name)}/reembed"
+        answer = await self._transport.call(
+            "POST", path, body=_given(model=model), timeout_s=timeout_s
+        )
+        return build(Collection, {"name": name, **answer.payload})
+
+
+class DocumentsResource:
+    """The documents of one collection."""
+
+    def __init__(self, transport: Transport, collection: str) -> None:
+        self._transport = transport
+        self._path = f"/v1/collections/{segment(collection)}/documents"
+
+    async def add(
+        self,
+        documents: Iterable[DocumentInput],
+        *,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Written:
+        """Store documents, replacing those with the same id; returns when they are durable.
+
+        A document is {"id"?, "text" or "vector", "metadata"?}.
+        """
+        body = {"documents": [dict(document) for document in documents]}
+        if not body["documents"]:
+            raise errors.InvalidInputError("no documents; expected at least one")
+        answer = await self._transport.call(
+            "POST", self._path, body=body, timeout_s=timeout_s, idempotency_key=idempotency_key
+        )
+        written = [build(WrittenDocument, item) for item in items(answer.payload)]
+        return Written(written, answer.payload.get("applied"), answer.request_id)
+
+    async def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        include: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> DocumentPage:
+        """Return one page; `include` may name text, metadata and vectors."""
+        query = {
+            "limit": limit,
+            "after": after,
+            "filter": json.dumps(filter, allow_nan=False) if filter else None,
+            "include": ",".join(include) or None,
+        }
+        answer = await self._transport.call("GET", self._path, query=query, timeout_s=timeout_s)
+        documents = [_document(item) for item in items(answer.payload)]
+        return build(DocumentPage, answer.payload, data=documents)
+
+    async def iterate(
+        self,
+        *,
+        page: int = 500,
+        filter: Mapping[str, Any] | None = None,
+        include: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Document]:
+        """Yield every document, asking for `page` at a time; `timeout_s` bounds each page."""
+        after: str | None = None
+        while True:
+            found = await self.list(
+                limit=page, after=after, filter=filter, include=include, timeout_s=timeout_s
+            )
+            for document in found.data:
+                yield document
+            if not found.has_more or found.next is None:
+                return
+            after = found.next
+
+    async def get(self, id: str, *, timeout_s: float | None = None) -> Document:
+        """Return one document; NotFoundError if there is none."""
+        path = f"{self._path}/{segment(id)}"
+        return _document((await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
+
+    async def delete(self, ids: str | Iterable[str], *, timeout_s: float | None = None) -> Deleted:
+        """Delete documents by id; ids that do not exist are not errors and not counted."""
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if not wanted:
+            return Deleted(0)
+        answer = await self._transport.call(
+            "POST", f"{self._path}/delete", body={"ids": wanted}, timeout_s=timeout_s
+        )
+        return build(Deleted, answer.payload)
+
+
+def _document(payload: Any) -> Document:
+    document = build(Document, payload)
+    if document.vectors and isinstance(document.vectors[0], str):
+        rows = [floats(_unbase64(row)) for row in document.vectors]
+        return dataclasses.replace(document, vectors=rows)
+    return document
+
+
+def _unbase64(row: Any) -> bytes:
+    import base64  # noqa: PLC0415 - only for servers that answer vectors in base64
+
+    return base64.b64decode(row)
+
+
+async def search(
+    transport: Transport, collection: str, body: dict[str, Any], timeout_s: float | None
+) -> Answer:
+    """Send one search."""
+    path = f"/v1/collections/{segment(collection)}/search"
+    return await transport.call("POST", path, body=body, timeout_s=timeout_s)
+
+
+def one_result(answer: Answer) -> SearchResult:
+    """Decode the answer to a single query."""
+    hits = [build(Hit, item) for item in items(answer.payload)]
+    payload = answer.payload
+    return SearchResult(hits, payload.get("path", ""), payload.get("applied"), answer.request_id)
+
+
+def many_results(answer: Answer) -> list[SearchResult]:
+    """Decode the answer to several queries, in their order."""
+    rows = sorted(items(answer.payload), key=lambda row: int(row["index"]))
+    path, applied = answer.payload.get("path", ""), answer.payload.get("applied")
+    return [
+        SearchResult([build(Hit, hit) for hit in items(row)], path, applied, answer.request_id)
+        for row in rows
+    ]

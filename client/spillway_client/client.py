@@ -1,0 +1,191 @@
+"""The client: one object, its groups of calls, and search and rerank at the top."""
+
+from __future__ import annotations
+
+import os
+import ssl as ssl_module
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from . import errors
+from ._collections import CollectionsResource, DocumentsResource, many_results, one_result, search
+from ._resources import EmbeddingsResource, ModelsResource, RequestsResource, reranking
+from ._transport import Transport
+from .types import Reranking, SearchResult
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class AsyncSpillway:
+    """A Spillway server as one object; use it as an async context manager, or `close()` it.
+
+    `base_url` and `api_key` default to SPILLWAY_URL (else http://127.0.0.1:8080) and SPILLWAY_API_KEY.
+    `timeout_s` is each call's deadline: it covers all tries and is sent to the server, which drops work that
+    cannot be done by then. `max_retries` further tries are made after 408, 429, 5xx and broken connections; they
+    attach to the work of the first by its idempotency key. `resume_s` is how long the server keeps a request
+    going when the connection breaks, for such a retry to find it; 0 cancels it with the connection.
+    A client is for one event loop.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        max_retries: int = 2,
+        resume_s: float = 30.0,
+        max_connections: int = 100,
+        ssl: ssl_module.SSLContext | bool = True,
+    ) -> None:
+        self._transport = Transport(
+            base_url or os.environ.get("SPILLWAY_URL") or DEFAULT_URL,
+            api_key or os.environ.get("SPILLWAY_API_KEY"),
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            resume_s=resume_s,
+            max_connections=max_connections,
+            ssl=ssl,
+        )
+        self.embeddings = EmbeddingsResource(self._transport)
+        self.models = ModelsResource(self._transport)
+        self.collections = CollectionsResource(self._transport)
+        self.requests = RequestsResource(self._transport)
+
+    @property
+    def base_url(self) -> str:
+        """The server's address."""
+        return self._transport.base_url
+
+    async def __aenter__(self) -> Self:
+        self._transport.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        await self._transport.close()
+
+    def documents(self, collection: str) -> DocumentsResource:
+        """Return the documents of a collection (no call is made)."""
+        return DocumentsResource(self._transport, collection)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str | Mapping[str, str]],
+        *,
+        model: str | None = None,
+        top_n: int | None = None,
+        return_documents: bool = False,
+        timeout_s: float | None = None,
+    ) -> Reranking:
+        """Order documents by their relevance to a query, best first."""
+        if not documents:
+            raise errors.InvalidInputError("documents is empty; expected at least one")
+        body: dict[str, Any] = {"query": query, "documents": list(documents)}
+        optional = {"model": model, "top_n": top_n, "return_documents": return_documents or None}
+        body |= {name: value for name, value in optional.items() if value is not None}
+        answer = await self._transport.call("POST", "/v1/rerank", body=body, timeout_s=timeout_s)
+        return reranking(answer.payload, answer.request_id)
+
+    async def search(
+        self,
+        collection: str,
+        text: str | None = None,
+        *,
+        vector: Sequence[float] | None = None,
+        k: int = 10,
+        filter: Mapping[str, Any] | None = None,
+        min_score: float | None = None,
+        include_text: bool = True,
+        include_metadata: bool = True,
+        ef: int | None = None,
+        exact: bool | None = None,
+        after: Any = None,
+        timeout_s: float | None = None,
+    ) -> SearchResult:
+        """Return the `k` nearest chunks to a text or a vector.
+
+        `filter` restricts by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that must
+        be seen; `exact` compares with every vector; `ef` widens the graph search.
+        """
+        _one_of(text=text, vector=vector)
+        query = {"text": text} if vector is None else {"vector": _vector(vector)}
+        body = _search_body(
+            query,
+            k=k,
+            include_text=include_text,
+            include_metadata=include_metadata,
+            filter=filter,
+            min_score=min_score,
+            ef=ef,
+            exact=exact,
+            after=after,
+        )
+        return one_result(await search(self._transport, collection, body, timeout_s))
+
+    async def search_many(
+        self,
+        collection: str,
+        texts: Sequence[str] | None = None,
+        *,
+        vectors: Sequence[Sequence[float]] | None = None,
+        k: int = 10,
+        filter: Mapping[str, Any] | None = None,
+        min_score: float | None = None,
+        include_text: bool = True,
+        include_metadata: bool = True,
+        ef: int | None = None,
+        exact: bool | None = None,
+        after: Any = None,
+        timeout_s: float | None = None,
+    ) -> list[SearchResult]:
+        """Search for several texts or vectors in one request; results in the order of the queries."""
+        _one_of(texts=texts, vectors=vectors)
+        query: dict[str, Any] = (
+            {"texts": list(texts or ())}
+            if vectors is None
+            else {"vectors": [_vector(vector) for vector in vectors]}
+        )
+        body = _search_body(
+            query,
+            k=k,
+            include_text=include_text,
+            include_metadata=include_metadata,
+            filter=filter,
+            min_score=min_score,
+            ef=ef,
+            exact=exact,
+            after=after,
+        )
+        return many_results(await search(self._transport, collection, body, timeout_s))
+
+
+def _one_of(**given: Any) -> None:
+    if sum(value is not None for value in given.values()) != 1:
+        raise errors.InvalidInputError(f"expected exactly one of {' and '.join(given)}")
+
+
+def _vector(values: Iterable[float]) -> list[float]:
+    return [float(value) for value in values]
+
+
+def _search_body(
+    query: dict[str, Any], *, k: int, include_text: bool, include_metadata: bool, **optional: Any
+) -> dict[str, Any]:
+    return {
+        **query,
+        "k": k,
+        **({} if include_text else {"include_text": False}),
+        **({} if include_metadata else {"include_metadata": False}),
+        **{name: value for name, value in optional.items() if value is not None},
+    }

@@ -1,0 +1,208 @@
+"""What calls return: frozen dataclasses. Fields the server adds later are ignored, missing ones take defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from .errors import SpillwayError
+
+V = TypeVar("V", list[float], bytes)
+T = TypeVar("T")
+
+
+class UnexpectedResponseError(SpillwayError):
+    """A successful answer that is not what this call returns (another server, or a proxy)."""
+
+
+def build(cls: type[T], payload: Any, **extra: Any) -> T:
+    """Build `cls` from a JSON object, keeping the fields it has; raises UnexpectedResponseError."""
+    if not isinstance(payload, dict):
+        raise UnexpectedResponseError(
+            f"expected a JSON object for {cls.__name__}, got {payload!r:.200}"
+        )
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = {name: value for name, value in payload.items() if name in names}
+    try:
+        return cls(**{**known, **extra})
+    except TypeError as error:
+        raise UnexpectedResponseError(f"{cls.__name__}: {error}; got {payload!r:.200}") from None
+
+
+def items(payload: Any, key: str = "data") -> list[Any]:
+    """Return the list under `key` of a JSON object; raises UnexpectedResponseError."""
+    found = payload.get(key) if isinstance(payload, dict) else None
+    if not isinstance(found, list):
+        raise UnexpectedResponseError(
+            f"expected a JSON object with a list {key!r}, got {payload!r:.200}"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens a request was charged for."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding(Generic[V]):
+    """One text's vector: floats, or little-endian float32 bytes if asked for with `as_="bytes"`."""
+
+    index: int
+    embedding: V
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings(Generic[V]):
+    """Vectors in the order of the input."""
+
+    model: str
+    data: list[Embedding[V]]
+    usage: Usage
+    request_id: str | None = None
+
+    @property
+    def vectors(self) -> list[V]:
+        """The bare vectors."""
+        return [item.embedding for item in self.data]
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """One document's relevance; `index` counts in the documents given."""
+
+    index: int
+    relevance_score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """Documents by relevance, best first."""
+
+    model: str
+    results: list[RerankResult]
+    id: str = ""
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model the server offers; `details` holds everything it says about it."""
+
+    id: str
+    created: int = 0
+    owned_by: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A named set of documents; `stats` is present where one collection was asked for."""
+
+    name: str
+    id: str = ""
+    dimension: int = 0
+    metric: str = "cosine"
+    model: str | None = None
+    fingerprint: str = ""
+    chunking: dict[str, Any] | None = None
+    query_prompt: str = ""
+    document_prompt: str = ""
+    created: int = 0
+    stats: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDocument:
+    """What became of one document: `status` is "stored" or "unchanged"."""
+
+    id: str
+    status: str = "stored"
+    chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write that is synced; pass `applied` as `after=` to a search to read it for certain."""
+
+    data: list[WrittenDocument]
+    applied: Any = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many of the documents existed, and the write to read after."""
+
+    deleted: int
+    applied: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A stored document; text, metadata and vectors only as far as they were asked for."""
+
+    id: str
+    hash: str = ""
+    chunks: int = 0
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+    vectors: list[list[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """One page of a listing; `next` is the `after=` of the following one."""
+
+    data: list[Document]
+    has_more: bool = False
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk found: its document, its character offsets in it, and its score (higher is nearer)."""
+
+    id: str
+    score: float
+    chunk: int = 0
+    start: int = 0
+    end: int = 0
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Hits of one query, best first; `path` says how they were found."""
+
+    data: list[Hit]
+    path: str = ""
+    applied: Any = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request's state: queued, running, or its outcome with `result` or `error`."""
+
+    id: str
+    state: str
+    created: float = 0
+    deadline: float = 0
+    result: Any = None
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """One event of a request's log; `index` resumes after it."""
+
+    index: int
+    event: str
+    data: Any = None
