@@ -1,0 +1,95 @@
+"""When requests arrive: endless or finite sequences of offsets in seconds from the start, rising.
+
+An open loop sends at these times whatever the server does, so a slow answer delays no later request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class TraceError(Exception):
+    """A trace file cannot be used; the message names file, line and what is expected."""
+
+
+def steady(rate: float) -> Iterator[float]:
+    """Yield one arrival every 1/`rate` seconds."""
+    return (i / rate for i in itertools.count())
+
+
+def poisson(rate: float, rng: random.Random) -> Iterator[float]:
+    """Yield arrivals with exponential gaps, `rate` a second on average."""
+    now = 0.0
+    while True:
+        now += rng.expovariate(rate)
+        yield now
+
+
+def bursty(
+    rate: float, rng: random.Random, *, burst: float = 4.0, on_s: float = 1.0
+) -> Iterator[float]:
+    """Yield a two-state Markov-modulated Poisson process of `rate` a second on average.
+
+    On phases last `on_s` on average and arrive at `burst` times `rate`; off phases are silent
+    and as long as the average needs.
+    """
+    off_s = on_s * (burst - 1.0)
+    now = 0.0
+    while True:
+        end = now + rng.expovariate(1.0 / on_s)
+        while True:
+            now += rng.expovariate(rate * burst)
+            if now >= end:
+                break
+            yield now
+        now = end + (rng.expovariate(1.0 / off_s) if off_s > 0 else 0.0)
+
+
+def trace(path: Path, speed: float = 1.0) -> list[float]:
+    """Read the arrivals of a JSONL trace; `timestamp` is in ms if an integer, in seconds if a float.
+
+    `speed` 2.0 replays twice as fast. Offsets count from the first line; lines must not go back in time.
+    """
+    offsets: list[float] = []
+    first = 0.0
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            at = _timestamp(path, number, line)
+            first = at if not offsets else first
+            offset = (at - first) / speed
+            if offsets and offset < offsets[-1]:
+                raise TraceError(f"{path}, line {number}: the timestamp goes back in time")
+            offsets.append(offset)
+    return offsets
+
+
+def _timestamp(path: Path, number: int, line: str) -> float:
+    try:
+        value = json.loads(line)["timestamp"]
+        return value / 1000.0 if isinstance(value, int) else float(value)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(
+            f"{path}, line {number}: expected an object with a numeric 'timestamp' ({error!r})"
+        ) from error
+
+
+def named(
+    kind: str, rate: float, seed: int, *, burst: float = 4.0, path: Path | None = None
+) -> Iterator[float]:
+    """Build the arrivals of a name given on the command line: steady, poisson, bursty or trace."""
+    rng = random.Random(seed)
+    if kind == "poisson":
+        return poisson(rate, rng)
+    if kind == "bursty":
+        return bursty(rate, rng, burst=burst)
+    if kind == "trace":
+        if path is None:
+            raise TraceError("arrivals 'trace' needs --trace FILE")
+        return iter(trace(path))
+    return steady(rate)

@@ -1,0 +1,93 @@
+"""Writes the tables of docs/benchmarks.md from the JSON of the runs; `--check` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.mesh import ROOT
+
+DOCS = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "docs" / "benchmarks"
+_SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
+
+
+def render(found: dict[str, Any]) -> str:
+    """Return one document's tables, verdicts, notes and origin as Markdown."""
+    parts = []
+    for table in found["tables"]:
+        if table["title"]:
+            parts.append(f"**{table['title']}**\n")
+        parts += [_line(table["columns"]), _line(["---"] * len(table["columns"]))]
+        parts += [_line(row) for row in table["rows"]]
+        parts.append("")
+    if found["met"]:
+        parts.append(
+            "; ".join(f"{what}: **{word}**" for what, word in found["met"].items()) + ".\n"
+        )
+    parts += [f"- {note}" for note in found["notes"]]
+    parts += [""] if found["notes"] else []
+    parts += [f"- {_rival(rival)}" for rival in found["rivals"]]
+    parts += [""] if found["rivals"] else []
+    return "\n".join(parts) + _origin(found) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rival(rival: dict[str, Any]) -> str:
+    if not rival["measured"]:
+        return f"{rival['name']}: not measured"
+    best = ", ".join(f"{name} {value}" for name, value in rival["best"].items())
+    tried = len(rival["settings_tried"])
+    return f"{rival['name']} {rival['version']}: {tried} settings tried, best: {best}"
+
+
+def _origin(found: dict[str, Any]) -> str:
+    box = found["machine"]
+    state = " with uncommitted changes" if found["dirty"] else ""
+    quick = " (quick run: not for quoting)" if found["quick"] else ""
+    return (
+        f"Measured {found['measured_at'][:10]} at commit `{found['commit'][:12]}`{state} on "
+        f"{box['cores']} cores of {box['cpu']}, Python {box['python']}; raw samples: "
+        f"[`benchmarks/{found['id']}.json`](benchmarks/{found['id']}.json), repeat with "
+        f"`spillway bench {found['id']}`.{quick}\n"
+    )
+
+
+def rewrite(text: str, results: Path = RESULTS) -> str:
+    """Return the page with every marked section generated anew; a row without JSON says so."""
+
+    def section(match: re.Match[str]) -> str:
+        path = results / f"{match['id']}.json"
+        body = (
+            render(msgspec.json.decode(path.read_bytes())) if path.exists() else "Not measured.\n"
+        )
+        return f"{match[1]}\n{body}\n{match[4]}"
+
+    return _SECTION.sub(section, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Rewrite the page, or with `--check` return 1 if it does not match the JSON."""
+    parser = argparse.ArgumentParser("python -m loadgen.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it differs")
+    check = parser.parse_args(argv).check
+    before = DOCS.read_text(encoding="utf-8")
+    after = rewrite(before)
+    if check:
+        if before != after:
+            print("docs/benchmarks.md does not match docs/benchmarks/*.json", file=sys.stderr)
+        return int(before != after)
+    DOCS.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

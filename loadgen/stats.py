@@ -1,0 +1,60 @@
+"""The statistics behind every figure: percentiles, bootstrap intervals, and which blocks count."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 2000
+MOVED = 0.20
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99, max and mean; empty if there are no values."""
+    if not len(values):
+        return {}
+    array = np.asarray(values, dtype=float)
+    p50, p90, p99 = np.percentile(array, [50, 90, 99])
+    return {
+        "p50": float(p50), "p90": float(p90), "p99": float(p99),
+        "max": float(array.max()), "mean": float(array.mean()),
+    }  # fmt: skip
+
+
+def interval(values: Sequence[float], quantile: float = 50.0, seed: int = 1) -> dict[str, float]:
+    """Return a quantile of `values` with its bootstrap 95 % interval."""
+    array = np.asarray(values, dtype=float)
+    rng = np.random.default_rng(seed)
+    draws = [
+        float(np.percentile(rng.choice(array, array.size), quantile)) for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {
+        "value": float(np.percentile(array, quantile)),
+        "low": float(low), "high": float(high), "n": int(array.size),
+    }  # fmt: skip
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 1) -> dict[str, float]:
+    """Return the median of ours/theirs over pairs, with its bootstrap 95 % interval over pairs."""
+    return interval(list(np.asarray(ours, float) / np.asarray(theirs, float)), 50.0, seed)
+
+
+def keep_still(peaks: Sequence[float], moved: float = MOVED) -> list[bool]:
+    """Say which blocks count: `peaks` has one more entry than there are blocks, taken between them.
+
+    A block is dropped if the peak before and after it differ by more than `moved`.
+    """
+    return [abs(after / before - 1.0) <= moved for before, after in itertools.pairwise(peaks)]
+
+
+def verdict(found: dict[str, Any], goal: float, must: float, *, higher: bool = True) -> str:
+    """Say "goal", "must" or "missed": a level is met if the interval reaches it."""
+    reach = found["high"] if higher else found["low"]
+    for word, level in (("goal", goal), ("must", must)):
+        if (reach >= level) if higher else (reach <= level):
+            return word
+    return "missed"

@@ -1,0 +1,57 @@
+"""The list of suites and how one is run: by id, into a document, with an exit code that says what is missing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen import document
+from loadgen.document import Body, Options
+
+NOT_MEASURED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One row of the targets: what it measures, and the rivals it cannot do without."""
+
+    id: str
+    title: str
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Return the module that runs it."""
+        return f"loadgen.suites.{self.id.lower()}"
+
+
+SUITES = {
+    suite.id: suite
+    for suite in (
+        Suite("E1", "Embeddings against sentence-transformers", ("sentence-transformers",)),
+        Suite("E2", "The mesh against the same worker code in process"),
+        Suite("R1", "Latency added by router, bus and worker hop"),
+        Suite("R2", "Admission: use never exceeds depth"),
+        Suite("V1", "Vector search against hnswlib", ("hnswlib",)),
+        Suite("V2", "Filtered search: k whenever k match"),
+        Suite("F1", "kill -9 of any process under load"),
+        Suite("F3", "One hung worker"),
+        Suite("F4", "SIGTERM with requests in flight"),
+        Suite("F5", "Memory under sustained load"),
+    )
+}
+
+
+def run(identifier: str, options: Options) -> dict[str, Any]:
+    """Run one suite and return its document; KeyError if there is no such id."""
+    suite = SUITES[identifier]
+    runner: Callable[[Options], Body] = importlib.import_module(suite.module).run
+    return document.build(suite.id, suite.title, runner(options), options)
+
+
+def missing(found: dict[str, Any]) -> list[str]:
+    """Return the rivals the suite needs and this document has no measurement of."""
+    measured = {rival["name"] for rival in found["rivals"] if rival["measured"]}
+    return [name for name in SUITES[found["id"]].rivals if name not in measured]

@@ -1,0 +1,46 @@
+"""Statistics: known values come out, noise stays inside its interval, moved blocks are dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loadgen import stats
+
+
+def test_percentiles_of_known_values() -> None:
+    """p50 and p99 of 0..100 are 50 and 99."""
+    found = stats.percentiles(list(range(101)))
+
+    assert (found["p50"], found["p99"], found["max"]) == (50.0, 99.0, 100.0)
+
+
+def test_percentiles_of_nothing() -> None:
+    """No values give no percentiles rather than an error."""
+    assert stats.percentiles([]) == {}
+
+
+def test_paired_ratio_finds_the_ratio() -> None:
+    """A true ratio of 1.5 under shared noise lies in a narrow interval."""
+    rng = np.random.default_rng(1)
+    theirs = rng.lognormal(0, 0.3, 300)
+    ours = theirs * 1.5 * rng.lognormal(0, 0.05, 300)
+    found = stats.paired_ratio(list(ours), list(theirs))
+
+    assert found["low"] < 1.5 < found["high"]
+    assert found["high"] - found["low"] < 0.05
+    assert found["n"] == 300
+
+
+def test_moved_blocks_are_dropped() -> None:
+    """A block whose machine became 30 % slower does not count, its neighbours do."""
+    assert stats.keep_still([100, 95, 60, 65]) == [True, False, True]
+
+
+def test_verdict_words() -> None:
+    """A level is met if the interval reaches it, upwards or downwards."""
+    found = {"low": 0.9, "high": 1.1}
+
+    assert stats.verdict(found, 1.05, 0.5) == "goal"
+    assert stats.verdict(found, 1.2, 1.0) == "must"
+    assert stats.verdict(found, 2.0, 1.2) == "missed"
+    assert stats.verdict(found, 0.95, 2.0, higher=False) == "goal"
