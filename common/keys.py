@@ -1,0 +1,238 @@
+"""API keys, their tenants and quotas, under `{key/<id>}`; secrets are hashed at rest and shown once.
+
+Token buckets need no script: a bucket holds the instant (µs) at which it will be full again and lives until then, so
+one INCRBY charges it, and a charge that overshoots is taken back by a DECRBY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import Any, Protocol
+
+import msgspec
+
+from common.clock import Clock
+from common.errors import NotFound, RateLimited, Unauthenticated
+
+CHECK_S = 1.0
+WINDOW_US = 60_000_000
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_KEY = re.compile(r"sk-sw-([a-z2-9]{12})-([A-Za-z0-9_-]{20,100})\Z")
+_TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
+_CACHED = 10_000
+
+
+class Caller(Protocol):
+    """What keys need of the bus: plain commands, and its clock."""
+
+    clock: Clock
+
+    async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
+        """Run one Redis command."""
+        ...
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """One API key; a quota of 0 means unlimited, `digest` is the hash of its secret."""
+
+    id: str
+    tenant: str
+    name: str = ""
+    digest: bytes = b""
+    created_ms: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What a request was charged, so that a refusal can give it back."""
+
+    key: Key
+    request: str
+    requests: int
+    tokens: int
+
+
+def _record(key_id: str) -> str:
+    return "{key/" + key_id + "}:record"
+
+
+def _bucket(key_id: str, what: str) -> str:
+    return "{key/" + key_id + "}:" + what
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode(), digest_size=32, person=b"spillway-key").digest()
+
+
+class KeyStore:
+    """Create, list, rotate, revoke and check keys, and charge their quotas."""
+
+    def __init__(self, bus: Caller) -> None:
+        self._bus = bus
+        self._checked: dict[str, tuple[float, bytes, Key]] = {}
+
+    async def create(
+        self,
+        tenant: str,
+        *,
+        name: str = "",
+        requests_per_minute: int = 0,
+        tokens_per_minute: int = 0,
+        concurrency: int = 0,
+    ) -> tuple[Key, str]:
+        """Return a new key and its secret text, which is shown this once; ValueError on a bad tenant or quota."""
+        if not _TENANT.match(tenant):
+            raise ValueError(f"tenant {tenant!r}: expected 1 to 63 of a-z, 0-9, '.', '_' and '-'")
+        if min(requests_per_minute, tokens_per_minute, concurrency) < 0:
+            raise ValueError("a quota is negative: expected 0 (unlimited) or more")
+        key_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
+        secret = secrets.token_urlsafe(32)
+        key = Key(
+            id=key_id,
+            tenant=tenant,
+            name=name,
+            digest=_digest(secret),
+            created_ms=self._bus.clock.now_ms(),
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            concurrency=concurrency,
+        )
+        await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key))
+        await self._bus.call("SADD", "keys", key_id)
+        return key, f"sk-sw-{key_id}-{secret}"
+
+    async def list(self) -> list[Key]:
+        """Return all keys, oldest first."""
+        names = sorted(name.decode() for name in await self._bus.call("SMEMBERS", "keys"))
+        found = [await self._get(name) for name in names]
+        return sorted((key for key in found if key), key=lambda key: (key.created_ms, key.id))
+
+    async def rotate(self, key_id: str) -> tuple[Key, str]:
+        """Return the key with a new secret; the old one is refused within a second. NotFound if there is none."""
+        key = await self._get(key_id)
+        if key is None:
+            raise NotFound(
+                f"no key {key_id!r}; `spillway keys list` shows them", code="key_not_found"
+            )
+        secret = secrets.token_urlsafe(32)
+        key = msgspec.structs.replace(key, digest=_digest(secret))
+        await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key), "XX")
+        self._checked.pop(key_id, None)
+        return key, f"sk-sw-{key_id}-{secret}"
+
+    async def revoke(self, key_id: str) -> bool:
+        """Remove a key; it is refused within a second. False if there was none."""
+        removed = await self._bus.call("DEL", _record(key_id))
+        await self._bus.call("SREM", "keys", key_id)
+        self._checked.pop(key_id, None)
+        return bool(removed)
+
+    async def any(self) -> bool:
+        """Return whether any key exists."""
+        return bool(await self._bus.call("SCARD", "keys"))
+
+    async def check(self, text: str) -> Key:
+        """Return the key a bearer text is, read at most once a second; Unauthenticated if it is none."""
+        match = _KEY.match(text)
+        if match is None:
+            raise Unauthenticated("the API key is malformed: expected sk-sw-<id>-<secret>")
+        key_id, digest = match[1], _digest(match[2])
+        now = self._bus.clock.monotonic()
+        cached = self._checked.get(key_id)
+        if cached and now - cached[0] < CHECK_S and hmac.compare_digest(cached[1], digest):
+            return cached[2]
+        key = await self._get(key_id)
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthenticated("the API key is unknown, rotated or revoked")
+        if len(self._checked) >= _CACHED:
+            self._checked.clear()
+        self._checked[key_id] = (now, digest, key)
+        return key
+
+    async def _get(self, key_id: str) -> Key | None:
+        raw = await self._bus.call("GET", _record(key_id))
+        return None if raw is None else msgspec.msgpack.decode(raw, type=Key)
+
+    # -- quotas ------------------------------------------------------------------------------------------
+
+    async def charge(self, key: Key, request: str, tokens: int, lease_end_ms: int) -> Charge:
+        """Charge one request; RateLimited `quota` with the seconds to wait, and nothing charged, if over."""
+        if key.concurrency:
+            await self._enter(key, request, lease_end_ms)
+        try:
+            if key.requests_per_minute:
+                await self._take(key, "requests", 1, key.requests_per_minute)
+            if key.tokens_per_minute and tokens:
+                try:
+                    await self._take(key, "tokens", tokens, key.tokens_per_minute)
+                except RateLimited:
+                    if key.requests_per_minute:
+                        await self._give(key, "requests", 1, key.requests_per_minute)
+                    raise
+        except RateLimited:
+            await self.leave(key, request)
+            raise
+        return Charge(key, request, 1, tokens)
+
+    async def refund(self, charge: Charge) -> None:
+        """Give back what a refused request was charged."""
+        key = charge.key
+        if key.requests_per_minute:
+            await self._give(key, "requests", charge.requests, key.requests_per_minute)
+        if key.tokens_per_minute and charge.tokens:
+            await self._give(key, "tokens", charge.tokens, key.tokens_per_minute)
+        await self.leave(key, charge.request)
+
+    async def leave(self, key: Key, request: str) -> None:
+        """End a request's share of the key's concurrency."""
+        if key.concurrency:
+            await self._bus.call("ZREM", _bucket(key.id, "running"), request)
+
+    async def _enter(self, key: Key, request: str, lease_end_ms: int) -> None:
+        running, now = _bucket(key.id, "running"), self._bus.clock.now_ms()
+        await self._bus.call("ZREMRANGEBYSCORE", running, "-inf", now)
+        await self._bus.call("ZADD", running, lease_end_ms, request)
+        await self._bus.call("PEXPIREAT", running, max(lease_end_ms, now) + 600_000)
+        if await self._bus.call("ZCARD", running) > key.concurrency:
+            await self._bus.call("ZREM", running, request)
+            raise RateLimited(
+                f"the key may run {key.concurrency} requests at once",
+                code="quota",
+                retry_after_s=1.0,
+            )
+
+    async def _take(self, key: Key, what: str, cost: int, per_minute: int) -> None:
+        bucket, cost_us = _bucket(key.id, what), cost * WINDOW_US // per_minute
+        if cost > per_minute:
+            raise RateLimited(
+                f"the request costs {cost} {what}: the key may spend {per_minute} a minute",
+                code="quota",
+                retry_after_s=60.0,
+            )
+        for _ in range(3):
+            now_us = self._bus.clock.now_ms() * 1000
+            await self._bus.call("SET", bucket, now_us, "NX", "PX", 2 * WINDOW_US // 1000)
+            full_us = int(await self._bus.call("INCRBY", bucket, cost_us))
+            if full_us >= now_us:
+                break
+            await self._bus.call("DEL", bucket)  # it expired between the two commands
+        if full_us - now_us > WINDOW_US:
+            await self._bus.call("DECRBY", bucket, cost_us)
+            wait_s = (full_us - now_us - WINDOW_US) / 1e6
+            raise RateLimited(
+                f"the key may spend {per_minute} {what} a minute",
+                code="quota",
+                retry_after_s=wait_s,
+            )
+        await self._bus.call("PEXPIREAT", bucket, -(-full_us // 1000))
+
+    async def _give(self, key: Key, what: str, cost: int, per_minute: int) -> None:
+        bucket = _bucket(key.id, what)
+        if await self._bus.call("EXISTS", bucket):
+            full_us = int(await self._bus.call("DECRBY", bucket, cost * WINDOW_US // per_minute))
+            await self._bus.call("PEXPIREAT", bucket, max(-(-full_us // 1000), 1))

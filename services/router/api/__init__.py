@@ -1,0 +1,1 @@
+"""HTTP handlers, one noun a file."""

@@ -1,0 +1,1 @@
+"""How requests become jobs, and how requests of several jobs are driven."""

@@ -1,0 +1,225 @@
+"""The JSON bodies clients may send, and their decoding: every way in which bytes can be wrong is a clear 400."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from common.errors import InvalidRequest, TooLarge
+
+MAX_DEPTH = 16
+MAX_METADATA_BYTES = 65_536
+MAX_ID_BYTES = 512
+_FLOAT32_MAX = 3.4028234663852886e38
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+T = TypeVar("T")
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
+ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class EmbeddingsBody(Struct, frozen=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: ModelName | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    truncate: bool = False
+    user: str | None = None
+
+
+class TextDocument(Struct, frozen=True):
+    """A document of a rerank request given as an object."""
+
+    text: str
+
+
+class RerankBody(Struct, frozen=True):
+    """POST /v1/rerank in Cohere's and Jina's shape (`documents`) or TEI's (`texts`)."""
+
+    query: str
+    documents: list[str | TextDocument] | None = None
+    texts: list[str] | None = None
+    model: ModelName | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool = False
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool = False
+
+
+class ChunkingBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a collection's documents are split."""
+
+    max_tokens: Annotated[int, Meta(ge=8, le=100_000)] = 200
+    overlap_tokens: Annotated[int, Meta(ge=0, le=50_000)] = 32
+
+
+class CollectionBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections; `model` absent means the default encoder, null means vectors only."""
+
+    name: Name
+    dimension: Annotated[int, Meta(ge=1, le=8192)] | None = None
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    model: ModelName | msgspec.UnsetType | None = msgspec.UNSET
+    chunking: ChunkingBody | None = None
+    query_prompt: Annotated[str, Meta(max_length=1000)] | None = None
+    document_prompt: Annotated[str, Meta(max_length=1000)] | None = None
+
+
+class DocumentBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """One document to store: a text or a vector (or a vector with the text it stands for), and metadata."""
+
+    id: str | None = None
+    text: str | None = None
+    vector: list[float] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class DocumentsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/documents."""
+
+    documents: Annotated[list[DocumentBody], Meta(min_length=1)]
+
+
+class DeleteBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/documents/delete."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=10_000)]
+
+
+class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors."""
+
+    text: str | None = None
+    vector: list[float] | None = None
+    texts: list[str] | None = None
+    vectors: list[list[float]] | None = None
+    k: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    include_text: bool = True
+    include_metadata: bool = True
+    ef: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    exact: bool = False
+    after: str | None = None
+
+
+class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/reembed."""
+
+    model: ModelName | None = None
+
+
+class Limits(NamedTuple):
+    """What one request may hold, and what one job may."""
+
+    max_texts: int
+    max_tokens: int
+    parcel_items: int
+    parcel_tokens: int
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    sentence = str(error)
+    found = _PATH.search(sentence)
+    param = found[1] or None if found else None
+    sentence = _PATH.sub("", sentence)
+    where = f"{param}: " if param else ""
+    if "unknown field" in sentence:
+        return InvalidRequest(f"{where}{sentence}", code="unknown_field", param=param)
+    return InvalidRequest(f"{where}{sentence}", code="invalid_value", param=param)
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """Decode a JSON body; InvalidRequest says what is wrong and where."""
+    if not raw.strip():
+        raise InvalidRequest("the body is empty: expected a JSON object", code="invalid_json")
+    try:
+        if not raw.isascii():
+            raw.decode("utf-8")
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not UTF-8: byte {error.start}", code="invalid_utf8"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest(
+            f"the body is nested too deeply: at most {MAX_DEPTH} levels are allowed",
+            code="too_deep",
+        ) from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def check_json(value: Any, param: str) -> None:
+    """Refuse free JSON that is nested deeper than MAX_DEPTH or holds integers beyond 64 bits."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise InvalidRequest(
+                    f"{param}: {item} does not fit in 64 bits", code="invalid_value", param=param
+                )
+        level = below
+    if level:
+        raise InvalidRequest(
+            f"{param} is nested too deeply: at most {MAX_DEPTH} levels are allowed",
+            code="too_deep",
+            param=param,
+        )
+
+
+def check_metadata(metadata: dict[str, Any], param: str) -> None:
+    """Refuse metadata too deep, too large or with integers beyond 64 bits."""
+    check_json(metadata, param)
+    size = len(msgspec.json.encode(metadata))
+    if size > MAX_METADATA_BYTES:
+        raise TooLarge(
+            f"{param} is {size} bytes: at most {MAX_METADATA_BYTES} are allowed", param=param
+        )
+
+
+def check_id(value: str, param: str) -> str:
+    """Return a document's id, or refuse one that is empty, too long, or holds control characters."""
+    if not value or len(value.encode()) > MAX_ID_BYTES or not value.isprintable():
+        raise InvalidRequest(
+            f"{param} is {value[:80]!r}: expected 1 to {MAX_ID_BYTES} bytes without control characters",
+            code="invalid_id",
+            param=param,
+        )
+    return value
+
+
+def pack_vector(values: list[float], dimension: int, metric: str, param: str) -> bytes:
+    """Return float32 bytes of a vector of the right dimension whose values float32 can hold."""
+    if len(values) != dimension:
+        raise InvalidRequest(
+            f"{param} has {len(values)} numbers: the collection's dimension is {dimension}",
+            code="dimension_mismatch",
+            param=param,
+        )
+    largest = max(map(abs, values))
+    if not largest <= _FLOAT32_MAX:
+        raise InvalidRequest(
+            f"{param} holds a number that is no finite float32", code="invalid_value", param=param
+        )
+    packed = array("f", values)
+    if metric == "cosine" and not any(packed):
+        raise InvalidRequest(
+            f"{param} is zero: cosine is undefined for it", code="zero_vector", param=param
+        )
+    return packed.tobytes()

@@ -1,0 +1,168 @@
+"""Bodies of collection routes, understood: documents to store and questions to search for; run in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from common.documents import document_hash
+from common.errors import InvalidRequest, TooLarge
+from services.router.text.asks import check_count, check_total, encode_all
+from services.router.text.bodies import (
+    DocumentBody,
+    DocumentsBody,
+    Limits,
+    SearchBody,
+    check_id,
+    check_json,
+    check_metadata,
+    decode,
+    pack_vector,
+)
+from services.router.text.tokens import Spec, load
+
+MAX_TEXT_BYTES = 1024 * 1024
+MAX_HITS = 100_000
+
+
+class StoreItem(msgspec.Struct, frozen=True, array_like=True):
+    """One document of a write: its text is chunked and embedded later, its vector is ready."""
+
+    id: str
+    hash: str
+    text: str | None
+    vector: bytes | None
+    metadata: dict[str, Any]
+
+
+class SearchAsk(msgspec.Struct, frozen=True):
+    """POST /v1/collections/{name}/search, understood: token lists to embed, or float32 rows."""
+
+    many: bool
+    count: int
+    tokens: list[list[int]]
+    vectors: bytes
+    k: int
+    filter: dict[str, Any] | None
+    min_score: float | None
+    include_text: bool
+    include_metadata: bool
+    ef: int | None
+    exact: bool
+    after: str | None
+
+
+def _store_item(
+    body: DocumentBody, where: str, dimension: int, metric: str, *, embeds: bool
+) -> StoreItem:
+    if body.text is None and body.vector is None:
+        raise InvalidRequest(f"{where}: expected text or vector", code="invalid_value", param=where)
+    if body.text is not None:
+        size = len(body.text.encode())
+        if size > MAX_TEXT_BYTES:
+            raise TooLarge(
+                f"{where}.text is {size} bytes: at most {MAX_TEXT_BYTES} are allowed; split the document",
+                param=f"{where}.text",
+            )
+        if body.vector is None and not body.text.strip():
+            raise InvalidRequest(
+                f"{where}.text is empty: expected some text",
+                code="empty_input",
+                param=f"{where}.text",
+            )
+        if body.vector is None and not embeds:
+            raise InvalidRequest(
+                f"{where} has no vector, and this collection has no encoder (model is null)",
+                code="vectors_only",
+                param=where,
+            )
+    packed = None
+    if body.vector is not None:
+        packed = pack_vector(body.vector, dimension, metric, f"{where}.vector")
+    metadata = body.metadata or {}
+    check_metadata(metadata, f"{where}.metadata")
+    digest = document_hash(text=body.text, vector=body.vector, metadata=metadata)
+    name = digest if body.id is None else check_id(body.id, f"{where}.id")
+    return StoreItem(name, digest, body.text, packed, metadata)
+
+
+def documents(raw: bytes, dimension: int, metric: str, limits: Limits, *, embeds: bool) -> bytes:
+    """Parse the body of POST …/documents; returns encoded [StoreItem], vectors as float32 bytes."""
+    body = decode(raw, DocumentsBody)
+    check_count(len(body.documents), limits, "documents")
+    items = [
+        _store_item(item, f"documents[{index}]", dimension, metric, embeds=embeds)
+        for index, item in enumerate(body.documents)
+    ]
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        if item.id in seen and body.documents[index].id is not None:
+            raise InvalidRequest(
+                f"documents[{index}].id {item.id!r} appears twice",
+                code="duplicate_id",
+                param="documents",
+            )
+        seen.add(item.id)
+    return msgspec.msgpack.encode(list({item.id: item for item in items}.values()))
+
+
+def search(
+    raw: bytes, dimension: int, metric: str, limits: Limits, *, spec: Spec | None, prompt: str
+) -> SearchAsk:
+    """Parse and tokenize the body of POST …/search; `spec` is None for a collection without an encoder."""
+    body = decode(raw, SearchBody)
+    given = [body.text, body.vector, body.texts, body.vectors]
+    if sum(item is not None for item in given) != 1:
+        raise InvalidRequest(
+            "expected exactly one of text, vector, texts and vectors", code="invalid_value"
+        )
+    texts = [body.text] if body.text is not None else body.texts
+    rows = [body.vector] if body.vector is not None else body.vectors
+    many = body.texts is not None or body.vectors is not None
+    count = len(texts or rows or [])
+    param = "texts" if texts is not None else "vectors"
+    check_count(count, limits, param)
+    if count * body.k > MAX_HITS:
+        raise InvalidRequest(
+            f"k x queries is {count * body.k}: at most {MAX_HITS} hits fit one reply",
+            code="invalid_value",
+            param="k",
+        )
+    if body.filter is not None:
+        check_json(body.filter, "filter")
+    lists: list[list[int]] = []
+    if texts is not None:
+        if spec is None:
+            raise InvalidRequest(
+                "this collection has no encoder (model is null): search it by vector",
+                code="vectors_only",
+                param="text",
+            )
+        prompted = [prompt + text if text.strip() else text for text in texts]
+        lists = encode_all(load(spec.path), prompted, spec.max_tokens, truncate=True, param=param)
+        check_total(sum(map(len, lists)), limits, param)
+    vectors = b"".join(
+        pack_vector(row, dimension, metric, f"vectors[{index}]")
+        for index, row in enumerate(rows or ())
+    )
+    return SearchAsk(
+        many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
+        body.include_metadata, body.ef, body.exact, body.after,
+    )  # fmt: skip
+
+
+def chunked(
+    texts: Sequence[str], spec: Spec, max_tokens: int, overlap: int, prompt: str
+) -> list[list[tuple[int, int, list[int]]]]:
+    """Split each text; returns per text its pieces as (start, end, token ids)."""
+    encoder = load(spec.path)
+    limit = min(max_tokens, spec.max_tokens)
+    return [
+        [
+            (piece.start, piece.end, ids)
+            for piece, ids in encoder.chunks(text, limit, overlap, prompt)
+        ]
+        for text in texts
+    ]

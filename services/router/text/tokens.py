@@ -1,0 +1,149 @@
+"""Token ids of texts, exactly as the workers' encoder expects them; the tokenizer comes from the model's card.
+
+Loaded at most once per process and path: by the router for short texts, by the pool's processes for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from common.errors import InvalidRequest
+from services.router.text.chunks import Piece, split
+
+
+class Spec(NamedTuple):
+    """What a process needs to know of one model: where its tokenizer.json lies, and its limits."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    path: str
+    max_tokens: int
+    dimension: int
+    cross: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
+
+
+class Encoding(NamedTuple):
+    """Token ids of one text with special tokens, and how many were cut off (0 unless truncation was asked)."""
+
+    ids: list[int]
+    cut: int
+
+
+class TextEncoder:
+    """One tokenizer without its own truncation and padding, and the special tokens it puts around a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        marked = tokenizer.encode("a", add_special_tokens=True)
+        bare = tokenizer.encode("a", add_special_tokens=False).ids
+        at = next((i for i in range(len(marked.ids)) if marked.ids[i : i + len(bare)] == bare), 0)
+        self.prefix: list[int] = marked.ids[:at]
+        self.suffix: list[int] = marked.ids[at + len(bare) :]
+
+    @property
+    def specials(self) -> int:
+        """Return how many special tokens surround a text."""
+        return len(self.prefix) + len(self.suffix)
+
+    def texts(
+        self, texts: Sequence[str], limit: int, *, truncate: bool, param: str
+    ) -> list[Encoding]:
+        """Encode texts; InvalidRequest `context_length_exceeded` names the one over `limit` tokens."""
+        out: list[Encoding] = []
+        for index, encoding in enumerate(self.tokenizer.encode_batch(list(texts))):
+            ids = encoding.ids
+            if len(ids) > limit:
+                if not truncate:
+                    raise too_long(index, len(ids), limit, param)
+                cut = len(ids) - limit
+                out.append(Encoding(ids[: limit - len(self.suffix)] + self.suffix, cut))
+            else:
+                out.append(Encoding(ids, 0))
+        return out
+
+    def pairs(
+        self, query: str, texts: Sequence[str], limit: int, *, truncate: bool
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Encode (query, text) pairs joined for a cross-encoder; returns token ids and token types."""
+        ids: list[list[int]] = []
+        types: list[list[int]] = []
+        for index, encoding in enumerate(
+            self.tokenizer.encode_batch([(query, text) for text in texts])
+        ):
+            tokens, kinds = encoding.ids, encoding.type_ids
+            if len(tokens) > limit:
+                if not truncate:
+                    raise too_long(index, len(tokens), limit, "documents")
+                keep = limit - len(self.suffix)
+                tokens = tokens[:keep] + self.suffix
+                kinds = kinds[:keep] + kinds[-len(self.suffix) :] if self.suffix else kinds[:keep]
+            ids.append(tokens)
+            types.append(kinds)
+        return ids, types
+
+    def chunks(
+        self, text: str, max_tokens: int, overlap: int, prompt: str
+    ) -> list[tuple[Piece, list[int]]]:
+        """Split a text into pieces of at most `max_tokens` tokens, prompt and special tokens included."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        head = self.prefix + (
+            self.tokenizer.encode(prompt, add_special_tokens=False).ids if prompt else []
+        )
+        room = max_tokens - len(head) - len(self.suffix)
+        if room < 1:
+            raise InvalidRequest(
+                f"chunking.max_tokens is {max_tokens}: the prompt and special tokens leave no room for text",
+                code="invalid_chunking",
+            )
+        pieces = split(text, encoding.offsets, room, overlap)
+        return [
+            (piece, head + encoding.ids[piece.first : piece.last] + self.suffix) for piece in pieces
+        ]
+
+    def check_ids(self, ids: Sequence[int], index: int, limit: int) -> None:
+        """Refuse token ids the model does not know, and lists that are empty or over `limit`."""
+        if not ids:
+            raise InvalidRequest(
+                f"input[{index}] is empty: expected at least one token",
+                code="empty_input",
+                param="input",
+            )
+        if len(ids) > limit:
+            raise too_long(index, len(ids), limit, "input")
+        if min(ids) < 0 or max(ids) >= self.vocabulary:
+            raise InvalidRequest(
+                f"input[{index}] holds a token id outside 0..{self.vocabulary - 1}",
+                code="invalid_token",
+                param="input",
+            )
+
+
+def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
+    """Return the error for one text over the encoder's limit."""
+    return InvalidRequest(
+        f"{param}[{index}] has {tokens} tokens: the model takes at most {limit}; shorten it, or send truncate=true",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+@lru_cache(maxsize=16)
+def load(path: str) -> TextEncoder:
+    """Load a tokenizer.json once per process; ValueError if it is not one."""
+    try:
+        return TextEncoder(Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+    except ValueError:
+        raise
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ValueError(f"{path}: {error}; expected a tokenizer.json") from error
