@@ -148,7 +148,9 @@ def load(
     path = file or env.get(f"{PREFIX}CONFIG")
     for name, value in (_file_values(path) if path else {}).items():
         if name.upper() not in known:
-            raise ConfigError(f"config file {path}: unknown name {name!r}; expected one of {_near(name, known)}")
+            raise ConfigError(
+                f"config file {path}: unknown name {name!r}; expected one of {_near(name, known)}"
+            )
         if name in fields:
             values[name] = _value(cls, name, value, f"config file {path}: {name}")
     for variable, text in env.items():

@@ -14,7 +14,9 @@ from typing import NamedTuple
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 _NAME = r"[a-z0-9][a-z0-9._-]{0,100}"
 _FAMILY = re.compile(rf"^({_NAME})/(\d{{1,4}})$")
-_JOB = re.compile(rf"^({_NAME})~(\d{{1,4}})~([0-9a-hjkmnp-tv-z]{{26}}(?:\.[a-z]{{1,16}}\.\d{{1,6}})?)$")
+_JOB = re.compile(
+    rf"^({_NAME})~(\d{{1,4}})~([0-9a-hjkmnp-tv-z]{{26}}(?:\.[a-z]{{1,16}}\.\d{{1,6}})?)$"
+)
 
 
 class Family(NamedTuple):
@@ -37,9 +39,9 @@ class Family(NamedTuple):
 
 def ulid(now_ms: int | None = None) -> str:
     """Return 26 characters that sort by time (48 bits of ms, 80 of randomness)."""
-    value = ((now_ms if now_ms is not None else time.time_ns() // 1_000_000) << 80) | int.from_bytes(
-        os.urandom(10), "big"
-    )
+    value = (
+        (now_ms if now_ms is not None else time.time_ns() // 1_000_000) << 80
+    ) | int.from_bytes(os.urandom(10), "big")
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 

@@ -1,0 +1,59 @@
+"""The bus: families, lanes, leases, logs, journals, dead letters and requests over Redis Streams (DESIGN section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.bus.admission import Admission, JobState, NewJob
+from common.bus.connection import BusDown, BusFull
+from common.bus.consumer import Consumer as _Consumer
+from common.bus.consumer import Lease
+from common.bus.heart import Heart
+from common.bus.journal import Journal
+from common.bus.recovery import Recovery
+from common.bus.roster import LaneState
+from common.bus.writes import Writes
+from common.clock import SystemClock
+from common.config import Common
+from common.ids import Family
+from common.messages import WorkerRecord
+
+__all__ = [
+    "Admission",
+    "Bus",
+    "BusDown",
+    "BusFull",
+    "Consumer",
+    "JobState",
+    "Journal",
+    "LaneState",
+    "Lease",
+    "NewJob",
+]
+
+
+class Bus(Writes, Recovery):
+    """Everything a process may do on the bus; one a process."""
+
+    def __init__(self, config: Common, clock: SystemClock) -> None:
+        super().__init__(config, clock)
+        self.heart = Heart(self.url, cluster=self.cluster)
+
+    @classmethod
+    async def open(cls, config: Common, clock: SystemClock, *, timeout_s: float = 30.0) -> Bus:
+        """Connect, waiting up to `timeout_s` for Redis; BusDown after that, ConfigError for a bad address."""
+        bus = cls(config, clock)
+        await bus.connect(timeout_s)
+        return bus
+
+    async def close(self) -> None:
+        """End the heartbeat thread and every connection."""
+        self.heart.stop()
+        await super().close()
+
+
+class Consumer(_Consumer):
+    """A worker in one family, its heartbeat renewed by the process' heartbeat thread."""
+
+    def __init__(self, bus: Bus, family: Family, record: WorkerRecord, **limits: Any) -> None:
+        super().__init__(bus, family, record, heart=bus.heart, **limits)

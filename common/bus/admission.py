@@ -1,0 +1,176 @@
+"""The door and the record of a job: admission, cancellation, and reading what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from common.bus import keys
+from common.bus.connection import BusFull
+from common.bus.roster import Roster, hash_of
+from common.ids import family_of
+from common.messages import Event, decode
+
+FULL_SHARE = 0.85
+ENDED = ("result", "error", "expired", "cancelled", "dead")
+
+
+class NewJob(NamedTuple):
+    """A job to admit: its id (which contains its family), encoded Work, and size."""
+
+    id: str
+    payload: bytes
+    items: int
+    tokens: int
+
+
+class Admission(NamedTuple):
+    """What the door said; on refusal `reason` and, where coming back helps, `retry_after_s`.
+
+    `held` and `depth` are (items, tokens) of the lane just after the admission, for the invariant use <= depth.
+    """
+
+    outcome: Literal["admitted", "exists", "refused"]
+    lane: str
+    reason: Literal["", "depth", "tokens", "deadline", "no_worker", "bus_full"]
+    retry_after_s: float
+    held: tuple[int, int] = (0, 0)
+    depth: tuple[int, int] = (0, 0)
+
+
+class JobState(NamedTuple):
+    """The record of one job; `state` is "queued", "running" or an outcome; times are Redis' milliseconds."""
+
+    job: str
+    tenant: str
+    state: str
+    lane: str
+    entry: str
+    created_ms: int
+    deadline_ms: int
+    attempts: int
+    router: str
+    items: int
+    tokens: int
+    next: int
+    replay_of: str
+    suspicions: int
+    cancelled: bool
+
+    @property
+    def over(self) -> bool:
+        """True once the job has ended."""
+        return self.state in ENDED
+
+
+class Door(Roster):
+    """Admission and lookup, for routers."""
+
+    async def admit(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        classes: Sequence[str],
+        router: str,
+        tenant: str,
+        deadline_ms: int,
+        prefer: str | None = None,
+        value_s: float = 3600.0,
+        replay_of: str = "",
+    ) -> Admission:
+        """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
+
+        Idempotent by job id. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
+        shared lane's + `value_s`. Raises BusDown; a full bus is a refusal with reason "bus_full".
+        """
+        family = family_of(jobs[0].id)
+        hearts = await self.hearts(family)
+        names: list[str] = [keys.use(family), keys.workers(family)]
+        args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, len(classes)]
+        for cls in classes:
+            names.append(keys.lane(family, cls))
+            args.append(cls)
+        args += [prefer or "", value_s]
+        if prefer:
+            names.append(keys.lane(family, keys.own(prefer)))
+        args.append(len(hearts))
+        for worker, heart in hearts.items():
+            names.append(heart)
+            args.append(worker)
+        args.append(len(jobs))
+        for job in jobs:
+            names.append(keys.job(job.id))
+            args += [job.id, job.payload, job.items, job.tokens]
+        try:
+            reply = await self.script("admit", names, args)
+        except BusFull:
+            return Admission("refused", "", "bus_full", 5.0)
+        if reply[2] == b"no_worker":
+            self.forget_roster(family)
+        return Admission(
+            reply[0].decode(),
+            reply[1].decode(),
+            reply[2].decode(),
+            float(reply[3]),
+            (int(reply[4]), int(reply[5])),
+            (int(reply[6]), int(reply[7])),
+        )
+
+    async def cancel(self, job: str) -> Literal["removed", "flagged", "over", "unknown"]:
+        """Cancel a job: removed if nobody has taken it, else its worker learns at its next step."""
+        family = family_of(job)
+        for _ in range(10):  # a job may be moved to another lane between the two reads
+            state = await self.job(job)
+            if state is None:
+                return "unknown"
+            names = [
+                keys.use(family),
+                keys.job(job),
+                keys.log(job),
+                keys.lane(family, state.lane),
+                keys.journal(family, state.router),
+            ]
+            verdict: Literal["removed", "flagged", "over", "unknown", "moved"]
+            verdict = (await self.script("cancel", names, [job, state.lane])).decode()
+            if verdict != "moved":
+                return verdict
+        return "flagged"
+
+    async def job(self, job: str) -> JobState | None:
+        """Return the record of a job, or None if there is none (any more)."""
+        flat = await self.call("HGETALL", keys.job(job))
+        f = {k.decode(): v.decode() for k, v in hash_of(flat).items()}
+        if "state" not in f or "lane" not in f:
+            return None
+        return JobState(
+            job,
+            f["tenant"],
+            f["state"],
+            f["lane"],
+            f["entry"],
+            int(f["created"]),
+            int(f["deadline"]),
+            int(f.get("attempts", 0)) + (f["state"] != "queued"),
+            f["router"],
+            int(f["items"]),
+            int(f["tokens"]),
+            int(f["next"]),
+            f.get("replay_of", ""),
+            int(f.get("suspicions", 0)),
+            "cancelled" in f,
+        )
+
+    async def log(self, job: str, start: int = 0) -> list[Event]:
+        """Return the events of a job from index `start` on."""
+        events = [decode(raw, Event) for raw in await self.call("LRANGE", keys.log(job), 0, -1)]
+        return [event for event in events if event.index >= start]
+
+    async def adopt(self, job: str, router: str) -> None:
+        """Make `router` the one whose journal rings for this job from now on."""
+        if await self.call("EXISTS", keys.job(job)):
+            await self.call("HSET", keys.job(job), "router", router)
+
+    async def shorten(self, job: str, seconds: float) -> None:
+        """Let the log of a delivered result go in `seconds`."""
+        for key in (keys.log(job), keys.job(job)):
+            await self.call("PEXPIRE", key, int(seconds * 1000))

@@ -1,0 +1,92 @@
+"""The heartbeat thread: renews heartbeat keys each second while the compute loops make progress.
+
+A thread with its own connection, so that a busy event loop does not look dead; a hung compute loop must, so a heart
+whose work is overdue is not renewed and its leases are lost like a dead worker's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+TTL_MS = 5000
+EVERY_S = 1.0
+OVERDUE_S = 10.0
+
+
+class Pulse:
+    """One worker's sign of life; `overdue` is judged against the step it said it is in."""
+
+    def __init__(self, key: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.key = key
+        self._now = now
+        self._limit: float | None = None
+        self.lost = threading.Event()
+
+    def working(self, predicted_s: float) -> None:
+        """A step has begun that should take `predicted_s`; overdue after max(10 s, 5 x that)."""
+        self._limit = self._now() + max(OVERDUE_S, 5 * predicted_s)
+
+    def idle(self) -> None:
+        """No step is running, so none can be overdue."""
+        self._limit = None
+
+    @property
+    def overdue(self) -> bool:
+        """True if the running step has taken far longer than predicted."""
+        limit = self._limit
+        return limit is not None and self._now() > limit
+
+
+class Heart:
+    """One thread a process that renews every pulse; a pulse whose key is gone is marked lost."""
+
+    def __init__(self, url: str, *, cluster: bool) -> None:
+        self._pulses: set[Pulse] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._url, self._cluster = url, cluster
+        self._thread: threading.Thread | None = None
+
+    def add(self, pulse: Pulse) -> None:
+        """Renew `pulse` from now on."""
+        with self._lock:
+            self._pulses.add(pulse)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+                self._thread.start()
+
+    def remove(self, pulse: Pulse) -> None:
+        """Let `pulse` go; its key lapses."""
+        with self._lock:
+            self._pulses.discard(pulse)
+
+    def stop(self) -> None:
+        """End the thread (waits for at most its socket timeout)."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=3)
+
+    def _client(self) -> Any:
+        kind = redis.RedisCluster if self._cluster else redis.Redis
+        return kind.from_url(self._url, socket_timeout=2.0, socket_connect_timeout=1.0)
+
+    def _run(self) -> None:
+        client: Any = None
+        while not self._stop.wait(EVERY_S):
+            with self._lock:
+                pulses = [p for p in self._pulses if not p.overdue]
+            try:
+                client = client or self._client()
+                for pulse in pulses:
+                    if not client.pexpire(pulse.key, TTL_MS):
+                        pulse.lost.set()
+            except (RedisError, OSError):
+                client = None
+        if client is not None:
+            client.close()

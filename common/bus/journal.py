@@ -1,0 +1,142 @@
+"""A router's ear: outcomes and events of its requests, by doorbell, with the log as the truth.
+
+The journal may be missed and is never needed: whoever waits reads the log at least once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+from common.bus import keys
+from common.bus.connection import BLOCK_MS, BusDown, Connection
+from common.ids import Family, family_of
+from common.messages import Event, decode
+
+IDLE_S = 60.0
+LOOK_S = 1.0
+
+
+class Bell:
+    """One waiter's doorbell for one id."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal, self._name = journal, name
+        self._rung: asyncio.Queue[Event | None] = asyncio.Queue()
+        journal.bells[name].add(self._rung)
+
+    async def wait(self, seconds: float) -> Event | None:
+        """Return the event it rang with, or None after `seconds` or for an event too large for the journal."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._rung.get()
+        return None
+
+    def close(self) -> None:
+        """Stop listening."""
+        bells = self._journal.bells
+        bells[self._name].discard(self._rung)
+        if not bells[self._name]:
+            del bells[self._name]
+
+
+class Journal:
+    """Listens on `{f}:journal:<router>` of every family in which something is awaited."""
+
+    def __init__(self, bus: Connection, router: str) -> None:
+        self.bus = bus
+        self.router = router
+        self.bells: defaultdict[str, set[asyncio.Queue[Event | None]]] = defaultdict(set)
+        self._readers: dict[Family, asyncio.Task[None]] = {}
+        self._ready: dict[Family, float] = {}
+
+    async def start(self) -> None:
+        """Nothing is read before something is awaited."""
+
+    async def stop(self) -> None:
+        """Stop listening; waiters fall back to the log until their deadlines."""
+        for task in self._readers.values():
+            task.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+        self._readers.clear()
+
+    def listen(self, family: Family) -> None:
+        """Listen in a family from now on, until nothing has been awaited there for a minute."""
+        self._ready[family] = self.bus.clock.monotonic()
+        if family not in self._readers:
+            self._readers[family] = asyncio.create_task(self._read(family))
+
+    def bell(self, name: str, family: Family) -> Bell:
+        """Return a doorbell for an id (a job's, or a shard's writes) in `family`."""
+        self.listen(family)
+        return Bell(self, name)
+
+    async def _read(self, family: Family) -> None:
+        name, last = keys.journal(family, self.router), b"0-0"
+        while self.bus.clock.monotonic() - self._ready[family] < IDLE_S or self.bells:
+            try:
+                reply = await self.bus.blocking(
+                    "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", name, last
+                )
+            except BusDown:
+                await asyncio.sleep(0.2)
+                continue
+            for last, flat in reply[0][1] if reply else ():  # noqa: B007 - goes on from the last
+                self._ring(flat)
+        self._readers.pop(family, None)
+
+    def _ring(self, flat: list[bytes]) -> None:
+        entry = dict(zip(flat[::2], flat[1::2], strict=True))
+        bells = self.bells.get(entry[b"j"].decode())
+        if bells:
+            event = decode(entry[b"e"], Event) if entry[b"e"] else None
+            for bell in bells:
+                bell.put_nowait(event)
+
+    async def events(self, job: str, start: int, deadline_ms: int) -> AsyncIterator[Event]:
+        """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
+
+        Ends without an outcome when the deadline passes. A job whose record is gone ends at once.
+        """
+        bell = self.bell(job, family_of(job))
+        try:
+            expected, look = start, True
+            while True:
+                if look:
+                    for event in await self._logged(job, expected):
+                        expected = event.index + 1
+                        yield event
+                        if event.ends:
+                            return
+                left_s = (deadline_ms - self.bus.clock.now_ms()) / 1000
+                if left_s <= 0:
+                    return
+                ring = await bell.wait(min(left_s, LOOK_S))
+                look = ring is None or ring.index > expected
+                if ring is not None and ring.index == expected:
+                    expected += 1
+                    yield ring
+                    if ring.ends:
+                        return
+        finally:
+            bell.close()
+
+    async def _logged(self, job: str, start: int) -> list[Event]:
+        with contextlib.suppress(BusDown):
+            raw = await self.bus.call("LRANGE", keys.log(job), 0, -1, timeout_s=1.0)
+            return [event for item in raw if (event := decode(item, Event)).index >= start]
+        return []
+
+    async def end(self, job: str, deadline_ms: int) -> Event:
+        """Return the outcome of a job; an "expired" event made here if the deadline passed first."""
+        async for event in self.events(job, 0, deadline_ms):
+            if event.ends:
+                return event
+        return Event(
+            index=-1,
+            kind="expired",
+            code="deadline_exceeded",
+            message="the deadline passed before the result",
+        )

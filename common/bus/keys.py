@@ -1,0 +1,73 @@
+"""Key names: everything a job touches lies under its family's hash tag."""
+
+from __future__ import annotations
+
+from common.ids import Family, family_of
+
+GROUP = "workers"
+RETURNED = "returned"
+
+
+def tag(family: Family) -> str:
+    """Return the hash tag `{name/partition}`."""
+    return "{" + str(family) + "}"
+
+
+def use(family: Family) -> str:
+    """Items and tokens per class, changed only with the entries."""
+    return f"{tag(family)}:use"
+
+
+def workers(family: Family) -> str:
+    """Records of the workers of a family."""
+    return f"{tag(family)}:workers"
+
+
+def heart(family: Family, worker: str) -> str:
+    """Exists while a worker makes progress (TTL 5 s)."""
+    return f"{tag(family)}:heart:{worker}"
+
+
+def lane(family: Family, cls: str) -> str:
+    """One stream of jobs: `gpu`, `cpu`, or `w.<worker>`."""
+    return f"{tag(family)}:lane:{cls}"
+
+
+def dead(family: Family) -> str:
+    """The stream of dead letters."""
+    return f"{tag(family)}:dead"
+
+
+def journal(family: Family, router: str) -> str:
+    """The doorbell of one router in one family."""
+    return f"{tag(family)}:journal:{router}"
+
+
+def job(job_id: str) -> str:
+    """The record of one job."""
+    return f"{tag(family_of(job_id))}:job:{job_id}"
+
+
+def log(job_id: str) -> str:
+    """The events of one job, indexed from 0."""
+    return f"{tag(family_of(job_id))}:log:{job_id}"
+
+
+def own(worker: str) -> str:
+    """The class of a worker's own lane."""
+    return f"w.{worker}"
+
+
+def writes(family: Family) -> str:
+    """A shard's writes, read in order by every replica."""
+    return f"{tag(family)}:writes"
+
+
+def applied(family: Family) -> str:
+    """Replica to the id it has applied and synced."""
+    return f"{tag(family)}:applied"
+
+
+def snapshots(family: Family) -> str:
+    """Replica to the id its snapshot covers."""
+    return f"{tag(family)}:snapshots"

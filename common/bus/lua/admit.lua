@@ -1,0 +1,72 @@
+-- Admits all jobs to the first lane that can hold them and finish them in time, or none.
+-- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
+-- ARGV router tenant deadline replay_of full_share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
+local use, workers = key(), key()
+call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
+local router, tenant, deadline, replay_of, full_share = arg(), arg(), num(), arg(), num()
+local classes, alive, jobs = {}, {}, {}
+for i = 1, num() do classes[i] = {name = arg(), lane = key()} end
+local preferred, value_s = arg(), num()
+local own_lane = preferred ~= '' and key() or nil
+for i = 1, num() do alive[arg()] = key() end
+local items, tokens, existing = 0, 0, nil
+for i = 1, num() do
+  local j = {id = arg(), payload = arg(), items = num(), tokens = num(), key = key()}
+  local lane = call('HGET', j.key, 'lane')
+  if lane then existing = lane else
+    jobs[#jobs + 1] = j
+    items, tokens = items + j.items, tokens + j.tokens
+  end
+end
+if #jobs == 0 then return {'exists', existing, '', '0', 0, 0, 0, 0} end
+local info = call('INFO', 'memory')
+local max = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
+if max > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > max * full_share then
+  return {'refused', '', 'bus_full', '5', 0, 0, 0, 0}
+end
+local now = now_ms()
+local reason, retry, live = 'deadline', 1, false
+local function predicted(cap, held_items, held_tokens)
+  local n = math.max(cap.n, 1)
+  return cap.b + (cap.ai * (held_items + items) + cap.at * (held_tokens + tokens)) / n
+end
+local function try(class, lane, cap, held_items, held_tokens)
+  local over_items, over_tokens = held_items + items - cap.items, held_tokens + tokens - cap.tokens
+  if over_items > 0 or over_tokens > 0 then
+    reason = over_tokens > 0 and over_items <= 0 and 'tokens' or 'depth'
+    retry = cap.b + (cap.ai * math.max(over_items, 0) + cap.at * math.max(over_tokens, 0)) / math.max(cap.n, 1)
+    return nil
+  end
+  local eta = predicted(cap, held_items, held_tokens)
+  if now + eta * 1000 > deadline then reason, retry = 'deadline', eta; return nil end
+  for _, j in ipairs(jobs) do
+    local entry = call('XADD', lane, '*', 'j', j.id, 'p', j.payload, 'i', j.items, 'n', j.tokens,
+      'd', deadline, 'r', router, 's', 0)
+    call('HSET', j.key, 'state', 'queued', 'tenant', tenant, 'lane', class, 'entry', entry, 'items', j.items, 'tokens',
+      j.tokens, 'deadline', deadline, 'created', now, 'router', router, 'next', 0, 'replay_of', replay_of)
+  end
+  add_use(use, class, items, tokens)
+  return {'admitted', class, '', '0', held_items + items, held_tokens + tokens, cap.items, cap.tokens}
+end
+if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end
+for _, c in ipairs(classes) do
+  local cap = capacity(workers, alive, c.name)
+  if cap.n > 0 then
+    live = true
+    local held_items, held_tokens = held(use, c.name, cap)
+    if own_lane then
+      local mine = capacity(workers, alive, c.name, preferred)
+      if mine.n > 0 and held_items + items <= cap.items and held_tokens + tokens <= cap.tokens then
+        local i, t = use_of(use, 'w.' .. preferred)
+        if predicted(mine, i, t) <= predicted(cap, held_items, held_tokens) + value_s then
+          local done = try('w.' .. preferred, own_lane, mine, i, t)
+          if done then return done end
+        end
+      end
+    end
+    local done = try(c.name, c.lane, cap, held_items, held_tokens)
+    if done then return done end
+  end
+end
+if not live then reason, retry = 'no_worker', 2 end
+return {'refused', '', reason, tostring(retry), 0, 0, 0, 0}

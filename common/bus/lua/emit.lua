@@ -1,0 +1,32 @@
+-- One step of a worker: events of its jobs (or none), each fenced by lease, epoch and index.
+-- KEYS use | {job log lane journal} per job    ARGV worker | n {id entry epoch router index kind event fold}..
+-- Returns per job: verdict (ok|cancelled|fenced|gap) and the router to ring from now on.
+local use = key()
+open_door(use)
+local worker, out = arg(), {}
+for _ = 1, num() do
+  local id, entry, epoch, router, index, event, fold = arg(), arg(), num(), arg(), num(), arg(), arg()
+  local job, log, lane, journal = key(), key(), key(), key()
+  local f = fields(job, 'cancelled', 'next', 'router', 'state')
+  local verdict = 'ok'
+  if lease(lane, entry, worker) ~= epoch then verdict = 'fenced'
+  elseif f[1] then verdict = 'cancelled'
+  else
+    if f[4] == 'queued' then call('HSET', job, 'state', 'running') end
+    if index >= 0 then
+      local next_index = tonumber(f[2])
+      if index == next_index then
+        if fold == '1' then call('DEL', log) end
+        call('RPUSH', log, event)
+        call('HSET', job, 'next', index + 1)
+        call('HDEL', job, 'suspicions', 'alone_deaths')
+        ring(journal, id, index, event)
+      elseif index ~= next_index - 1 or call('LINDEX', log, -1) ~= event then
+        verdict = 'gap'
+      end
+    end
+  end
+  out[#out + 1] = verdict
+  out[#out + 1] = f[3] or router
+end
+return out

@@ -1,0 +1,23 @@
+-- A raised error charges its own job: it goes to `returned` for another try, or is convicted.
+-- KEYS use dead job log lane journal     ARGV worker id entry epoch code message trace max_errors
+local k = {use = key(), dead = key(), job = key(), log = key(), lane = key(), journal = key()}
+open_door(k.use)
+local worker, id, entry, epoch, code, message, trace, max_errors =
+  arg(), arg(), arg(), num(), arg(), arg(), arg(), num()
+local mark = worker .. ' ' .. entry .. ' ' .. epoch
+if call('HGET', k.job, 'failed_by') == mark then return 'done' end
+if lease(k.lane, entry, worker) ~= epoch then return 'fenced' end
+call('HSET', k.job, 'failed_by', mark)
+if call('HGET', k.job, 'cancelled') then
+  end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
+  return 'cancelled'
+end
+call('HINCRBY', k.job, 'attempts', 1)
+if call('HINCRBY', k.job, 'errors', 1) >= max_errors then
+  bury(k, id, code, message, trace)
+  return 'dead'
+end
+call('HDEL', k.job, 'alone')
+call('HSET', k.job, 'state', 'queued')
+call('XCLAIM', k.lane, GROUP, RETURNED, 0, entry, 'JUSTID')
+return 'returned'

@@ -1,0 +1,117 @@
+-- Shared by every script: time, leases, use, and the one way a job ends. KEYS and ARGV are read in order by key() and arg().
+local GROUP, RETURNED = 'workers', 'returned'
+local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
+local INLINE = 4096         -- a larger event rings the journal without its bytes
+local at, ak = 0, 0
+local function arg() at = at + 1; return ARGV[at] end
+local function num() return tonumber(arg()) end
+local function key() ak = ak + 1; return KEYS[ak] end
+local function call(...) return redis.call(...) end
+
+-- A write that a full Redis does not refuse; after it the script may allocate, so running work can always end.
+local function open_door(use) call('HDEL', use, '-') end
+
+local function now_ms()
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+local function fields(k, ...)
+  return call('HMGET', k, ...)
+end
+
+-- The pending entry of `consumer`: its delivery count (the epoch), or nil.
+local function lease(lane, entry, consumer)
+  local p = redis.pcall('XPENDING', lane, GROUP, entry, entry, 1, consumer)
+  if p.err or #p == 0 then return nil end
+  return tonumber(p[1][4])
+end
+
+local function owner(lane, entry)
+  local p = redis.pcall('XPENDING', lane, GROUP, entry, entry, 1)
+  if p.err or #p == 0 then return nil end
+  return p[1][2]
+end
+
+local function add_use(use, class, items, tokens)
+  call('HINCRBY', use, class .. ':items', items)
+  call('HINCRBY', use, class .. ':tokens', tokens)
+end
+
+local function drop_entry(use, lane, class, entry, items, tokens)
+  redis.pcall('XACK', lane, GROUP, entry)
+  if call('XDEL', lane, entry) == 1 then add_use(use, class, -items, -tokens) end
+end
+
+local function ring(journal, job, index, event)
+  call('XADD', journal, 'MAXLEN', '~', 100000, '*', 'j', job, 'i', index, 'e', #event <= INLINE and event or '')
+  call('PEXPIRE', journal, 60000)
+end
+
+local function made_event(index, kind, code, message)
+  return cmsgpack.pack({v = 1, index = index, kind = kind, code = code, message = message})
+end
+
+-- Ends a job: event, journal, entry, use, state and time to live, all at once.
+local function end_job(k, job, kind, event, code, message)
+  local f = fields(k.job, 'lane', 'entry', 'items', 'tokens', 'deadline', 'next')
+  local index = tonumber(f[6] or '0')
+  event = event or made_event(index, kind, code, message)
+  call('RPUSH', k.log, event)
+  if k.journal ~= '' then ring(k.journal, job, index, event) end
+  drop_entry(k.use, k.lane, f[1], f[2], tonumber(f[3]), tonumber(f[4]))
+  call('HSET', k.job, 'state', kind, 'next', index + 1, 'ended', now_ms())
+  local at_ms = math.max(tonumber(f[5]), now_ms()) + KEEP_MS
+  call('PEXPIREAT', k.job, at_ms)
+  call('PEXPIREAT', k.log, at_ms)
+end
+
+local function bury(k, job, code, message, trace)
+  local f = fields(k.job, 'entry', 'tenant', 'items', 'tokens', 'attempts')
+  local e = call('XRANGE', k.lane, f[1], f[1])
+  local payload = ''
+  if #e > 0 then
+    for i = 1, #e[1][2], 2 do if e[1][2][i] == 'p' then payload = e[1][2][i + 1] end end
+  end
+  local id = call('XADD', k.dead, '*', 'job', job, 'tenant', f[2], 'payload', payload, 'items', f[3], 'tokens', f[4],
+    'code', code, 'message', message, 'trace', trace, 'attempts', f[5] or '1', 'at', now_ms())
+  call('HSET', k.job, 'letter', id)
+  end_job(k, job, 'dead', nil, code, message)
+end
+
+-- Depth of a class: the sum over live, undraining workers. `alive` maps a worker's name to its heartbeat key.
+local function capacity(workers, alive, class, only)
+  local c = {items = 0, tokens = 0, n = 0, ai = 0, at = 0, b = 0, own = {}}
+  for name, heart in pairs(alive) do
+    if (not only or only == name) and call('EXISTS', heart) == 1 then
+      local packed = call('HGET', workers, name)
+      local w = packed and cmsgpack.unpack(packed)
+      local serves = false
+      if w and not w.draining then
+        for _, x in ipairs(w.classes) do if x == class then serves = true end end
+      end
+      if serves then
+        c.items, c.tokens, c.n = c.items + w.depth_items, c.tokens + w.depth_tokens, c.n + 1
+        c.ai, c.at, c.b = c.ai + w.alpha_items_s, c.at + w.alpha_tokens_s, c.b + w.beta_s
+        c.own[#c.own + 1] = name
+      end
+    end
+  end
+  if c.n > 0 then c.ai, c.at, c.b = c.ai / c.n, c.at / c.n, c.b / c.n end
+  return c
+end
+
+local function use_of(use, class)
+  local f = fields(use, class .. ':items', class .. ':tokens')
+  return tonumber(f[1] or '0'), tonumber(f[2] or '0')
+end
+
+-- What a class holds: its shared lane and its live workers' own lanes.
+local function held(use, class, cap)
+  local items, tokens = use_of(use, class)
+  for _, name in ipairs(cap.own) do
+    local i, t = use_of(use, 'w.' .. name)
+    items, tokens = items + i, tokens + t
+  end
+  return items, tokens
+end

@@ -1,0 +1,52 @@
+-- Housekeeping of one family: ends expired work nobody holds, deletes dead consumers at pending 0, forgets dead
+-- workers, and recomputes use from the streams; any difference is a bug and is returned.
+-- KEYS use workers | lane per class | heart per worker | {job log journal} per expired entry
+-- ARGV n class.. | n worker.. | n {class_index id entry}..
+local use, workers = key(), key()
+open_door(use)
+local classes, lanes, hearts, live = {}, {}, {}, {}
+for i = 1, num() do classes[i] = arg(); lanes[i] = key() end
+for _ = 1, num() do local w = arg(); hearts[w] = key() end
+for w, heart in pairs(hearts) do
+  live[w] = call('EXISTS', heart) == 1
+  if not live[w] then call('HDEL', workers, w) end
+end
+local now, ended, deleted, wrong = now_ms(), 0, 0, {}
+for _ = 1, num() do
+  local c, id, entry = num(), arg(), arg()
+  local k = {use = use, lane = lanes[c], job = key(), log = key(), journal = key()}
+  local f = fields(k.job, 'entry', 'deadline', 'state')
+  local holder = owner(k.lane, entry)
+  if f[1] == entry and tonumber(f[2]) < now and (not holder or holder == RETURNED) then
+    end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran')
+    ended = ended + 1
+  end
+end
+for i, class in ipairs(classes) do
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', lanes[i], GROUP)
+  for _, c in ipairs(consumers.err and {} or consumers) do
+    local info = {}
+    for n = 1, #c, 2 do info[c[n]] = c[n + 1] end
+    if info.name ~= RETURNED and info.pending == 0 and hearts[info.name] and not live[info.name] then
+      call('XGROUP', 'DELCONSUMER', lanes[i], GROUP, info.name)
+      deleted = deleted + 1
+    end
+  end
+  local items, tokens = 0, 0
+  for _, e in ipairs(call('XRANGE', lanes[i], '-', '+')) do
+    for n = 1, #e[2], 2 do
+      if e[2][n] == 'i' then items = items + tonumber(e[2][n + 1]) end
+      if e[2][n] == 'n' then tokens = tokens + tonumber(e[2][n + 1]) end
+    end
+  end
+  local had_items, had_tokens = use_of(use, class)
+  if had_items ~= items or had_tokens ~= tokens then
+    wrong[#wrong + 1] = class .. ' ' .. had_items .. '/' .. had_tokens .. ' ' .. items .. '/' .. tokens
+    call('HSET', use, class .. ':items', items, class .. ':tokens', tokens)
+  end
+  if items == 0 and string.sub(class, 1, 2) == 'w.' and not live[string.sub(class, 3)] then
+    call('HDEL', use, class .. ':items', class .. ':tokens')
+    call('DEL', lanes[i])
+  end
+end
+return {ended, deleted, wrong}

@@ -1,0 +1,82 @@
+-- Takes leases from where they cannot be used. Modes:
+--   settle  a dead worker's leases: each charged one suspicion, then to `returned` (or convicted, or ended)
+--   return  the caller's own leases, handed over: charges nothing
+--   take    entries of `returned` for the caller, who must be alive
+-- A worker's own lane has no other reader, so its entries move to the shared lane instead.
+-- KEYS use dead heart(of from; of the caller when taking) lane shared | {job log journal} per entry
+-- ARGV mode from caller class shared_class idle | n {id entry unread}..
+-- Returns per entry: id and verdict (returned|moved|taken:<epoch>:<alone>|waits|cancelled|expired|dead|not).
+local use, dead, heart, lane, shared = key(), key(), key(), key(), key()
+open_door(use)
+local mode, from, caller, class, shared_class, idle = arg(), arg(), arg(), arg(), arg(), arg() == '1'
+local out, now = {}, now_ms()
+if mode == 'settle' and call('EXISTS', heart) == 1 then return {'alive'} end
+if mode == 'take' and call('EXISTS', heart) == 0 then return {'gone'} end
+local own = lane ~= shared
+
+local function to_shared(k, entry, fresh)
+  local e = call('XRANGE', lane, entry, entry)
+  if #e == 0 then return 'not' end
+  local v, items, tokens = e[1][2], 0, 0
+  for i = 1, #v, 2 do
+    if v[i] == 'i' then items = tonumber(v[i + 1]) elseif v[i] == 'n' then tokens = tonumber(v[i + 1]) end
+    if v[i] == 's' then v[i + 1] = call('HGET', k.job, 'suspicions') or 0 end
+  end
+  drop_entry(use, lane, class, entry, items, tokens)
+  local id = call('XADD', shared, '*', unpack(v))
+  add_use(use, shared_class, items, tokens)
+  call('HSET', k.job, 'lane', shared_class, 'entry', id, 'state', 'queued')
+  return 'moved'
+end
+
+local function charge(k)
+  call('HINCRBY', k.job, 'attempts', 1)
+  call('HINCRBY', k.job, 'suspicions', 1)
+  if call('HGET', k.job, 'alone') == from then
+    if call('HINCRBY', k.job, 'alone_deaths', 1) >= 3 then return true end
+  end
+  return false
+end
+
+local function one(k, id, entry, unread)
+  local holder = owner(lane, entry)
+  if unread then
+    if not own or holder then return 'not' end
+  elseif holder ~= from then return 'not' end
+  local f = fields(k.job, 'cancelled', 'deadline', 'suspicions')
+  if not f[2] then return 'not' end
+  if f[1] then
+    end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
+    return 'cancelled'
+  elseif tonumber(f[2]) < now then
+    end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran')
+    return 'expired'
+  end
+  if mode == 'take' then
+    local alone = tonumber(f[3] or '0') >= 2
+    if alone and not idle then return 'waits' end
+    call('XCLAIM', lane, GROUP, caller, 0, entry)
+    if alone then call('HSET', k.job, 'alone', caller) end
+    idle = idle and not alone
+    return 'taken:' .. lease(lane, entry, caller) .. ':' .. (alone and '1' or '0')
+  end
+  if mode == 'settle' and not unread and charge(k) then
+    bury(k, id, 'job_failed', 'the job was running alone each of 3 times its worker died', '')
+    return 'dead'
+  end
+  call('HDEL', k.job, 'alone')
+  if own then return to_shared(k, entry) end
+  call('XCLAIM', lane, GROUP, RETURNED, 0, entry, 'JUSTID')
+  call('HSET', k.job, 'state', 'queued')
+  return 'returned'
+end
+
+for _ = 1, num() do
+  local id, entry, unread = arg(), arg(), arg() == '1'
+  local k = {use = use, dead = dead, lane = lane, job = key(), log = key(), journal = key()}
+  local verdict = one(k, id, entry, unread)
+  out[#out + 1] = id
+  out[#out + 1] = verdict
+  if mode == 'take' and string.sub(verdict, -2) == ':1' then break end
+end
+return out

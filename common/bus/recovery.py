@@ -1,0 +1,235 @@
+"""What keeps leases from being lost: settling the dead, taking what was handed over, moving and reaping.
+
+Each call reads plainly what there is, then one script decides atomically; so two reclaimers never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from common.bus import keys
+from common.bus.admission import Door
+from common.bus.heart import TTL_MS
+from common.bus.keys import GROUP, RETURNED
+from common.ids import Family
+
+BATCH = 100
+
+
+class Entry(NamedTuple):
+    """A lane's entry as read: its fields decide which keys a script needs."""
+
+    id: str
+    job: str
+    payload: bytes
+    items: int
+    tokens: int
+    deadline_ms: int
+    router: str
+    suspicions: int
+
+
+class Verdict(NamedTuple):
+    """What a script did with one entry."""
+
+    entry: Entry
+    verdict: str
+
+
+def entry_of(raw: Sequence[bytes | list[bytes]]) -> Entry:
+    """Parse one raw stream entry."""
+    flat = raw[1]
+    assert isinstance(flat, list)
+    assert isinstance(raw[0], bytes)
+    f = dict(zip(flat[::2], flat[1::2], strict=True))
+    return Entry(
+        raw[0].decode(),
+        f[b"j"].decode(),
+        f[b"p"],
+        int(f[b"i"]),
+        int(f[b"n"]),
+        int(f[b"d"]),
+        f[b"r"].decode(),
+        int(f[b"s"]),
+    )
+
+
+class Recovery(Door):
+    """Scripts `reclaim`, `move` and `reap` with the reads that prepare them."""
+
+    async def ensure_group(self, family: Family, cls: str) -> None:
+        """Create a lane's group at its beginning, so that nothing queued before it is lost."""
+        from redis.exceptions import ResponseError  # noqa: PLC0415
+
+        try:
+            await self.call("XGROUP", "CREATE", keys.lane(family, cls), GROUP, "0", "MKSTREAM")
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
+        lane = keys.lane(family, cls)
+        rows = await self.call("XPENDING", lane, GROUP, "-", "+", count, consumer)
+        entries = []
+        for row in rows:
+            found = await self.call("XRANGE", lane, row[0], row[0])
+            entries += [entry_of(item) for item in found]
+        return entries
+
+    async def _unread(self, family: Family, cls: str, count: int) -> list[Entry]:
+        lane = keys.lane(family, cls)
+        groups = await self.call("XINFO", "GROUPS", lane) if await self.call("EXISTS", lane) else []
+        last = b"0-0"
+        for flat in groups:
+            group = dict(zip(flat[::2], flat[1::2], strict=True))
+            last = group[b"last-delivered-id"]
+        found = await self.call("XRANGE", lane, b"(" + last, "+", "COUNT", count)
+        return [entry_of(item) for item in found]
+
+    async def _reclaim(
+        self,
+        mode: str,
+        family: Family,
+        cls: str,
+        source: str,
+        caller: str,
+        entries: Iterable[tuple[Entry, bool]],
+        *,
+        shared: str | None = None,
+        idle: bool = False,
+    ) -> list[Verdict]:
+        batch = list(entries)
+        shared = shared or cls
+        heart = keys.heart(family, caller if mode == "take" else source)
+        names = [keys.use(family), keys.dead(family), heart]
+        names += [keys.lane(family, cls), keys.lane(family, shared)]
+        args: list[object] = [mode, source, caller, cls, shared, int(idle), len(batch)]
+        for entry, unread in batch:
+            names += [keys.job(entry.job), keys.log(entry.job), keys.journal(family, entry.router)]
+            args += [entry.job, entry.id, int(unread)]
+        reply = [item.decode() for item in await self.script("reclaim", names, args)]
+        if len(reply) == 1:
+            return []
+        by_job = {entry.job: entry for entry, _ in batch}
+        return [Verdict(by_job[j], v) for j, v in zip(reply[::2], reply[1::2], strict=True)]
+
+    async def settle(self, family: Family, cls: str, caller: str) -> list[Verdict]:
+        """Settle the leases of every dead consumer of a lane; nothing before Redis was reached for one TTL."""
+        if self.reached_for() * 1000 < TTL_MS:
+            return []
+        done: list[Verdict] = []
+        for consumer in await self.pending(family, cls):
+            if consumer in {RETURNED, caller} or await self._lives(family, consumer):
+                continue
+            held = await self._held_by(family, cls, consumer, BATCH)
+            done += await self._reclaim(
+                "settle", family, cls, consumer, caller, [(e, False) for e in held]
+            )
+        return done
+
+    async def _lives(self, family: Family, worker: str) -> bool:
+        return bool(await self.call("EXISTS", keys.heart(family, worker)))
+
+    async def settle_own_lane(
+        self, family: Family, worker: str, caller: str, shared: str
+    ) -> list[Verdict]:
+        """Move a dead worker's own lane, leases and unread entries, to the shared one."""
+        if self.reached_for() * 1000 < TTL_MS or await self._lives(family, worker):
+            return []
+        cls = keys.own(worker)
+        if not await self.call("EXISTS", keys.lane(family, cls)):
+            return []
+        done: list[Verdict] = []
+        for holder in (worker, RETURNED):
+            held = await self._held_by(family, cls, holder, BATCH)
+            mode = "settle" if holder == worker else "return"
+            batch = [(e, False) for e in held]
+            if batch:
+                done += await self._reclaim(mode, family, cls, holder, caller, batch, shared=shared)
+        unread = [(e, True) for e in await self._unread(family, cls, BATCH)]
+        if unread:
+            done += await self._reclaim(
+                "settle", family, cls, worker, caller, unread, shared=shared
+            )
+        return done
+
+    async def hand_over(
+        self,
+        family: Family,
+        cls: str,
+        worker: str,
+        jobs: Iterable[str] | None,
+        *,
+        shared: str | None = None,
+    ) -> list[Verdict]:
+        """Return a worker's own leases (all, or those of `jobs`), uncharged."""
+        wanted = None if jobs is None else set(jobs)
+        held = await self._held_by(family, cls, worker, 10_000)
+        batch = [(e, False) for e in held if wanted is None or e.job in wanted]
+        if not batch:
+            return []
+        return await self._reclaim("return", family, cls, worker, worker, batch, shared=shared)
+
+    async def take(
+        self, family: Family, cls: str, caller: str, count: int, *, idle: bool
+    ) -> list[Verdict]:
+        """Take up to `count` entries of `returned`; one with two suspicions only when idle, and then alone."""
+        held = await self._held_by(family, cls, RETURNED, count)
+        if not held:
+            return []
+        batch = [(e, False) for e in held]
+        return await self._reclaim("take", family, cls, RETURNED, caller, batch, idle=idle)
+
+    async def move(
+        self, family: Family, source: str, target: str, caller: str, *, count: int = BATCH
+    ) -> list[str]:
+        """Move unread entries of `source` to `target` while the target's depth has room; returns the jobs."""
+        unread = await self._unread(family, source, count)
+        if not unread:
+            return []
+        hearts = await self.hearts(family)
+        names = [keys.use(family), keys.workers(family), keys.heart(family, caller)]
+        names += [keys.lane(family, source), keys.lane(family, target), *hearts.values()]
+        args: list[object] = [source, target, len(hearts), *hearts, len(unread)]
+        for entry in unread:
+            names.append(keys.job(entry.job))
+            args += [entry.job, entry.id]
+        return [item.decode() for item in await self.script("move", names, args)]
+
+    async def reap(self, family: Family, classes: Iterable[str]) -> tuple[int, int, list[str]]:
+        """Housekeep a family: (entries expired, consumers deleted, differences of use, each a bug)."""
+        lanes = sorted({*classes, *(await self.use(family))})
+        workers = set(await self.hearts(family))
+        expired: list[object] = []
+        names = [keys.use(family), keys.workers(family), *(keys.lane(family, c) for c in lanes)]
+        job_keys: list[str] = []
+        now, n = self.clock.now_ms(), 0
+        for index, cls in enumerate(lanes):
+            workers |= set(await self.pending(family, cls)) - {RETURNED}
+            workers |= await self._consumers(family, cls)
+            for entry in await self._stale(family, cls, now):
+                expired += [index + 1, entry.job, entry.id]
+                job_keys += [
+                    keys.job(entry.job),
+                    keys.log(entry.job),
+                    keys.journal(family, entry.router),
+                ]
+                n += 1
+        ordered = sorted(workers)
+        names += [keys.heart(family, w) for w in ordered] + job_keys
+        args: list[object] = [len(lanes), *lanes, len(ordered), *ordered, n, *expired]
+        ended, deleted, wrong = await self.script("reap", names, args)
+        return int(ended), int(deleted), [item.decode() for item in wrong]
+
+    async def _consumers(self, family: Family, cls: str) -> set[str]:
+        lane = keys.lane(family, cls)
+        if not await self.call("XLEN", lane) and not await self.call("EXISTS", lane):
+            return set()
+        reply = await self.call("XINFO", "CONSUMERS", lane, GROUP)
+        named = (dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in reply)
+        return {name for name in named if name != RETURNED}
+
+    async def _stale(self, family: Family, cls: str, now_ms: int) -> list[Entry]:
+        found = await self.call("XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 10 * BATCH)
+        return [e for e in map(entry_of, found) if e.deadline_ms < now_ms]

@@ -1,0 +1,154 @@
+"""What the whole mesh must agree on: model cards, collections, idempotency claims, dead letters."""
+
+from __future__ import annotations
+
+import zlib
+
+from common.bus import keys
+from common.bus.admission import Door
+from common.bus.roster import hash_of
+from common.errors import Conflict
+from common.ids import Family, family_of
+from common.messages import CollectionRecord, DeadLetter, ModelCard, decode, encode
+
+CLAIM_S = 24 * 3600
+COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
+
+
+class Registry(Door):
+    """Records outside any family, each change one plain command."""
+
+    async def publish_card(self, card: ModelCard, tokenizer: bytes) -> None:
+        """Publish a model's card with its tokenizer.json."""
+        packed = zlib.compress(tokenizer, 1)
+        await self.call("HSET", f"model:{card.name}", "card", encode(card), "tokenizer", packed)
+        await self.call("SADD", "models", card.name)
+
+    async def cards(self) -> dict[str, ModelCard]:
+        """Return every model's card by name."""
+        found = {}
+        for name in sorted(await self.call("SMEMBERS", "models")):
+            raw = await self.call("HGET", f"model:{name.decode()}", "card")
+            if raw is not None:
+                found[name.decode()] = decode(raw, ModelCard)
+        return found
+
+    async def tokenizer(self, name: str) -> bytes:
+        """Return a model's tokenizer.json; KeyError if there is no such card."""
+        raw = await self.call("HGET", f"model:{name}", "tokenizer")
+        if raw is None:
+            raise KeyError(name)
+        return zlib.decompress(raw)
+
+    # -- idempotency -----------------------------------------------------------------------------------
+
+    async def claim(self, tenant: str, key: str, body_hash: bytes, request: str) -> str:
+        """Claim (tenant, key) for `request` for 24 h; return the request to use: an earlier one's for the same body.
+
+        Conflict (409 `idempotency_conflict`) if the key was used with another body.
+        """
+        name, mine = f"idem:{tenant}:{key}", body_hash + request.encode()
+        for _ in range(3):
+            if await self.call("SET", name, mine, "NX", "EX", CLAIM_S):
+                return request
+            stored = await self.call("GET", name)
+            if stored is None:
+                continue  # released in between
+            if stored[: len(body_hash)] != body_hash:
+                raise Conflict(
+                    "Idempotency-Key was used with another body; use a new key for a new request",
+                    code="idempotency_conflict",
+                )
+            return str(stored[len(body_hash) :].decode())
+        return request
+
+    async def unclaim(self, tenant: str, key: str, request: str) -> None:
+        """Release a claim whose request was refused at the door."""
+        name = f"idem:{tenant}:{key}"
+        stored = await self.call("GET", name)
+        if stored is not None and stored.endswith(request.encode()):
+            await self.call("DEL", name)
+
+    # -- collections -----------------------------------------------------------------------------------
+
+    async def create_collection(self, record: CollectionRecord) -> bool:
+        """Register a collection; False if the tenant has one of that name."""
+        field = f"{record.tenant}/{record.name}"
+        return bool(await self.call("HSETNX", COLLECTIONS, field, encode(record)))
+
+    async def collection(self, tenant: str, name: str) -> CollectionRecord | None:
+        """Return a tenant's collection, or None."""
+        raw = await self.call("HGET", COLLECTIONS, f"{tenant}/{name}")
+        return None if raw is None else decode(raw, CollectionRecord)
+
+    async def collections(self, tenant: str | None = None) -> list[CollectionRecord]:
+        """Return a tenant's collections, or all, by name."""
+        rows = hash_of(await self.call("HGETALL", COLLECTIONS))
+        records = [decode(raw, CollectionRecord) for _, raw in sorted(rows.items())]
+        return [r for r in records if tenant is None or r.tenant == tenant]
+
+    async def replace_collection(self, old: CollectionRecord, new: CollectionRecord) -> bool:
+        """Let the name of `old` mean `new`; False if it means another by now."""
+        current = await self.collection(old.tenant, old.name)
+        if current is None or current.id != old.id:
+            return False
+        await self.call("HSET", COLLECTIONS, f"{new.tenant}/{new.name}", encode(new))
+        await self.call("SADD", REMOVED, old.id)
+        return True
+
+    async def remove_collection(self, record: CollectionRecord) -> None:
+        """Unregister a collection and remember its id, so that no replica brings it back."""
+        await self.call("SADD", REMOVED, record.id)
+        current = await self.collection(record.tenant, record.name)
+        if current is not None and current.id == record.id:
+            await self.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
+
+    async def removed_collections(self) -> set[str]:
+        """Return the ids of collections that were removed."""
+        return {item.decode() for item in await self.call("SMEMBERS", REMOVED)}
+
+    # -- dead letters ----------------------------------------------------------------------------------
+
+    async def dead_letters(self, family: Family | None = None) -> list[DeadLetter]:
+        """Return dead letters, oldest first, of one family or of all."""
+        letters = []
+        for name in [keys.dead(family)] if family else await self._scan("*:dead"):
+            for row in await self.call("XRANGE", name, "-", "+"):
+                f = dict(zip(row[1][::2], row[1][1::2], strict=True))
+                letters.append(
+                    DeadLetter(
+                        job=f[b"job"].decode(),
+                        tenant=f[b"tenant"].decode(),
+                        payload=f[b"payload"],
+                        items=int(f[b"items"]),
+                        tokens=int(f[b"tokens"]),
+                        code=f[b"code"].decode(),
+                        message=f[b"message"].decode(errors="replace"),
+                        trace=f[b"trace"].decode(errors="replace"),
+                        attempts=int(f[b"attempts"]),
+                        at_ms=int(f[b"at"]),
+                    )
+                )
+        return sorted(letters, key=lambda letter: letter.at_ms)
+
+    async def drop_dead_letter(self, job: str) -> bool:
+        """Delete a dead letter; False if there is none of this job."""
+        name = keys.dead(family_of(job))
+        for row in await self.call("XRANGE", name, "-", "+"):
+            f = dict(zip(row[1][::2], row[1][1::2], strict=True))
+            if f[b"job"].decode() == job:
+                return bool(await self.call("XDEL", name, row[0]))
+        return False
+
+    async def _scan(self, pattern: str) -> list[str]:
+        found: set[str] = set()
+        for client in self._nodes():
+            cursor = b"0"
+            while True:
+                cursor, names = await self._once(
+                    client, ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+                )
+                found |= {name.decode() for name in names}
+                if cursor in {b"0", 0}:
+                    break
+        return sorted(found)

@@ -1,0 +1,98 @@
+"""Who serves a family, and how full its lanes are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from common.bus import keys
+from common.bus.connection import Connection
+from common.ids import Family
+from common.messages import WorkerRecord, decode
+
+FRESH_S = 0.5
+
+
+class LaneState(NamedTuple):
+    """A lane as metrics and the dashboard see it."""
+
+    items: int
+    tokens: int
+    depth_items: int
+    depth_tokens: int
+    oldest_age_s: float
+    pending: int
+
+
+class Roster(Connection):
+    """Workers of a family, read at most every half second; the door itself checks who lives."""
+
+    _rosters: dict[Family, tuple[float, dict[str, WorkerRecord]]]
+
+    async def _records(self, family: Family) -> dict[str, WorkerRecord]:
+        if not hasattr(self, "_rosters"):
+            self._rosters = {}
+        cached = self._rosters.get(family)
+        if cached is not None and self.clock.monotonic() - cached[0] < FRESH_S:
+            return cached[1]
+        flat = hash_of(await self.call("HGETALL", keys.workers(family)))
+        records = {name.decode(): decode(raw, WorkerRecord) for name, raw in flat.items()}
+        self._rosters[family] = (self.clock.monotonic(), records)
+        return records
+
+    def forget_roster(self, family: Family) -> None:
+        """Read the workers anew at the next use."""
+        if hasattr(self, "_rosters"):
+            self._rosters.pop(family, None)
+
+    async def hearts(self, family: Family) -> dict[str, str]:
+        """Return worker -> heartbeat key of every registered worker, living or not."""
+        return {name: keys.heart(family, name) for name in await self._records(family)}
+
+    async def workers(self, family: Family) -> list[WorkerRecord]:
+        """Return the records of the workers that have a heartbeat now."""
+        records = await self._records(family)
+        if not records:
+            return []
+        alive = [bool(await self.call("EXISTS", keys.heart(family, name))) for name in records]
+        return [record for record, lives in zip(records.values(), alive, strict=True) if lives]
+
+    async def use(self, family: Family) -> dict[str, tuple[int, int]]:
+        """Return class -> (items, tokens), queued and running."""
+        flat = {
+            k.decode(): int(v)
+            for k, v in hash_of(await self.call("HGETALL", keys.use(family))).items()
+        }
+        classes = {name.rsplit(":", 1)[0] for name in flat if ":" in name}
+        return {c: (flat.get(f"{c}:items", 0), flat.get(f"{c}:tokens", 0)) for c in sorted(classes)}
+
+    async def lanes(self, family: Family) -> dict[str, LaneState]:
+        """Return every lane of a family with use, depth, age of its oldest entry, and pending entries."""
+        used, depth = await self.use(family), dict[str, tuple[int, int]]()
+        for record in await self.workers(family):
+            for cls in () if record.draining else (*record.classes, keys.own(record.worker)):
+                items, tokens = depth.get(cls, (0, 0))
+                depth[cls] = (items + record.depth_items, tokens + record.depth_tokens)
+        states = {}
+        for cls in sorted({*used, *depth}):
+            oldest = await self.call("XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 1)
+            age = self.clock.now_ms() - int(oldest[0][0].split(b"-")[0]) if oldest else 0
+            pending = await self.pending(family, cls)
+            states[cls] = LaneState(
+                *used.get(cls, (0, 0)),
+                *depth.get(cls, (0, 0)),
+                max(age, 0) / 1000,
+                sum(pending.values()),
+            )
+        return states
+
+    async def pending(self, family: Family, cls: str) -> dict[str, int]:
+        """Return consumer -> number of leases on one lane."""
+        if not await self.call("EXISTS", keys.lane(family, cls)):
+            return {}
+        reply = await self.call("XPENDING", keys.lane(family, cls), keys.GROUP)
+        return {name.decode(): int(count) for name, count in reply[3] or ()}
+
+
+def hash_of(reply: list[bytes]) -> dict[bytes, bytes]:
+    """Return a flat reply of fields and values as a dict."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
