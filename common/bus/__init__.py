@@ -7,9 +7,9 @@ from typing import Any
 from common.bus.admission import Admission, JobState, NewJob
 from common.bus.connection import BusDown, BusFull
 from common.bus.consumer import Consumer as _Consumer
-from common.bus.consumer import Lease
 from common.bus.heart import Heart
 from common.bus.journal import Journal
+from common.bus.lease import Lease
 from common.bus.recovery import Recovery
 from common.bus.roster import LaneState
 from common.bus.writes import Writes

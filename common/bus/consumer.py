@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -20,36 +18,18 @@ from common.bus import keys
 from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.heart import TTL_MS, Heart, Pulse
 from common.bus.keys import GROUP
+from common.bus.lease import Holder, Lease
 from common.bus.recovery import Entry, Recovery, entry_of
-from common.errors import SpillwayError
 from common.ids import Family, ulid
-from common.messages import Event, Result, WorkerRecord, encode
+from common.messages import WorkerRecord, encode
 
-MAX_ERRORS = 3
 RECOVER_S = 0.5
 BEAT_S = 1.0
 REAP_S = 60.0
 _log = structlog.get_logger("bus")
 
 
-class Lease(NamedTuple):
-    """A worker's right to one job; `epoch` is the delivery count that fences off others' results."""
-
-    job: str
-    payload: bytes
-    items: int
-    tokens: int
-    deadline_ms: int
-    router: str
-    attempts: int
-    alone: bool
-    cls: str
-    entry: str
-    epoch: int
-    worker: str
-
-
-class Consumer:
+class Consumer(Holder):
     """Reads lanes of one family as one worker; all methods belong to one event loop."""
 
     def __init__(
@@ -62,20 +42,17 @@ class Consumer:
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
-        self.bus, self.family, self.record = bus, family, record
+        super().__init__(bus, family, record)
         self.generation = 0
         self.largest_items, self.largest_tokens = largest_items, largest_tokens
         self.differences = 0
         self._heart = heart
         self._pulse = Pulse(keys.heart(family, record.worker))
-        self._held: dict[str, Lease] = {}
-        self._revoked: set[str] = set()
         self._strange: set[str] = set()
         self._inbox: list[Lease] = []
         self._arrived = asyncio.Event()
         self._reading: asyncio.Task[list[Lease]] | None = None
         self._room = 0
-        self._returned = False
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -83,16 +60,6 @@ class Consumer:
     def incarnation(service: str) -> str:
         """Return a new worker name, different at every start."""
         return f"{service}-{socket.gethostname().lower()[:20]}-{os.getpid()}-{ulid()[-10:]}"
-
-    @property
-    def worker(self) -> str:
-        """The present incarnation's name."""
-        return self.record.worker
-
-    @property
-    def held(self) -> Mapping[str, Lease]:
-        """Job id -> lease, of everything read and not ended."""
-        return self._held
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -266,110 +233,6 @@ class Consumer:
             return []
         self._held[lease.job] = lease
         return [lease]
-
-    # -- acting on leases ------------------------------------------------------------------------------
-
-    async def step(
-        self,
-        leases: Iterable[Lease],
-        events: Mapping[str, Event] | None = None,
-        *,
-        fold: bool = False,
-    ) -> set[str]:
-        """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
-
-        Jobs returned as cancelled are ended here; those fenced off are forgotten. `fold` replaces a log by the event,
-        which then must hold everything so far.
-        """
-        batch = list(leases)
-        if not batch:
-            return set()
-        names, args = [keys.use(self.family)], [self.worker, len(batch)]
-        for lease in batch:
-            event = (events or {}).get(lease.job)
-            names += self._keys(lease)
-            args += [lease.job, lease.entry, lease.epoch, lease.router]
-            args += [event.index, event.kind, encode(event)] if event else [-1, "", b""]
-            args.append("1" if fold else "0")
-        reply = await self.bus.script("emit", names, args)
-        stop = {lease.job for lease in batch if lease.job in self._revoked}
-        for lease, verdict, router in zip(batch, reply[::2], reply[1::2], strict=True):
-            if verdict != b"ok":
-                stop.add(lease.job)
-            elif router.decode() != lease.router:
-                self._held[lease.job] = lease._replace(router=router.decode())
-        for lease in batch:
-            if lease.job in stop:
-                await self._end(lease, Event(index=0, kind="cancelled"))
-        return stop
-
-    def _keys(self, lease: Lease) -> list[str]:
-        lane = keys.lane(self.family, lease.cls)
-        journal = keys.journal(self.family, lease.router)
-        return [keys.job(lease.job), keys.log(lease.job), lane, journal]
-
-    async def finish(self, lease: Lease, result: Result, *, index: int = 0) -> str:
-        """End a job with its result; "fenced" if the lease was another's by then, and nothing was written."""
-        return await self._end(lease, Event(index=index, kind="result", data=encode(result)))
-
-    async def refuse(self, lease: Lease, error: SpillwayError, *, index: int = 0) -> str:
-        """End a job with an error that another try would not change."""
-        kind: Literal["expired", "error"] = (
-            "expired" if error.code == "deadline_exceeded" else "error"
-        )
-        return await self._end(
-            lease, Event(index=index, kind=kind, code=error.code, message=error.message)
-        )
-
-    async def _end(self, lease: Lease, event: Event) -> str:
-        lease = self._held.get(lease.job, lease)
-        names = [keys.use(self.family), *self._keys(lease)]
-        args = [
-            lease.worker,
-            1,
-            lease.job,
-            lease.entry,
-            lease.epoch,
-            lease.router,
-            event.kind,
-            encode(event),
-        ]
-        verdict, router = await self.bus.script("finish", names, args, timeout_s=120.0)
-        self._forget(lease)
-        if verdict == b"ok" and router.decode() != lease.router:
-            await self._ring(lease, router.decode(), event)
-        return str(verdict.decode())
-
-    async def _ring(self, lease: Lease, router: str, event: Event) -> None:
-        journal = keys.journal(self.family, router)
-        await self.bus.call("XADD", journal, "*", "j", lease.job, "i", event.index, "e", "")
-        await self.bus.call("PEXPIRE", journal, 60_000)
-
-    async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
-        """Charge a job with its own error: another try, or after 3 errors a dead letter."""
-        job_keys = self._keys(lease)
-        names = [keys.use(self.family), keys.dead(self.family), *job_keys]
-        args = [lease.worker, lease.job, lease.entry, lease.epoch]
-        args += [code, message[:2000], trace[-8000:], MAX_ERRORS]
-        verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()
-        self._forget(lease)
-        self._returned = True
-        return str(verdict)
-
-    async def give_back(self, leases: Iterable[Lease]) -> None:
-        """Hand over some leases, uncharged."""
-        batch = list(leases)
-        for cls in {lease.cls for lease in batch}:
-            await self.bus.hand_over(
-                self.family, cls, self.worker, [x.job for x in batch if x.cls == cls]
-            )
-        for lease in batch:
-            self._forget(lease)
-
-    def _forget(self, lease: Lease) -> None:
-        if self._held.get(lease.job, lease).entry == lease.entry:
-            self._held.pop(lease.job, None)
-            self._revoked.discard(lease.job)
 
     # -- recovery --------------------------------------------------------------------------------------
 
