@@ -222,7 +222,7 @@ class Connection:
 
     def _nodes(self) -> list[Any]:
         """Clients that together see every key: the server, or each primary of a Cluster."""
-        return [node for node in self._redis.get_primaries()] if self.cluster else [self._redis]
+        return list(self._redis.get_primaries()) if self.cluster else [self._redis]
 
     def _reached(self) -> None:
         if self.reachable_since is None:
