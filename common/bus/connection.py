@@ -179,12 +179,14 @@ class Connection:
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, timeout_s: float = 10.0
     ) -> Any:
         """Run one of the nine scripts, loading it where Redis does not know it."""
+        wait = self.config.durability == "replicated" and name in {"admit", "finish"}
+        client = _Replicated(self._redis, keys[0], cluster=self.cluster) if wait else self._redis
         head = ("EVALSHA", self._shas[name], len(keys), *keys, *args)
         try:
-            return await self.call(*head, timeout_s=timeout_s)
+            return await self._persist(client, head, timeout_s)
         except NoScriptError:
             whole = ("EVAL", self._scripts[name], len(keys), *keys, *args)
-            return await self.call(*whole, timeout_s=timeout_s)
+            return await self._persist(client, whole, timeout_s)
 
     async def _persist(self, client: Any, command: Sequence[Any], timeout_s: float) -> Any:
         deadline, pause = self.clock.monotonic() + timeout_s, 0.02
@@ -243,3 +245,35 @@ class Connection:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a waiter that left must not make the loop complain
+
+
+class _Replicated:
+    """Runs a command and WAITs for one replica on the same connection; a reply no replica has counts as lost.
+
+    The scripts are idempotent, so the caller tries again; this narrows the failover window and does not close it.
+    """
+
+    def __init__(self, client: Any, key: str, *, cluster: bool) -> None:
+        self._client, self._key, self._cluster = client, key, cluster
+
+    async def execute_command(self, *command: Any) -> Any:
+        if self._cluster:
+            await self._client.initialize()
+            node = self._client.get_node_from_key(self._key)
+            connection = node.acquire_connection()
+        else:
+            connection = await self._client.connection_pool.get_connection()
+        try:
+            await connection.connect()
+            await connection.send_command(*command)
+            reply = await connection.read_response()
+            await connection.send_command("WAIT", 1, 1000)
+            replicas = await connection.read_response()
+        finally:
+            if self._cluster:
+                node.release(connection)
+            else:
+                await self._client.connection_pool.release(connection)
+        if replicas < 1:
+            raise RedisConnectionError("NOREPLICAS: no replica acknowledged the write within 1 s")
+        return reply
