@@ -1,0 +1,106 @@
+"""How commands reach a server: which address, which key, and what a failure says to people."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spillway_client import AsyncSpillway, SpillwayError
+from spillway_client.errors import APIConnectionError, APITimeoutError, AuthenticationError
+
+from common.config import Common, load
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server's address and the key to use there."""
+
+    url: str
+    api_key: str | None
+
+
+class NoServer(Exception):
+    """No address was given and no instance runs in the data directory; says what to do."""
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add --url, --api-key and --data-dir."""
+    parser.add_argument(
+        "--url", help="the server (default: SPILLWAY_URL, else the instance of the data directory)"
+    )
+    parser.add_argument("--api-key", help="default: SPILLWAY_API_KEY, which `ps` does not show")
+    parser.add_argument(
+        "--data-dir", default=argparse.SUPPRESS, help="where to look for a running instance"
+    )
+
+
+def endpoint(args: argparse.Namespace, env: Mapping[str, str]) -> Endpoint:
+    """Return the server to talk to; NoServer or ConfigError if there is none to be found."""
+    key = args.api_key or env.get("SPILLWAY_API_KEY") or None
+    url = args.url or env.get("SPILLWAY_URL")
+    if url:
+        return Endpoint(url, key)
+    given = getattr(args, "data_dir", None)
+    config = getattr(args, "config", None)
+    data_dir = Path(load(Common, env, file=config, args={"data_dir": given}).data_dir)
+    return Endpoint(_running(data_dir), key)
+
+
+def _running(data_dir: Path) -> str:
+    for path in sorted((data_dir / "run").glob("router-*.json")):
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            os.kill(int(note["pid"]), 0)
+            port = int(note["port"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a router that is gone, or a note that is no note
+        if port:
+            host = note.get("host") or "127.0.0.1"
+            scheme = "https" if note.get("tls") else "http"
+            return f"{scheme}://{host}:{port}"
+    raise NoServer(
+        f"no instance is running in {data_dir}; start one with `spillway up`, or name a server with --url"
+        " or SPILLWAY_URL"
+    )
+
+
+def talk(
+    args: argparse.Namespace,
+    work: Callable[[AsyncSpillway], Coroutine[Any, Any, int]],
+    **options: Any,
+) -> int:
+    """Run `work` with a client; every failure becomes one sentence on stderr and exit status 1, 2 or 130."""
+
+    async def main() -> int:
+        where = endpoint(args, os.environ)
+        async with AsyncSpillway(where.url, where.api_key, **options) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(main())
+    except (NoServer, ConfigError) as error:
+        return say(str(error), 2)
+    except AuthenticationError as error:
+        return say(f"{error.message}; give a key with SPILLWAY_API_KEY (`spillway keys create`)", 1)
+    except APITimeoutError as error:
+        return say(f"the server did not answer in time: {error}", 1)
+    except APIConnectionError as error:
+        return say(f"cannot reach the server: {error}", 1)
+    except SpillwayError as error:
+        return say(str(error), 1)
+    except KeyboardInterrupt:
+        return say("stopped", 130)
+
+
+def say(sentence: str, status: int) -> int:
+    """Print one sentence on stderr and return `status`."""
+    print(f"spillway: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,38 @@
+"""`spillway models`: what the server offers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from spillway_client import AsyncSpillway
+
+from cli.http import add_server, talk
+
+_SHOWN = ("kind", "dimension", "max_tokens")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("models", help="list the models of a server")
+    parser.add_argument("--json", action="store_true", help="everything the server says")
+    add_server(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one model a line."""
+    return talk(args, lambda client: _models(client, as_json=args.json))
+
+
+async def _models(client: AsyncSpillway, *, as_json: bool) -> int:
+    models = await client.models.list()
+    if as_json:
+        print(json.dumps([model.details for model in models], indent=2))
+        return 0
+    for model in models:
+        about = [f"{key} {model.details[key]}" for key in _SHOWN if key in model.details]
+        print("  ".join([model.id, *about]))
+    if not models:
+        print("no models yet: no worker has announced one")
+    return 0

@@ -1,0 +1,151 @@
+"""The sample collection `docs`: this project's documentation and the Python standard library's docstrings.
+
+Real text that lies on every machine with Python, so that the first search answers something worth asking.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from spillway_client import AsyncSpillway
+
+from cli.files import Found, Item, Root
+from cli.ingest import ensure
+from cli.upload import Counts, Stop, Upload
+
+COLLECTION = "docs"
+SOURCE = "spillway-sample"
+MAX_DOCUMENTS = 1500
+_MIN_CHARS, _MAX_CHARS = 60, 1200
+_PROJECT = Path(__file__).resolve().parent.parent
+_LEFT_OUT = frozenset(
+    {
+        "antigravity", "ensurepip", "idlelib", "lib2to3", "msilib", "pydoc_data", "test", "this", "turtledemo", "tests",
+        "pickletools", "tix", "crypt",
+        "distutils", "encodings", "site-packages", "__pycache__",
+    }
+)  # fmt: skip
+_BUILTIN = ("builtins", "math", "itertools", "time", "zlib")
+
+
+def documents() -> Iterator[Found]:
+    """Yield the project's documentation, then the most useful docstrings, in a stable order."""
+    yield from project()
+    yield from standard_library(MAX_DOCUMENTS)
+
+
+def project() -> Iterator[Found]:
+    """Yield README and docs, where the project's files are at hand."""
+    if (_PROJECT / "README.md").is_file():
+        yield from Root(_PROJECT / "README.md", SOURCE).documents()
+    if (_PROJECT / "docs").is_dir():
+        yield from Root(_PROJECT / "docs", SOURCE, globs=("*.md",)).documents()
+
+
+def standard_library(limit: int) -> Iterator[Item]:
+    """Yield the `limit` docstrings that say most about what is public, as `python/<qualified name>`."""
+    named = {**dict(_from_sources()), **dict(_from_builtins())}
+    best = heapq.nlargest(limit, named.items(), key=lambda entry: (_use(*entry), entry[0]))
+    for name, text in sorted(best):
+        metadata = {"source": SOURCE, "path": f"python/{name}", "title": name, "size": len(text)}
+        yield Item(f"python/{name}", f"{name}\n\n{text}", metadata)
+
+
+def _use(name: str, text: str) -> float:
+    """Rank by length, up to a paragraph or two, and prefer what is near the top of its module."""
+    return min(len(text), 600) / 600 - 0.35 * name.count(".")
+
+
+def _from_sources() -> Iterator[tuple[str, str]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    lifted: dict[str, frozenset[str]] = {}
+    for path in sorted(root.rglob("*.py"), key=lambda p: (p.parent, p.name != "__init__.py", p)):
+        parts = path.relative_to(root).with_suffix("").parts
+        if any(part.startswith("_") and part != "__init__" for part in parts):
+            continue
+        if _LEFT_OUT.intersection(parts):
+            continue
+        module = ".".join(part for part in parts if part != "__init__")
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        if parts[-1] == "__init__":
+            lifted |= _lifted(tree, module)
+        names = lifted.get(module, frozenset())
+        for name, text in _docstrings(tree, module):
+            top = name.removeprefix(f"{module}.").split(".")[0]
+            package = module.rpartition(".")[0]
+            public = top in names or "*" in names
+            yield (package + name.removeprefix(module) if public and name != module else name), text
+
+
+def _lifted(tree: ast.Module, package: str) -> dict[str, frozenset[str]]:
+    """Return, for each submodule, the names its package offers as its own (asyncio.tasks.wait_for)."""
+    return {
+        f"{package}.{node.module}": frozenset(alias.name for alias in node.names)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+    }
+
+
+def _docstrings(node: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, str]]:
+    yield from _useful(name, ast.get_docstring(node))
+    for child in node.body:
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if child.name.startswith("_"):
+            continue
+        if isinstance(child, ast.ClassDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+        else:
+            yield from _useful(f"{name}.{child.name}", ast.get_docstring(child))
+
+
+def _from_builtins() -> Iterator[tuple[str, str]]:
+    for module_name in _BUILTIN:
+        module = sys.modules.get(module_name)
+        if module is None:
+            continue
+        for name, value in sorted(vars(module).items()):
+            own = getattr(value, "__module__", module_name) == module_name
+            if own and not name.startswith("_") and callable(value):
+                yield from _useful(f"{module_name}.{name}", value.__doc__)
+                if isinstance(value, type) and not issubclass(value, BaseException):
+                    for method, function in sorted(vars(value).items()):
+                        if not method.startswith("_"):
+                            yield from _useful(f"{module_name}.{name}.{method}", function.__doc__)
+
+
+def _useful(name: str, text: object) -> Iterator[tuple[str, str]]:
+    if isinstance(text, str) and len(text.strip()) >= _MIN_CHARS:
+        stripped = text.strip()
+        cut = stripped[:_MAX_CHARS].rsplit("\n", 1)[0] if len(stripped) > _MAX_CHARS else stripped
+        yield name, cut
+
+
+async def load(url: str, api_key: str | None, progress: Callable[[str], None] | None = None) -> int:
+    """Load the sample and return how many documents it has now; what is there already is skipped.
+
+    `progress` gets a sentence at every step. Raises spillway_client.SpillwayError, or Stop if the server stays
+    away.
+    """
+    counts = Counts()
+
+    def notice(now: Counts, problem: object) -> None:
+        if progress is not None and problem is None:
+            progress(f"{now.stored + now.unchanged} documents of the sample are in")
+
+    async with AsyncSpillway(url, api_key, max_retries=20) as client:
+        await ensure(client, COLLECTION)
+        upload = Upload(client, COLLECTION, SOURCE, counts=counts, notice=notice, patience_s=120.0)
+        await upload.run(documents(), prune=lambda _: True)
+    return counts.stored + counts.unchanged
+
+
+__all__ = ["COLLECTION", "Stop", "documents", "load"]

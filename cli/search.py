@@ -1,0 +1,77 @@
+"""`spillway search COLLECTION TEXT`: the nearest passages, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import textwrap
+from typing import Any
+
+from spillway_client import AsyncSpillway, Hit
+
+from cli.http import add_server, say, talk
+
+_SNIPPET_LINES = 3
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("search", help="find the nearest passages of a collection")
+    parser.add_argument("collection")
+    parser.add_argument("text", nargs="+", help="what to look for")
+    parser.add_argument("-k", type=int, default=5, help="how many passages (5)")
+    parser.add_argument("--filter", help='by metadata, e.g. \'{"year": {"$gte": 2020}}\'')
+    parser.add_argument("--json", action="store_true", help="print the hits as JSON")
+    add_server(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search and print; 0 also when nothing matches."""
+    wanted: Any = None
+    if args.filter:
+        try:
+            wanted = json.loads(args.filter)
+        except ValueError as error:
+            return say(f"--filter is {args.filter!r}: {error}; expected a JSON object", 2)
+        if not isinstance(wanted, dict):
+            return say(f"--filter is {args.filter!r}; expected a JSON object", 2)
+    return talk(args, lambda client: _search(client, args, wanted))
+
+
+async def _search(client: AsyncSpillway, args: argparse.Namespace, wanted: Any) -> int:
+    found = await client.search(args.collection, " ".join(args.text), k=args.k, filter=wanted)
+    if args.json:
+        hits = [dataclasses.asdict(hit) for hit in found.data]
+        print(json.dumps({"data": hits, "path": found.path}, ensure_ascii=False, indent=2))
+        return 0
+    if not found.data:
+        print("nothing found")
+    width = min(shutil.get_terminal_size().columns, 100)
+    for hit in found.data:
+        print(show(hit, width))
+    return 0
+
+
+def show(hit: Hit, width: int) -> str:
+    """Return a hit as a heading line and a passage of at most three lines."""
+    title = str((hit.metadata or {}).get("title") or "")
+    head = f"{hit.score:.3f}  {hit.id}:{hit.start}-{hit.end}"
+    if title and title != hit.id:
+        head += f"  {title}"
+    passage = textwrap.wrap(
+        " ".join((hit.text or "").split()),
+        width=width,
+        initial_indent="       ",
+        subsequent_indent="       ",
+        max_lines=_SNIPPET_LINES,
+        placeholder=" …",
+    )
+    return "\n".join([_printable(head), *map(_printable, passage)])
+
+
+def _printable(text: str) -> str:
+    """Drop control characters: a document must not be able to drive the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)

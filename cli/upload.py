@@ -1,0 +1,221 @@
+"""Bring a collection to the state of a source: skip what is unchanged, store what is not, remove what is gone.
+
+Nothing is remembered between runs: what is stored says what is left to do, so an interrupted run resumes by being
+run again. Writes are upserts by id, so repeating one is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from spillway_client import AsyncSpillway, errors
+
+from cli.files import Found, Item, Problem, Skipped
+from common.documents import document_hash
+
+BATCH_ITEMS = 32
+BATCH_BYTES = 96 * 1024
+IN_FLIGHT = 4
+_OWN_ERRORS = 3
+_DELETE_IDS = 500
+
+
+class Stop(Exception):
+    """The run cannot go on; the message says why and what to do."""
+
+
+@dataclass
+class Counts:
+    """What a run did, in documents; `failed` lists what could not be stored and why."""
+
+    stored: int = 0
+    unchanged: int = 0
+    skipped: int = 0
+    removed: int = 0
+    chunks: int = 0
+    failed: list[Problem] = field(default_factory=list)
+
+    @property
+    def seen(self) -> int:
+        """How many files or texts have been dealt with."""
+        return self.stored + self.unchanged + self.skipped + len(self.failed)
+
+
+Notice = Callable[[Counts, Problem | None], None]
+
+
+@dataclass
+class _Batch:
+    items: list[Item] = field(default_factory=list)
+    unchanged: int = 0
+    skipped: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    end: bool = False
+
+
+class Upload:
+    """One source into one collection. `patience_s`: how long a server that answers nothing is waited for."""
+
+    def __init__(
+        self,
+        client: AsyncSpillway,
+        collection: str,
+        source: str,
+        *,
+        counts: Counts,
+        notice: Notice,
+        patience_s: float = 300.0,
+    ) -> None:
+        self._client = client
+        self._documents = client.documents(collection)
+        self._source = source
+        self._counts = counts
+        self._notice = notice
+        self._patience_s = patience_s
+        self._answered_at = time.monotonic()
+        self._stored: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._hidden: list[str] = []
+
+    async def run(
+        self, found: Iterator[Found], *, prune: Callable[[str], bool] | None = None
+    ) -> None:
+        """Store what `found` yields; then remove the source's other documents for which `prune` is true.
+
+        Raises Stop if the server stays away or refuses everything.
+        """
+        listing = self._documents.iterate(filter={"source": self._source}, page=1000)
+        self._stored = {document.id: document.hash async for document in listing}
+        room = asyncio.Semaphore(IN_FLIGHT)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    batch = await asyncio.to_thread(self._next, found)
+                    self._note(batch)
+                    if batch.items:
+                        await room.acquire()
+                        pushed = tasks.create_task(self._push(batch.items))
+                        pushed.add_done_callback(lambda _: room.release())
+                    if batch.end:
+                        break
+        except ExceptionGroup as group:
+            raise _first(group) from None
+        if prune is not None:
+            await self._prune(prune)
+
+    def _next(self, found: Iterator[Found]) -> _Batch:
+        """Read, in a thread, until there is a batch of changed documents."""
+        batch, size = _Batch(), 0
+        for item in found:
+            self._seen.add(item.id)
+            if isinstance(item, Skipped):
+                self._seen.discard(item.id)
+                batch.skipped += 1
+            elif isinstance(item, Problem):
+                batch.problems.append(item)
+            elif self._stored.get(item.id) == document_hash(text=item.text, metadata=item.metadata):
+                batch.unchanged += 1
+            else:
+                batch.items.append(item)
+                size += len(item.text)
+            looked_at = len(batch.items) + batch.unchanged + batch.skipped + len(batch.problems)
+            if len(batch.items) >= BATCH_ITEMS or size >= BATCH_BYTES or looked_at >= 1000:
+                return batch
+        batch.end = True
+        return batch
+
+    def _note(self, batch: _Batch) -> None:
+        self._counts.unchanged += batch.unchanged
+        self._counts.skipped += batch.skipped
+        for problem in batch.problems:
+            self._fail(problem)
+        self._notice(self._counts, None)
+
+    def _fail(self, problem: Problem) -> None:
+        if problem.folder:
+            self._hidden.append(problem.id.rstrip("/") + "/")
+        self._counts.failed.append(problem)
+        self._notice(self._counts, problem)
+
+    async def _push(self, items: Sequence[Item]) -> None:
+        """Store a batch through outages; a document that cannot be stored is found by halving, and reported."""
+        own_errors, pause_s = 0, 0.5
+        while items:
+            try:
+                await self._store(items)
+                return
+            except (
+                errors.AuthenticationError,
+                errors.PermissionDeniedError,
+                errors.NotFoundError,
+                errors.ConflictError,
+            ) as error:
+                raise Stop(str(error)) from error
+            except (
+                errors.APIConnectionError,
+                errors.RateLimitError,
+                errors.UnavailableError,
+            ) as error:
+                if time.monotonic() - self._answered_at > self._patience_s:
+                    raise Stop(_gave_up(self._patience_s, error)) from error
+                wait_s = getattr(error, "retry_after_s", None)
+                await asyncio.sleep(min(wait_s if wait_s is not None else pause_s, 30.0))
+                pause_s = min(pause_s * 2, 8.0)
+            except errors.SpillwayError as error:
+                own_errors += _may_pass(error)
+                if _may_pass(error) and own_errors < _OWN_ERRORS:
+                    await asyncio.sleep(pause_s)
+                    continue
+                if len(items) == 1:
+                    self._fail(Problem(items[0].id, str(error)))
+                    return
+                middle = len(items) // 2
+                await self._push(items[:middle])
+                items, own_errors = items[middle:], 0
+
+    async def _store(self, items: Sequence[Item]) -> None:
+        size = sum(len(item.text) for item in items)
+        documents = [{"id": i.id, "text": i.text, "metadata": i.metadata} for i in items]
+        written = await self._documents.add(documents, timeout_s=min(600.0, 60.0 + size / 4096))
+        self._answered_at = time.monotonic()
+        for document in written.data:
+            self._counts.stored += document.status != "unchanged"
+            self._counts.unchanged += document.status == "unchanged"
+            self._counts.chunks += document.chunks
+        self._notice(self._counts, None)
+
+    async def _prune(self, prune: Callable[[str], bool]) -> None:
+        gone = [
+            id_
+            for id_ in self._stored
+            if id_ not in self._seen and not id_.startswith(tuple(self._hidden)) and prune(id_)
+        ]
+        for start in range(0, len(gone), _DELETE_IDS):
+            ids = gone[start : start + _DELETE_IDS]
+            await self._documents.delete(ids, timeout_s=self._patience_s)
+            self._counts.removed += len(ids)
+            self._notice(self._counts, None)
+
+
+def _may_pass(error: errors.SpillwayError) -> bool:
+    """True for an answer that says the server failed, not that the document is bad."""
+    return isinstance(error, errors.InternalServerError) and error.code != "job_failed"
+
+
+def _gave_up(patience_s: float, error: Exception) -> str:
+    return (
+        f"nothing could be stored for {patience_s:.0f} s ({error}); what was stored stays, and the same command"
+        " goes on from there"
+    )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error to show of a group: a Stop if there is one."""
+    for error in group.exceptions:
+        if isinstance(error, Stop):
+            return error
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
