@@ -1,0 +1,67 @@
+"""The console script: finds the command, loads only its module, and turns its errors into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from common import metrics
+from common.errors import ConfigError, SpillwayError
+
+# name -> (module, function that adds it, function that runs it, help)
+COMMANDS: dict[str, tuple[str, str, str, str]] = {
+    "up": ("cli.up", "add", "run", "start an instance: server, services, sample collection"),
+    "status": ("cli.status", "add_status", "run_status", "show whether an instance is ready"),
+    "down": ("cli.status", "add_down", "run_down", "stop an instance in order"),
+    "ingest": ("cli.ingest", "add", "run", "put files and folders into a collection"),
+    "search": ("cli.search", "add", "run", "search a collection by text"),
+    "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
+    "models": ("cli.models", "add", "run", "list the models an instance serves"),
+    "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
+    "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),
+    "bench": ("loadgen.cli", "add", "run", "measure: benchmarks by their id"),
+}
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="spillway",
+        description="Embeddings and vector search that nothing can lose, from one machine up.",
+    )
+    parser.add_argument("--version", action="version", version=f"spillway {metrics.version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, add, _, help_text) in COMMANDS.items():
+        if name == chosen:  # the others' modules are not needed
+            getattr(importlib.import_module(module), add)(subparsers)
+        else:
+            subparsers.add_parser(name, help=help_text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 = done, 1 = it failed, 2 = it was asked wrongly, 130 = interrupted."""
+    words: list[str] = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    try:
+        args: Any = _parser(chosen).parse_args(words)
+        module, _, run, _ = COMMANDS[args.command]
+        status: int = getattr(importlib.import_module(module), run)(args)
+    except ConfigError as error:
+        sys.stderr.write(f"spillway: {error}\n")
+        return 2
+    except SpillwayError as error:
+        sys.stderr.write(f"spillway: {error.message}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (`| head`) has seen enough
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

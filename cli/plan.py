@@ -1,0 +1,142 @@
+"""What `spillway up` will run: every config checked, every command line made, before anything starts."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli import embedded
+from cli.instance import Instance
+from cli.process import python
+from common.config import (
+    Common,
+    RouterConfig,
+    SearchConfig,
+    SupervisorConfig,
+    WorkerConfig,
+    load,
+)
+from common.errors import ConfigError
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process to run; parts of a lower `stage` start earlier and stop later."""
+
+    name: str
+    argv: list[str]
+    stage: int
+    death_signal: int = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One instance to be: where it lives, what it runs, and where it is reached."""
+
+    instance: Instance
+    config: SupervisorConfig
+    router: RouterConfig
+    port: int
+    file: str | None
+    env: dict[str, str]
+
+    @property
+    def embedded(self) -> bool:
+        """True if the server is ours to run."""
+        return not self.config.redis_url
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the router."""
+        scheme = "https" if self.router.tls_cert else "http"
+        host = self.router.host
+        if host in {"0.0.0.0", "::", ""}:
+            host = "127.0.0.1"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def open_to_all(self) -> bool:
+        """True if requests need no key."""
+        return self.router.keys == "off" or (
+            self.router.keys == "auto" and self.router.host in LOOPBACK
+        )
+
+    def _flags(self, index: int, instance: int = 0) -> list[str]:
+        flags = ["--data-dir", str(self.instance.data_dir), "--instance", str(instance)]
+        if self.file:
+            flags += ["--config", str(Path(self.file).resolve())]
+        if self.config.health_port:
+            flags += ["--health-port", str(self.config.health_port + index)]
+        return flags
+
+    def redis(self) -> Part:
+        """Return the embedded server, its config written."""
+        path = embedded.write_config(self.instance, self.config)
+        server = embedded.binary(self.config)
+        return Part("redis", [str(server), str(path)], 0, signal.SIGTERM)
+
+    def services(self) -> list[Part]:
+        """Return the services; the router has the highest stage: it drains while the others work."""
+        parts = [
+            Part("vector_search", python("services.vector_search", *self._flags(1)), 1),
+            Part("gpu_worker", python("services.gpu_worker", *self._flags(2)), 1),
+        ]
+        for number in range(self.config.overflow_workers):
+            flags = [*self._flags(3 + number, number), "--role", "overflow"]
+            parts.append(Part(f"cpu_worker-{number}", python("services.cpu_worker", *flags), 1))
+        flags = [*self._flags(0), "--port", str(self.port)]
+        return [*parts, Part("router", python("services.router", *flags), 2)]
+
+
+def _check_port(host: str, port: int) -> int:
+    """Return a port the router can take; ConfigError with the reason if it cannot have this one."""
+    try:
+        info = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"SPILLWAY_HOST is {host!r}: {error.strerror}; expected an address of this machine"
+        ) from None
+    with socket.socket(info[0], socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(info[4])
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} on {host}: {error.strerror}; expected a free one (SPILLWAY_PORT or --port)"
+            ) from None
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
+    """Check everything that can be known before the start; ConfigError says what is wrong."""
+    file = args.get("config") or env.get("SPILLWAY_CONFIG") or None
+    given = {name: args.get(name) for name in ("data_dir", "port", "sample")}
+    config = load(SupervisorConfig, env, file=file, args=given)
+    router = load(RouterConfig, env, file=file, args=given)
+    others: tuple[type[Common], ...] = (WorkerConfig, SearchConfig)
+    for cls in others:
+        load(cls, env, file=file, args=given)
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(router, name)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"SPILLWAY_{name.upper()} is {path!r}: expected a file in PEM format")
+    instance = Instance.at(config.data_dir)
+    child_env = {**env, "SPILLWAY_LOG_FORMAT": "json", "PYTHONUNBUFFERED": "1"}
+    if not config.redis_url:
+        embedded.binary(config)
+        child_env["SPILLWAY_REDIS_URL"] = instance.redis_url
+    return Plan(instance, config, router, router.port, file, child_env)
+
+
+def with_port(plan: Plan) -> Plan:
+    """Return the plan with a port that is free now."""
+    port = _check_port(plan.router.host, plan.port)
+    return Plan(plan.instance, plan.config, plan.router, port, plan.file, plan.env)

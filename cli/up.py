@@ -1,0 +1,127 @@
+"""`spillway up`: in the foreground, or detached as a daemon of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cli.console import READY, Console
+from cli.instance import Instance
+from cli.plan import Plan, make
+from cli.supervisor import supervise
+from common import log, metrics
+
+NAME = "up"
+HELP = "start an instance: the server, the services, the sample collection"
+_LOG_CAP_BYTES = 10 << 20
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(NAME, help=HELP, description=HELP)
+    parser.add_argument("--detach", action="store_true", help="return when all is ready")
+    parser.add_argument("--port", help="where the router listens (default 8080; 0: a free one)")
+    parser.add_argument("--data-dir", help="where everything is kept (default .spillway)")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with SPILLWAY_* names")
+    parser.add_argument(
+        "--no-sample", dest="sample", action="store_false", default=None, help="without `docs`"
+    )
+    parser.add_argument("--status-fd", type=int, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start an instance and keep it running; ConfigError if it cannot be."""
+    plan = make(vars(args), os.environ)
+    if args.detach:
+        return _detach(args, plan)
+    console = Console(args.status_fd)
+    log.setup("supervisor", plan.config)
+    console.say(f"spillway {metrics.version()}, data in {_short(plan.instance.data_dir)}")
+    status = supervise(plan, console, lambda ready: _welcome(ready, console))
+    if status == 0:
+        console.say("spillway: stopped")
+    return status
+
+
+def _short(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _command(plan: Plan) -> tuple[str, str]:
+    """Return how this user calls the command, and what tells it which instance."""
+    script = Path(sys.executable).with_name("spillway")
+    command = "spillway" if shutil.which("spillway") else _short(script)
+    return command, "" if plan.port == 8080 else f" --url {plan.url}"
+
+
+def _welcome(plan: Plan, console: Console) -> None:
+    command, where = _command(plan)
+    body = '{"input": "water over the dam"}'
+    console.say()
+    console.say(f"Spillway is ready at {plan.url} (logs in {_short(plan.instance.logs)}). Try:")
+    console.say()
+    console.say(f"  {command} search docs 'wait for several tasks at once'{where}")
+    console.say(f"  {command} ingest notes {shlex.quote(_short(Path('docs').resolve()))}{where}")
+    console.say(
+        f"  curl -s {plan.url}/v1/embeddings -H 'Content-Type: application/json' -d '{body}'"
+    )
+    console.say()
+
+
+def _detach(args: argparse.Namespace, plan: Plan) -> int:
+    """Start the supervisor as a session of its own; return when it is ready, or 1 with its log's tail."""
+    plan.instance.prepare()
+    flags = []
+    for name in ("port", "data_dir", "config"):
+        value = getattr(args, name)
+        if value is not None:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    if args.sample is False:
+        flags.append("--no-sample")
+    path = plan.instance.logs / "supervisor.log"
+    if path.exists() and path.stat().st_size > _LOG_CAP_BYTES:
+        path.replace(f"{path}.1")
+    read, write = os.pipe()
+    with path.open("ab") as output:
+        began = output.tell()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "up", *flags, "--status-fd", str(write)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[write],
+            start_new_session=True,
+        )
+    os.close(write)
+    try:
+        with os.fdopen(read, encoding="utf-8") as lines:
+            for line in lines:
+                if line.rstrip("\n") == READY:
+                    return _detached(plan, child.pid)
+                sys.stdout.write(line)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        return 130
+    status = child.wait()
+    with path.open(encoding="utf-8", errors="replace") as output:
+        output.seek(began)
+        said = [line for line in output if line.startswith("spillway: ")]
+    sys.stderr.write(said[-1] if said else f"spillway: not started; see {path}\n")
+    return status if status in {1, 2} else 1
+
+
+def _detached(plan: Plan, pid: int) -> int:
+    url = Instance.at(plan.config.data_dir).read_note("supervisor").get("url", plan.url)
+    command, _ = _command(plan)
+    print(f"spillway: ready at {url} (process {pid}); `{command} down` stops it")
+    return 0
