@@ -23,14 +23,21 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a suite runs; `quick` is a smoke run whose figures nobody should quote."""
+    """How a suite runs; `quick` is a smoke run whose figures nobody should quote.
+
+    `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done.
+    """
 
     quick: bool = False
     seed: int = 1
+    count: int | None = None
+    partial: Path | None = None
     setup_dir: Path = ROOT / ".bench-env"
 
     def pick(self, full: int, quick: int) -> int:
         """Return the count for this kind of run."""
+        if self.count is not None:
+            return self.count
         return quick if self.quick else full
 
 

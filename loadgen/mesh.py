@@ -173,6 +173,10 @@ class Mesh:
         await self.wait_ready(name, timeout_s)
         return time.monotonic() - began
 
+    async def wait_end(self, name: str, timeout_s: float = 60.0) -> int:
+        """Wait until the named process has ended; return its exit status (TimeoutError if it does not)."""
+        return await asyncio.wait_for(self._of(name).process.wait(), timeout_s)
+
     async def replaced(self, name: str, pid: int, timeout_s: float = 60.0) -> None:
         """Wait until the supervised process `name` is another one than `pid`, and ready."""
         async with asyncio.timeout(timeout_s):

@@ -1,0 +1,237 @@
+"""F1: every process is killed with SIGKILL, again and again, under a load of resumable requests.
+
+`python -m loadgen.faults.f1 --kills 20 --seed S --json FILE`; what is done is kept in FILE.partial, so an
+interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import redis.asyncio
+from spillway_client import SpillwayError
+
+from loadgen import mesh as meshes
+from loadgen.faults.clients import Clients, Done, name_of
+from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
+from loadgen.mesh import Mesh, Service
+
+VICTIMS = ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis")
+# A router has another one beside it; every other process here is the only one of its lane.
+HAS_ANOTHER = frozenset({"router-1", "router-2"})
+RECOVER_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run goes: kills a process, in which order, and whether each waits for the last to heal."""
+
+    kills: int = 20
+    seed: int = 1
+    overlap: bool = False
+    simulated: bool = False
+    clients_a_kind: int = 2
+    victims: tuple[str, ...] = VICTIMS
+    pause_s: tuple[float, float] = (0.2, 1.0)
+
+    def order(self) -> list[str]:
+        """Return the victims in the order they are killed."""
+        found = [name for name in self.victims for _ in range(self.kills)]
+        random.Random(self.seed).shuffle(found)
+        return found
+
+
+@dataclass(slots=True)
+class Kill:
+    """One kill: seconds until the process was ready again, until all requests open at the kill had ended,
+    and until one sent after the kill was answered.
+    """
+
+    victim: str
+    open_requests: int
+    ready_s: float = 0.0
+    healed_s: float = 0.0
+    first_ok_s: float = 0.0
+    limit_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run found; `wrong` is empty if every promise was kept."""
+
+    kills: list[Kill] = field(default_factory=list)
+    operations: dict[str, int] = field(default_factory=dict)
+    tries: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def late(self) -> list[Kill]:
+        """Return the kills whose requests took longer than allowed."""
+        return [kill for kill in self.kills if kill.healed_s > kill.limit_s > 0]
+
+
+def services(*, simulated: bool) -> list[Service]:
+    """Return the processes of the run: two routers, and one of everything else."""
+    device = ("--device", "sim", "--beta", "0.01") if simulated else ("--device", "cpu")
+    return [
+        meshes.router("router-1"),
+        meshes.router("router-2"),
+        meshes.gpu_worker("gpu_worker", *device),
+        meshes.cpu_worker("cpu_worker", *device),
+        meshes.vector_search(),
+    ]
+
+
+class Storm:
+    """The load of one run: `clients_a_kind` loops for each kind, until stopped."""
+
+    def __init__(self, clients: Clients, kinds: list[Kind], each: int, first: int) -> None:
+        self._clients = clients
+        self._kinds = kinds
+        self._each = each
+        self._numbers = first
+        self._stopping = asyncio.Event()
+        self.done: list[Done] = []
+        self.open: dict[str, Done] = {}
+        self.wrong: list[str] = []
+
+    async def run(self) -> None:
+        """Ask until `stop()`, then end what is open."""
+        async with asyncio.TaskGroup() as group:
+            for kind in self._kinds:
+                for _ in range(self._each):
+                    group.create_task(self._loop(kind))
+
+    def stop(self) -> None:
+        """Send nothing new."""
+        self._stopping.set()
+
+    async def _loop(self, kind: Kind) -> None:
+        while not self._stopping.is_set():
+            self._numbers += 1
+            number = self._numbers
+            done = Done(kind.name, f"f1-{kind.name}-{number}", time.monotonic())
+            self.open[done.key] = done
+            try:
+                done.outcome = await kind.once(self._clients, number, done)
+            except SpillwayError as error:
+                done.outcome = name_of(error)
+            done.done_s = time.monotonic()
+            del self.open[done.key]
+            self.done.append(done)
+            if done.outcome != "ok":
+                self.wrong.append(f"{done.key} after {done.tries} tries: {done.outcome}")
+            await asyncio.sleep(0.02)
+
+
+async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result:
+    """Run the plan on a mesh in `data_dir`; kills noted in `partial` are not done again."""
+    result = Result()
+    past = _read(partial, result)
+    async with Mesh(data_dir, services(simulated=plan.simulated), supervise=True) as mesh:
+        kinds: list[Kind] = [Embed(), Parcels(), Search(), Ingest()]
+        async with Clients(mesh.urls) as clients:
+            for kind in kinds:
+                await kind.prepare(clients)
+            storm = Storm(clients, kinds, plan.clients_a_kind, first=past * 1_000_000)
+            task = asyncio.create_task(storm.run())
+            try:
+                await _kill_all(plan, mesh, storm, result, past, partial)
+            finally:
+                storm.stop()
+                await task
+            await _settle(mesh)
+            for kind in kinds:
+                result.wrong += await kind.audit(clients)
+        result.wrong += storm.wrong + await leftovers(mesh.redis_url)
+    result.tries = sum(done.tries for done in storm.done)
+    for done in storm.done:
+        result.operations[done.kind] = result.operations.get(done.kind, 0) + 1
+    return result
+
+
+async def _kill_all(
+    plan: Plan, mesh: Mesh, storm: Storm, result: Result, past: int, partial: Path | None
+) -> None:
+    rng = random.Random(plan.seed + past)
+    for victim in plan.order()[past:]:
+        await mesh.wait_ready(victim, 90)
+        await asyncio.sleep(rng.uniform(*plan.pause_s))
+        if plan.overlap:
+            mesh.kill(victim)
+            result.kills.append(Kill(victim, len(storm.open)))
+        else:
+            result.kills.append(await _kill(mesh, storm, victim))
+        if partial is not None:
+            with partial.open("ab") as file:
+                file.write(msgspec.json.encode(result.kills[-1]) + b"\n")
+
+
+async def _kill(mesh: Mesh, storm: Storm, victim: str) -> Kill:
+    was_open = list(storm.open.values())
+    at = time.monotonic()
+    kill = Kill(victim, len(was_open))
+    pid = mesh.kill(victim)
+    await mesh.replaced(victim, pid, 90)
+    kill.ready_s = time.monotonic() - at
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit:
+        later = [done.done_s for done in storm.done if done.sent_s > at and done.outcome == "ok"]
+        if all(done.done_s for done in was_open) and later:
+            kill.first_ok_s = min(later) - at
+            break
+        await asyncio.sleep(0.02)
+    kill.healed_s = max([done.done_s - at for done in was_open if done.done_s], default=0.0)
+    kill.limit_s = RECOVER_S + (0.0 if victim in HAS_ANOTHER else kill.ready_s + 1.0)
+    return kill
+
+
+async def _settle(mesh: Mesh) -> None:
+    for name in mesh.names():
+        await mesh.wait_ready(name, 90)
+
+
+async def leftovers(url: str) -> list[str]:
+    """Return what a quiet bus must not hold: dead letters, use above zero, entries on a lane."""
+    wrong = []
+    client = redis.asyncio.from_url(url, decode_responses=True)
+    try:
+        wrong += [f"dead letters in {key}" async for key in client.scan_iter(match="*:dead")]
+        async for key in client.scan_iter(match="*:use"):
+            use: dict[str, str] = await client.hgetall(key)
+            held = {n: v for n, v in use.items() if v != "0" and n.endswith((":items", ":tokens"))}
+            wrong += [f"{key} holds {name} = {value}" for name, value in held.items()]
+        async for key in client.scan_iter(match="*:lane:*", _type="stream"):
+            length = await client.xlen(key)
+            wrong += [f"{key} holds {length} entries"] if length else []
+    finally:
+        await client.aclose()
+    return wrong
+
+
+def _read(partial: Path | None, result: Result) -> int:
+    if partial is None or not partial.exists():
+        return 0
+    lines = partial.read_bytes().splitlines()
+    result.kills += [msgspec.json.decode(line, type=Kill) for line in lines if line.strip()]
+    return len(result.kills)
+
+
+def measure(plan: Plan, partial: Path | None = None) -> Result:
+    """Run the plan in a directory of its own that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="spillway-f1-") as folder:
+        return asyncio.run(run(plan, Path(folder), partial))
+
+
+if __name__ == "__main__":
+    import sys
+
+    from loadgen.faults.command import main
+
+    sys.exit(main("F1", sys.argv[1:]))

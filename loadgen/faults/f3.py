@@ -1,0 +1,88 @@
+"""F3: one of two workers is stopped with SIGSTOP under load; the others' requests must not notice.
+
+`python -m loadgen.faults.f3 --kills ROUNDS --json FILE`. Simulated devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen import arrivals, bodies
+from loadgen import mesh as meshes
+from loadgen.load import Load, Run
+from loadgen.mesh import Mesh
+from loadgen.target import Target
+
+RATE = 60.0
+# A lease of a stopped worker is free when its heartbeat (5 s) lapses and a reclaimer sees it.
+STUCK_S = 4.0
+ENDED_S = 9.0
+
+
+@dataclass(slots=True)
+class Round:
+    """Latencies of one undisturbed block and of the block in which a worker was stopped, in seconds."""
+
+    calm_s: list[float] = field(default_factory=list)
+    others_s: list[float] = field(default_factory=list)
+    stuck_s: list[float] = field(default_factory=list)
+    failed: dict[str, int] = field(default_factory=dict)
+
+
+async def run(rounds: int, seconds: float, seed: int, data_dir: Path) -> list[Round]:
+    """Measure so many rounds: a calm block, then one with a stopped worker, which then goes on."""
+    workers = [meshes.sim_worker(f"gpu_worker-{i}", beta_s=0.005) for i in (1, 2)]
+    found = []
+    async with Mesh(data_dir, [meshes.router(), *workers]) as mesh:
+        async with Target([mesh.url], timeout_s=30) as target:
+            load = Load(target, bodies.embed(1, 16, seed=seed))
+            await load.open(arrivals.steady(RATE), 2.0)
+            for number in range(rounds):
+                victim = workers[number % 2].name
+                found.append(await _round(mesh, load, victim, seconds, seed + number))
+    return found
+
+
+async def _round(mesh: Mesh, load: Load, victim: str, seconds: float, seed: int) -> Round:
+    calm = await load.open(arrivals.poisson(RATE, random.Random(seed)), seconds)
+    mesh.kill(victim, signal.SIGSTOP)
+    try:
+        hung = await load.open(arrivals.poisson(RATE, random.Random(seed + 10_000)), seconds)
+    finally:
+        mesh.kill(victim, signal.SIGCONT)
+    await mesh.wait_ready(victim, 30)
+    await asyncio.sleep(2.0)
+    return _sort(calm, hung)
+
+
+def _sort(calm: Run, hung: Run) -> Round:
+    latencies = [s.latency_s for s in hung.samples if s.ok]
+    failed: dict[str, int] = {}
+    for sample in (*calm.samples, *hung.samples):
+        if not sample.ok:
+            failed[sample.code] = failed.get(sample.code, 0) + 1
+    return Round(
+        calm_s=[s.latency_s for s in calm.samples if s.ok],
+        others_s=[latency for latency in latencies if latency < STUCK_S],
+        stuck_s=[latency for latency in latencies if latency >= STUCK_S],
+        failed=failed,
+    )
+
+
+def measure(rounds: int, seconds: float, seed: int) -> list[Round]:
+    """Run in a directory of its own that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="spillway-f3-") as folder:
+        return asyncio.run(run(rounds, seconds, seed, Path(folder)))
+
+
+if __name__ == "__main__":
+    import sys
+
+    from loadgen.faults.command import main
+
+    sys.exit(main("F3", sys.argv[1:]))

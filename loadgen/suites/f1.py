@@ -1,0 +1,65 @@
+"""F1: kill -9 of any process under load; nothing accepted is lost, and recovery is in time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgen import stats
+from loadgen.document import Body, Options
+from loadgen.faults.f1 import VICTIMS, Kill, Plan, Result, measure
+
+
+def run(options: Options) -> Body:
+    """Kill every process `count` times (20; quick: 1, with simulated devices)."""
+    kills = options.pick(20, 1)
+    plan = Plan(kills=kills, seed=options.seed, simulated=options.quick, overlap=False)
+    return describe(measure(plan, options.partial), plan)
+
+
+def describe(result: Result, plan: Plan) -> Body:
+    """Turn a result into tables, samples and verdicts."""
+    body = Body(samples=msgspec.to_builtins(result))
+    rows = [_row(name, [k for k in result.kills if k.victim == name]) for name in VICTIMS]
+    columns = [
+        "killed",
+        "times",
+        "requests open at the kill",
+        "process ready again",
+        "first answer",
+    ]
+    columns += ["open requests ended: median", "slowest", "allowed for the slowest"]
+    body.table("Recovery in seconds after the kill", columns, rows)
+    operations = ", ".join(f"{count} {kind}" for kind, count in sorted(result.operations.items()))
+    body.notes.append(
+        f"{sum(result.operations.values())} operations ({operations}) in {result.tries} tries; "
+        f"{len(result.wrong)} wrong, lost, doubled or failed; seed {plan.seed}."
+    )
+    body.notes.append(
+        "Allowed: 6 s where another process of the kind lives, else 6 s + that restart's own start + 1 s."
+    )
+    if plan.simulated:
+        body.notes.append("Simulated devices.")
+    body.notes += [f"WRONG: {line}" for line in result.wrong[:10]]
+    body.met["nothing lost, doubled or changed"] = "missed" if result.wrong else "goal"
+    body.met["recovery in time"] = "missed" if result.late else "goal"
+    return body
+
+
+def _row(name: str, kills: list[Kill]) -> list[str]:
+    if not kills:
+        return [name, "0", *["-"] * 6]
+    worst = max(kills, key=lambda kill: kill.healed_s - kill.limit_s)
+
+    def median(values: list[float]) -> str:
+        return f"{stats.percentiles(values)['p50']:.2f}"
+
+    return [
+        name,
+        str(len(kills)),
+        str(sum(kill.open_requests for kill in kills)),
+        median([kill.ready_s for kill in kills]),
+        median([kill.first_ok_s for kill in kills]),
+        median([kill.healed_s for kill in kills]),
+        f"{worst.healed_s:.2f}",
+        f"{worst.limit_s:.2f}",
+    ]

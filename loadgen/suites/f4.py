@@ -1,0 +1,38 @@
+"""F4: SIGTERM with 50 requests in flight; none is cut short, and it is unready within 100 ms."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgen.document import Body, Options
+from loadgen.faults.f4 import IN_FLIGHT, UNREADY_S, Drain, measure
+
+
+def run(options: Options) -> Body:
+    """Drain a router and a worker (10 times each; quick: once)."""
+    drains = measure(options.pick(10, 1))
+    body = Body(samples={"drains": msgspec.to_builtins(drains)}, notes=["Simulated devices."])
+    kinds = sorted({drain.victim.rpartition("-")[0] for drain in drains})
+    rows = [_row(kind, [d for d in drains if d.victim.startswith(kind)]) for kind in kinds]
+    columns = ["terminated", "times", "requests in flight", "answered whole", "cut short"]
+    columns += ["unready after, worst (ms)", "gone after, worst (s)"]
+    body.table("", columns, rows)
+    cut = [drain for drain in drains if drain.cut]
+    slow = [drain for drain in drains if drain.unready_s > UNREADY_S]
+    codes = [drain for drain in drains if drain.exit_code != 0]
+    body.notes += [f"{drain.victim}: {drain.cut}" for drain in cut[:5]]
+    body.met["0 cut short"] = "missed" if cut or codes else "goal"
+    body.met["unready in 100 ms"] = "missed" if slow else "goal"
+    return body
+
+
+def _row(kind: str, drains: list[Drain]) -> list[str]:
+    return [
+        kind,
+        str(len(drains)),
+        str(IN_FLIGHT * len(drains)),
+        str(sum(drain.whole for drain in drains)),
+        str(sum(sum(drain.cut.values()) for drain in drains)),
+        f"{max(drain.unready_s for drain in drains) * 1e3:.0f}",
+        f"{max(drain.gone_s for drain in drains):.1f}",
+    ]
