@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -24,51 +24,10 @@ from cli.instance import Instance
 from common.config import SupervisorConfig
 from loadgen import probe, proc
 from loadgen.probe import MeshError
+from loadgen.processes import Service, standard
 
 ROOT = Path(__file__).resolve().parent.parent
 REDIS = "redis"
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One process: its instance name, its module, its flags; `cores` pins it."""
-
-    name: str
-    module: str
-    flags: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    cores: frozenset[int] | None = None
-
-
-def router(name: str = "router", port: int = 0, *flags: str) -> Service:
-    """Describe a router on a port of its own (chosen now, so that a restart finds it again)."""
-    chosen = str(port or proc.free_port())
-    return Service(name, "services.router", ("--port", chosen, *flags))
-
-
-def gpu_worker(name: str = "gpu_worker", *flags: str) -> Service:
-    """Describe the accelerator's worker; without flags it runs the encoder on the CPU."""
-    return Service(name, "services.gpu_worker", flags or ("--device", "cpu"))
-
-
-def cpu_worker(name: str = "cpu_worker", *flags: str) -> Service:
-    """Describe the overflow worker of the CPU lane."""
-    return Service(name, "services.cpu_worker", ("--role", "overflow", *flags))
-
-
-def vector_search(name: str = "vector_search", *flags: str) -> Service:
-    """Describe the one replica of vector search."""
-    return Service(name, "services.vector_search", flags)
-
-
-def sim_worker(name: str = "gpu_worker", beta_s: float = 0.005, alpha_s: float = 0.0) -> Service:
-    """Describe a simulated device: `beta_s` seconds a batch and `alpha_s` an item."""
-    return gpu_worker(name, "--device", "sim", "--alpha", str(alpha_s), "--beta", str(beta_s))
-
-
-def standard() -> list[Service]:
-    """Return the processes that `spillway up` runs, beside Redis."""
-    return [router(), gpu_worker(), cpu_worker(), vector_search()]
 
 
 @dataclass(slots=True)

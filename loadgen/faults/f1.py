@@ -17,10 +17,11 @@ import msgspec
 import redis.asyncio
 from spillway_client import SpillwayError
 
-from loadgen import mesh as meshes
+from loadgen import processes
 from loadgen.faults.clients import Clients, Done, name_of
 from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
-from loadgen.mesh import Mesh, Service
+from loadgen.mesh import Mesh
+from loadgen.processes import Service
 
 VICTIMS = ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis")
 # A router has another one beside it; every other process here is the only one of its lane.
@@ -80,11 +81,11 @@ def services(*, simulated: bool) -> list[Service]:
     """Return the processes of the run: two routers, and one of everything else."""
     device = ("--device", "sim", "--beta", "0.01") if simulated else ("--device", "cpu")
     return [
-        meshes.router("router-1"),
-        meshes.router("router-2"),
-        meshes.gpu_worker("gpu_worker", *device),
-        meshes.cpu_worker("cpu_worker", *device),
-        meshes.vector_search(),
+        processes.router("router-1"),
+        processes.router("router-2"),
+        processes.gpu_worker("gpu_worker", *device),
+        processes.cpu_worker("cpu_worker", *device),
+        processes.vector_search(),
     ]
 
 
@@ -204,7 +205,7 @@ async def leftovers(url: str) -> list[str]:
     try:
         wrong += [f"dead letters in {key}" async for key in client.scan_iter(match="*:dead")]
         async for key in client.scan_iter(match="*:use"):
-            use: dict[str, str] = await client.hgetall(key)
+            use = {str(n): str(v) for n, v in (await client.hgetall(key)).items()}
             held = {n: v for n, v in use.items() if v != "0" and n.endswith((":items", ":tokens"))}
             wrong += [f"{key} holds {name} = {value}" for name, value in held.items()]
         async for key in client.scan_iter(match="*:lane:*", _type="stream"):

@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen import arrivals, bodies
-from loadgen import mesh as meshes
+from loadgen import arrivals, bodies, processes
 from loadgen.load import Load, Run
 from loadgen.mesh import Mesh
 from loadgen.target import Target
@@ -36,15 +35,15 @@ class Round:
 
 async def run(rounds: int, seconds: float, seed: int, data_dir: Path) -> list[Round]:
     """Measure so many rounds: a calm block, then one with a stopped worker, which then goes on."""
-    workers = [meshes.sim_worker(f"gpu_worker-{i}", beta_s=0.005) for i in (1, 2)]
+    workers = [processes.sim_worker(f"gpu_worker-{i}", beta_s=0.005) for i in (1, 2)]
     found = []
-    async with Mesh(data_dir, [meshes.router(), *workers]) as mesh:
-        async with Target([mesh.url], timeout_s=30) as target:
-            load = Load(target, bodies.embed(1, 16, seed=seed))
-            await load.open(arrivals.steady(RATE), 2.0)
-            for number in range(rounds):
-                victim = workers[number % 2].name
-                found.append(await _round(mesh, load, victim, seconds, seed + number))
+    mesh = Mesh(data_dir, [processes.router(), *workers])
+    async with mesh, Target([mesh.url], timeout_s=30) as target:
+        load = Load(target, bodies.embed(1, 16, seed=seed))
+        await load.open(arrivals.steady(RATE), 2.0)
+        for number in range(rounds):
+            victim = workers[number % 2].name
+            found.append(await _round(mesh, load, victim, seconds, seed + number))
     return found
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import bodies, probe
-from loadgen import mesh as meshes
+from loadgen import bodies, probe, processes
 from loadgen.mesh import Mesh
 from loadgen.target import Answer, Target
 
@@ -37,8 +36,8 @@ class Drain:
 
 async def run(rounds: int, data_dir: Path) -> list[Drain]:
     """Drain a router and a worker, `rounds` times each."""
-    workers = [meshes.sim_worker(f"gpu_worker-{i}", beta_s=0.5) for i in (1, 2)]
-    routers = [meshes.router("router-1"), meshes.router("router-2")]
+    workers = [processes.sim_worker(f"gpu_worker-{i}", beta_s=0.5) for i in (1, 2)]
+    routers = [processes.router("router-1"), processes.router("router-2")]
     found = []
     async with Mesh(data_dir, [*routers, *workers]) as mesh:
         for number in range(rounds):
@@ -56,8 +55,7 @@ async def _drain(mesh: Mesh, victim: str, url: str, seed: int) -> Drain:
         port = mesh.health_port(victim) or 0
         at = time.monotonic()
         mesh.kill(victim, signal.SIGTERM)
-        while await probe.http_status("127.0.0.1", port, "/readyz", 1.0) == 200:
-            await asyncio.sleep(0.005)
+        await probe.until_unready(port)
         drain.unready_s = time.monotonic() - at
         for answer in await asyncio.gather(*sent):
             _judge(drain, answer)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadgen import proc
-from loadgen.mesh import Mesh, Service
+from loadgen.mesh import Mesh
 from loadgen.probe import MeshError
+from loadgen.processes import Service
 
 
 async def test_killed_process_is_started_again(tmp_path: Path) -> None:
