@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_FILE_BYTES = 2 * 1024 * 1024
+MAX_FILE_BYTES = 1024 * 1024  # what the server takes as one document
 _SNIFF_BYTES = 8192
 # fmt: off
 _TEXT = frozenset({

@@ -15,6 +15,7 @@ from typing import Any
 from spillway_client import AsyncSpillway, SpillwayError
 from spillway_client.errors import APIConnectionError, APITimeoutError, AuthenticationError
 
+from cli.instance import running_url
 from common.config import Common, load
 from common.errors import ConfigError
 
@@ -50,11 +51,12 @@ def endpoint(args: argparse.Namespace, env: Mapping[str, str]) -> Endpoint:
         return Endpoint(url, key)
     given = getattr(args, "data_dir", None)
     config = getattr(args, "config", None)
-    data_dir = Path(load(Common, env, file=config, args={"data_dir": given}).data_dir)
-    return Endpoint(_running(data_dir), key)
+    data_dir = load(Common, env, file=config, args={"data_dir": given}).data_dir
+    return Endpoint(running_url(data_dir) or _lone_router(Path(data_dir)), key)
 
 
-def _running(data_dir: Path) -> str:
+def _lone_router(data_dir: Path) -> str:
+    """Return the address of a router that runs without a supervisor."""
     for path in sorted((data_dir / "run").glob("router-*.json")):
         try:
             note = json.loads(path.read_text(encoding="utf-8"))
@@ -63,9 +65,7 @@ def _running(data_dir: Path) -> str:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # a router that is gone, or a note that is no note
         if port:
-            host = note.get("host") or "127.0.0.1"
-            scheme = "https" if note.get("tls") else "http"
-            return f"{scheme}://{host}:{port}"
+            return f"http://127.0.0.1:{port}"
     raise NoServer(
         f"no instance is running in {data_dir}; start one with `spillway up`, or name a server with --url"
         " or SPILLWAY_URL"

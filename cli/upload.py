@@ -19,6 +19,7 @@ from common.documents import document_hash
 BATCH_ITEMS = 32
 BATCH_BYTES = 96 * 1024
 IN_FLIGHT = 4
+FIRST_PAUSE_S = 0.5
 _OWN_ERRORS = 3
 _DELETE_IDS = 500
 
@@ -142,7 +143,7 @@ class Upload:
 
     async def _push(self, items: Sequence[Item]) -> None:
         """Store a batch through outages; a document that cannot be stored is found by halving, and reported."""
-        own_errors, pause_s = 0, 0.5
+        own_errors, pause_s = 0, FIRST_PAUSE_S
         while items:
             try:
                 await self._store(items)

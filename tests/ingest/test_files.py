@@ -1,0 +1,146 @@
+"""Files become documents; what cannot be read is reported and stops nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.files import Found, Item, Problem, Root, Skipped, strip_html, title_of
+
+
+def found(path: Path, **options: object) -> dict[str, Found]:
+    return {item.id: item for item in Root(path, "s", **options).documents()}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "guide").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "guide" / "start.md").write_text("intro\n\n# Getting *started*\n\ntext")
+    (tmp_path / "guide" / "deep.rst").write_text("Deep\n====\n\ntext")
+    (tmp_path / "module.py").write_text('"""What it is for.\n\nMore."""\n')
+    (tmp_path / ".git" / "config").write_text("hidden")
+    (tmp_path / "node_modules" / "x.md").write_text("not ours")
+    return tmp_path
+
+
+def test_ids_titles_and_sizes(folder: Path) -> None:
+    """Ids are paths below the root; metadata says what a reader needs, and nothing that a copy would change."""
+    items = found(folder)
+
+    assert list(items) == ["module.py", "guide/deep.rst", "guide/start.md"]
+    start = items["guide/start.md"]
+    assert isinstance(start, Item)
+    assert start.metadata == {
+        "source": "s",
+        "path": "guide/start.md",
+        "title": "Getting *started*",
+        "size": 32,
+    }
+
+
+def test_modification_time_changes_nothing(folder: Path) -> None:
+    """Touching a file gives the same document."""
+    before = found(folder)
+    os.utime(folder / "module.py", (1, 1))
+
+    assert found(folder) == before
+
+
+def test_globs_and_excludes(folder: Path) -> None:
+    """--glob takes names or paths; --exclude takes those, and folders with all below."""
+    assert list(found(folder, globs=["*.md"])) == ["guide/start.md"]
+    assert list(found(folder, globs=["guide/*"], excludes=["*.rst"])) == ["guide/start.md"]
+    assert list(found(folder, excludes=["guide"])) == ["module.py"]
+
+
+def test_bad_files_are_problems(tmp_path: Path) -> None:
+    """Invalid UTF-8, too large, a name that is not UTF-8: each is named with its reason, the rest goes on."""
+    (tmp_path / "a.md").write_text("good")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "large.txt").write_text("x" * 2000)
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("x")
+    items = found(tmp_path, max_bytes=1000)
+
+    assert isinstance(items["a.md"], Item)
+    problems = {item.id: item.reason for item in items.values() if isinstance(item, Problem)}
+    assert problems == {
+        "latin.txt": "not UTF-8: byte 0xe9 at 3",
+        "large.txt": "too large: 2000 bytes; at most 1000 (--max-bytes)",
+        "'\\udcff.txt'": "its name is not UTF-8",
+    }
+
+
+def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
+    """Binary files, empty files, pipes and links that leave the folder are no documents, and no errors."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret.txt").write_text("outside")
+    (tmp_path / "in" / "image.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "in" / "unknown.bin").write_bytes(b"\xff\xfe\xfd")
+    (tmp_path / "in" / "empty.md").write_text(" \n")
+    (tmp_path / "in" / "link.txt").symlink_to("../secret.txt")
+    os.mkfifo(tmp_path / "in" / "pipe.txt")
+
+    assert all(isinstance(item, Skipped) for item in found(tmp_path / "in").values())
+    assert len(found(tmp_path / "in")) == 5
+
+
+def test_links_inside_the_folder_are_read(tmp_path: Path) -> None:
+    """A link to a file of the same folder is a document of its own; a link to nothing is a problem."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "b.md").symlink_to("a.md")
+    (tmp_path / "c.md").symlink_to("gone.md")
+    items = found(tmp_path)
+
+    assert isinstance(items["b.md"], Item)
+    assert isinstance(items["c.md"], Problem)
+
+
+def test_a_named_file(tmp_path: Path) -> None:
+    """A file given by name is one document; if it is no text, that is an error, as it was asked for."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "b.bin").write_bytes(b"\0")
+
+    assert list(found(tmp_path / "a.md")) == ["a.md"]
+    assert isinstance(found(tmp_path / "b.bin")["b.bin"], Problem)
+
+
+def test_a_file_that_vanishes(tmp_path: Path) -> None:
+    """A file deleted between listing and reading is reported; the others are read."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "b.md").write_text("text")
+    iterator = Root(tmp_path, "s").documents()
+    first = next(iterator)
+    (tmp_path / "b.md").unlink()
+
+    assert isinstance(first, Item)
+    assert list(iterator) == [Problem("b.md", "No such file or directory")]
+
+
+def test_folder_that_cannot_be_listed(tmp_path: Path) -> None:
+    """A folder that cannot be listed is a problem that covers all below it."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "gone").mkdir()
+    iterator = Root(tmp_path, "s").documents()
+    next(iterator)
+    (tmp_path / "gone").rmdir()
+
+    assert list(iterator) == [Problem("gone", "No such file or directory", folder=True)]
+
+
+def test_html() -> None:
+    """A page's readable text remains, without scripts; its title is its title."""
+    page = "<title>T &amp; U</title><script>x()</script><h1>Head</h1><p>One  two<br>three</p>"
+
+    assert strip_html(page, "name") == ("Head\n\nOne two\nthree", "T & U")
+    assert strip_html("<p>a<script>b", "name") == ("a", "name")
+
+
+def test_titles() -> None:
+    """Without a heading the name is the title."""
+    assert title_of('#!/usr/bin/python\n# c\nr"""Doc."""', ".py", "x.py") == "Doc."
+    assert title_of("import os", ".py", "x.py") == "x.py"
+    assert title_of("plain", ".txt", "x.txt") == "x.txt"
