@@ -1,0 +1,1 @@
+"""Collections of vectors and documents: durable, searched by graph or exactly, filtered without loss."""

@@ -1,0 +1,73 @@
+"""Exact search: every allowed row is compared. Right by construction, and the yardstick of the graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.vector_search.index.rows import Flags, Floats, Ints, Metric
+
+_BLOCK = 16_384
+# A few more than k survive the fast pass, whose rounding may swap near neighbours, and are then scored directly.
+_SPARE = 8
+# Above this share of allowed rows, reading all in order is cheaper than gathering some.
+_GATHER_BELOW = 0.3
+
+
+def score(queries: Floats, vectors: Floats, metric: Metric) -> Floats:
+    """Score vectors (queries, n, dimension) against their query: higher is nearer; l2 is the negative distance."""
+    if metric == "l2":
+        distances: Floats = -np.linalg.norm(vectors - queries[:, None, :], axis=2)
+        return distances
+    products: Floats = np.einsum("qd,qnd->qn", queries, vectors)
+    return products
+
+
+def _rough(queries: Floats, block: Floats, metric: Metric) -> Floats:
+    products: Floats = queries @ block.T
+    if metric == "l2":
+        products *= 2.0
+        products -= np.einsum("nd,nd->n", block, block)
+    return products
+
+
+def _best(rows: Ints, scores: Floats, keep: int) -> tuple[Ints, Floats]:
+    if scores.shape[1] <= keep:
+        return rows, scores
+    best = np.argpartition(scores, scores.shape[1] - keep, axis=1)[:, -keep:]
+    return np.take_along_axis(rows, best, axis=1), np.take_along_axis(scores, best, axis=1)
+
+
+def top_k(
+    queries: Floats, matrix: Floats, k: int, metric: Metric, allowed: Flags | None = None
+) -> tuple[Ints, Floats]:
+    """Return (rows, scores), shape (queries, min(k, allowed rows)), best first; `allowed` marks the rows wanted.
+
+    Memory is bounded by blocks of rows, not by the matrix.
+    """
+    names: Ints | None = None
+    count = len(matrix) if allowed is None else int(np.count_nonzero(allowed))
+    if allowed is not None and count < _GATHER_BELOW * len(matrix):
+        names, allowed = np.flatnonzero(allowed), None
+    total = len(matrix) if names is None else len(names)
+    keep = min(k + _SPARE, total)
+    rows = np.zeros((len(queries), 0), np.int64)
+    rough = np.zeros((len(queries), 0), np.float32)
+    for begin in range(0, total, _BLOCK):
+        end = min(begin + _BLOCK, total)
+        part = np.arange(begin, end) if names is None else names[begin:end]
+        block = matrix[begin:end] if names is None else matrix[part]
+        scores = _rough(queries, block, metric)
+        if allowed is not None:
+            scores[:, ~allowed[begin:end]] = -np.inf
+        found, scores = _best(np.broadcast_to(part, scores.shape), scores, keep)
+        rows, rough = _best(np.hstack([rows, found]), np.hstack([rough, scores]), keep)
+    scores = score(queries, matrix[rows], metric)
+    if allowed is not None:
+        scores[~allowed[rows]] = -np.inf
+    return rank(rows, scores, min(k, count))
+
+
+def rank(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
+    """Return the best k candidates of each query, best first."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)

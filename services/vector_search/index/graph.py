@@ -1,0 +1,152 @@
+"""The graph over a shard's rows: hnswlib with its sharp edges covered.
+
+hnswlib may crash when a search meets an insertion or a resize, returns an error rather than fewer than k results,
+and forgets ef when saved. Searches share a lock that the one writer takes alone, in short turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import hnswlib
+import numpy as np
+
+from services.vector_search.index.rows import Floats, Ints, Metric
+
+M = 16
+EF_CONSTRUCTION = 200
+
+
+class TurnLock:
+    """Many searches or one writer; a waiting writer goes next, so neither starves the other."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers = 0
+        self._writing = False
+        self._waiting = 0
+        self.contended = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock beside other searches."""
+        with self._condition:
+            if self._writing or self._waiting:
+                self.contended = True
+                self._condition.wait_for(lambda: not (self._writing or self._waiting))
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                if self._waiting and not self._readers:
+                    self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock as the writer."""
+        with self._condition:
+            self._waiting += 1
+            self._condition.wait_for(lambda: not (self._writing or self._readers))
+            self._waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
+
+
+class Graph:
+    """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
+
+    def __init__(self, dimension: int, metric: Metric, capacity: int, threads: int) -> None:
+        self._metric: Metric = metric
+        self._threads = threads
+        self.lock = TurnLock()
+        self._index = hnswlib.Index("l2" if metric == "l2" else "ip", dimension)
+        self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
+        self._marked = 0
+        self.set_ef(64)
+
+    @classmethod
+    def load(cls, path: str, dimension: int, metric: Metric, threads: int, capacity: int) -> Graph:
+        """Load a saved graph; RuntimeError if the file is not one."""
+        graph = cls(dimension, metric, 1, threads)
+        graph._index.load_index(path, max_elements=capacity)
+        graph.set_ef(64)
+        return graph
+
+    def save(self, path: str) -> None:
+        """Write the graph to a file; searches go on meanwhile."""
+        with self.lock.shared():
+            self._index.save_index(path)
+
+    def set_ef(self, ef: int) -> None:
+        """Set how many candidates a search keeps."""
+        self.ef = ef
+        with self.lock.alone():
+            self._index.set_ef(ef)
+
+    def __len__(self) -> int:
+        """Rows that a search can return."""
+        return int(self._index.element_count) - self._marked
+
+    def add(self, vectors: Floats, rows: Ints, threads: int | None = None) -> None:
+        """Insert rows; call with few at a time once searches use the graph."""
+        with self.lock.alone():
+            needed = self._index.element_count + len(rows)
+            if needed > self._index.max_elements:
+                self._index.resize_index(max(needed, self._index.max_elements * 2))
+            self._index.add_items(vectors, rows, num_threads=threads or self._threads)
+
+    def mark_deleted(self, rows: Ints) -> None:
+        """Keep rows from results; rows not in the graph, or marked before, are passed over."""
+        with self.lock.alone():
+            for row in rows.tolist():
+                try:
+                    self._index.mark_deleted(row)
+                except RuntimeError as error:
+                    if "already" not in str(error):  # not there; else marked in the saved file
+                        continue
+                self._marked += 1
+
+    def query(self, queries: Floats, k: int, ef: int | None = None) -> tuple[Ints, Floats]:
+        """Return (rows, scores) of shape (queries, k'), best first, with k' <= k clamped to what can be found.
+
+        `ef` below the set one is honoured alone (it is a global of the library), above it through k.
+        """
+        k = min(k, len(self))
+        if k == 0:
+            empty = np.zeros((len(queries), 0))
+            return empty.astype(np.int64), empty.astype(np.float32)
+        fetch = k if ef is None or ef <= self.ef else max(k, min(ef, len(self)))
+        if ef is not None and ef < self.ef:
+            with self.lock.alone():
+                self._index.set_ef(max(ef, k))
+                try:
+                    labels, distances = self._search(queries, fetch)
+                finally:
+                    self._index.set_ef(self.ef)
+        else:
+            with self.lock.shared():
+                labels, distances = self._search(queries, fetch)
+        scores = -np.sqrt(distances) if self._metric == "l2" else 1.0 - distances
+        return labels[:, :k].astype(np.int64), scores[:, :k]
+
+    def _search(self, queries: Floats, k: int) -> tuple[Ints, Floats]:
+        while True:
+            try:
+                found: tuple[Ints, Floats] = self._index.knn_query(
+                    queries, k, num_threads=self._threads
+                )
+                return found
+            except RuntimeError:
+                # Parts of the graph out of reach: "Cannot return the results in a contiguous 2D array".
+                if k == 1:
+                    raise
+                k = max(1, k // 2)

@@ -1,0 +1,329 @@
+"""The index of one shard: rows, a graph over the older ones, and exact search over the rest.
+
+New rows are searched exactly at once and enter the graph in the background, in short turns; deleted rows are masked
+at once and marked in the graph later. A rebuild (first graph, too many deleted) runs beside the searches and is
+swapped in. So a write never waits for the graph and a search always sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from services.vector_search import metrics, planner
+from services.vector_search.index import exact
+from services.vector_search.index.graph import Graph
+from services.vector_search.index.rows import Flags, Floats, Ints, Metric, Rows, View
+
+# Rows put into a graph that is being searched: a turn of about 5 ms.
+_SLICE = 16
+_BUILD_SLICE = 2000
+_COMPACT_RATIO = 0.3
+_COMPACT_ROWS = 256
+_AUDITED = 64
+Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+
+
+class Found(NamedTuple):
+    """Labels and scores of each query, best first, and the way they were found."""
+
+    labels: list[Ints]
+    scores: list[Floats]
+    path: Path
+
+
+class State(NamedTuple):
+    """What a search reads in one go: rows, the graph over the first `indexed` of them."""
+
+    rows: Rows
+    graph: Graph | None
+    indexed: int
+
+
+class Index:
+    """Vectors by label. One thread calls `publish`, one calls `maintain`; any number search.
+
+    Scores: cosine, dot product or negative Euclidean distance; higher is nearer.
+    """
+
+    def __init__(self, dimension: int, metric: Metric, *, exact_below: int, threads: int) -> None:
+        self.dimension = dimension
+        self.metric: Metric = metric
+        self.recall = 1.0
+        self._exact_below = exact_below
+        self._threads = threads
+        self._state = State(Rows(dimension), None, 0)
+        self._lock = threading.Lock()
+        self._unmarked: list[int] = []
+        self._recent: deque[Floats] = deque(maxlen=_AUDITED)
+        self._closing = threading.Event()
+        self._tuned_at = 0
+
+    # -- what it holds
+
+    @property
+    def live(self) -> int:
+        """Vectors that are not deleted."""
+        return self._state.rows.live_count
+
+    @property
+    def deleted_ratio(self) -> float:
+        """Deleted rows / all rows."""
+        return self._state.rows.deleted_ratio
+
+    @property
+    def ef(self) -> int:
+        """Candidates the graph search keeps; 0 without a graph."""
+        graph = self._state.graph
+        return graph.ef if graph else 0
+
+    @property
+    def path(self) -> str:
+        """The way an unfiltered search goes now."""
+        state = self._state
+        return "graph" if state.graph and state.rows.live_count >= self._exact_below else "exact"
+
+    # -- writing
+
+    def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:
+        """Add prepared rows (labels rising), then delete labels; visible to searches that begin afterwards."""
+        with self._lock:
+            state = self._state
+            if len(labels):
+                state.rows.append(vectors, labels, numbers)
+            if len(removed):
+                gone = state.rows.kill(removed)
+                self._unmarked += gone[gone < state.indexed].tolist()
+
+    def restore(self, rows: Rows, graph: Graph | None, indexed: int) -> None:
+        """Take over what was loaded at start."""
+        if graph is not None:
+            dead = np.flatnonzero(~rows.view.live[:indexed])
+            graph.mark_deleted(dead)
+            self._tuned_at = indexed
+        self._state = State(rows, graph, indexed)
+
+    def saved(self) -> tuple[Graph, Ints] | None:
+        """Return the graph and the labels of its rows, for a snapshot; call between calls of `maintain`."""
+        with self._lock:
+            state = self._state
+        if state.graph is None:
+            return None
+        return state.graph, state.rows.view.labels[: state.indexed].copy()
+
+    # -- searching
+
+    def search(
+        self,
+        queries: Floats,
+        k: int,
+        *,
+        wanted: Flags | None = None,
+        ef: int | None = None,
+        exactly: bool = False,
+    ) -> Found:
+        """Find the k nearest of each prepared query; `wanted` marks document numbers a filter allows.
+
+        Returns fewer than k only if fewer match. Numbers past the end of `wanted` are not allowed.
+        """
+        state = self._state
+        rows, graph, indexed = state
+        view = rows.view
+        allowed: Flags | None = None
+        if wanted is not None:
+            numbers = view.numbers[: view.size]
+            allowed = wanted[np.minimum(numbers, len(wanted) - 1)] & (numbers < len(wanted))
+            allowed &= view.live[: view.size]
+        plan = planner.choose(
+            live=rows.live_count,
+            indexed=indexed,
+            matching=None if allowed is None else int(np.count_nonzero(allowed)),
+            k=k,
+            ef=max(ef or 0, graph.ef if graph else 0),
+            exact=exactly,
+            exact_below=self._exact_below,
+        )
+        metrics.SEARCHES.labels(path=plan.way).inc(len(queries))
+        if graph is None or plan.way in ("exact", "filtered-exact"):
+            return self._exactly(queries, view, k, dead=rows.dead, allowed=allowed, way=plan.way)
+        if wanted is None:
+            self._recent.append(queries[:1])
+        return self._by_graph(queries, k, state, view, allowed=allowed, plan=plan, ef=ef)
+
+    def _exactly(
+        self, queries: Floats, view: View, k: int, *, dead: int, allowed: Flags | None, way: Path
+    ) -> Found:
+        if allowed is None and dead:
+            allowed = view.live[: view.size].copy()
+        found, scores = exact.top_k(queries, view.matrix[: view.size], k, self.metric, allowed)
+        return Found(list(view.labels[found]), list(scores), way)
+
+    def _by_graph(
+        self,
+        queries: Floats,
+        k: int,
+        state: State,
+        view: View,
+        *,
+        allowed: Flags | None,
+        plan: planner.Plan,
+        ef: int | None,
+    ) -> Found:
+        graph, indexed = state.graph, state.indexed
+        assert graph is not None
+        fetch, way = max(plan.fetch, k), plan.way
+        keep = view.live if allowed is None else allowed
+        reach = int(np.count_nonzero(keep[:indexed])) if allowed is not None else len(graph)
+        while True:
+            found, scores = graph.query(queries, fetch, ef)
+            # Rows that entered the graph since `state` was read are found in the tail.
+            inside = found.max(initial=0) < indexed
+            good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]
+            if good.all():
+                enough = found.shape[1] >= min(k, reach)
+            else:
+                enough = bool((good.sum(axis=1) >= min(k, reach)).all())
+                scores = np.where(good, scores, -np.inf).astype(np.float32)
+            if enough:
+                break
+            if fetch >= plan.limit or found.shape[1] < fetch:
+                metrics.SLOW_PATHS.inc(len(queries))
+                metrics.SEARCHES.labels(path="scan").inc(len(queries))
+                mask = keep[: view.size].copy()
+                return self._exactly(queries, view, k, dead=1, allowed=mask, way="scan")
+            fetch = min(fetch * planner.GROWTH, max(plan.limit, 1))
+        if view.size > indexed:
+            mask = keep[indexed : view.size].copy()
+            tail, near = exact.top_k(
+                queries, view.matrix[indexed : view.size], k, self.metric, mask
+            )
+            found, scores = np.hstack([found, tail + indexed]), np.hstack([scores, near])
+        elif good.all():
+            return Found(list(view.labels[found[:, :k]]), list(scores[:, :k]), way)
+        found, scores = exact.rank(found, scores, k)
+        sound = np.isfinite(scores)
+        return Found(
+            [view.labels[row[ok]] for row, ok in zip(found, sound, strict=True)],
+            [row[ok] for row, ok in zip(scores, sound, strict=True)],
+            way,
+        )
+
+    # -- maintenance, one thread
+
+    def maintain(self) -> bool:
+        """Do one bounded piece of background work, if there is any; True if there may be more."""
+        rows, graph, indexed = self._state
+        live, count = rows.live_count, rows.view.size
+        wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
+        wants_graph = live >= self._exact_below
+        behind = count - indexed
+        if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
+            return self._rebuild(wants_graph)
+        if graph is not None and (self._unmarked or behind):
+            self._extend(graph, rows, indexed)
+            return True
+        if graph is not None and count > planner.RETUNE_GROWTH * self._tuned_at:
+            self._tune(graph, rows.view, graph.ef)
+        return False
+
+    def _extend(self, graph: Graph, rows: Rows, indexed: int) -> None:
+        with self._lock:
+            unmarked, self._unmarked = self._unmarked[:1000], self._unmarked[1000:]
+        if unmarked:
+            graph.mark_deleted(np.array(unmarked, np.int64))
+        view = rows.view
+        end = min(indexed + _SLICE, view.size)
+        fresh = np.arange(indexed, end)[view.live[indexed:end]]
+        if len(fresh):
+            graph.add(view.matrix[fresh], fresh, threads=1)
+        with self._lock:
+            self._unmarked += fresh[~rows.view.live[fresh]].tolist()
+            self._state = State(rows, graph, end)
+        if graph.lock.contended:
+            graph.lock.contended = False
+            self._closing.wait(0.002)  # searches queue up behind a writer that comes right back
+
+    def _rebuild(self, with_graph: bool) -> bool:
+        old = self._state.rows
+        before = old.view
+        kept = np.flatnonzero(before.live[: before.size])
+        rows = Rows(self.dimension, max(1024, len(kept)))
+        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
+            rows.append(before.matrix[part], before.labels[part], before.numbers[part])
+        graph = self._build(rows) if with_graph else None
+        if self._closing.is_set():
+            return False
+        indexed = len(kept) if graph else 0
+        with self._lock:
+            now = old.view
+            late = np.arange(before.size, now.size)
+            late = late[now.live[late]]
+            rows.append(now.matrix[late], now.labels[late], now.numbers[late])
+            gone = rows.kill(now.labels[kept[~now.live[kept]]])
+            self._unmarked = gone[gone < indexed].tolist()
+            self._state = State(rows, graph, indexed)
+        metrics.COMPACTIONS.inc()
+        return True
+
+    def _build(self, rows: Rows) -> Graph | None:
+        view = rows.view
+        graph = Graph(self.dimension, self.metric, int(view.size * 1.25), self._threads)
+        for begin in range(0, view.size, _BUILD_SLICE):
+            if self._closing.is_set():
+                return None
+            end = min(begin + _BUILD_SLICE, view.size)
+            graph.add(view.matrix[begin:end], np.arange(begin, end))
+        self._tune(graph, view)
+        return graph
+
+    def _tune(self, graph: Graph, view: View, least: int = 0) -> None:
+        """Take the least ef of the ladder that finds the neighbours of stored vectors, themselves left out."""
+        live = np.flatnonzero(view.live[: view.size])
+        sample = np.random.default_rng(view.size).choice(
+            live, size=min(_AUDITED, len(live)), replace=False
+        )
+        queries, mask = view.matrix[sample], view.live[: view.size].copy()
+        truth, _ = exact.top_k(queries, view.matrix[: view.size], 11, self.metric, mask)
+        self._tuned_at = view.size
+        for ef in planner.EF_LADDER:
+            if ef < least:
+                continue
+            graph.set_ef(ef)
+            found, _ = graph.query(queries, 11)
+            self.recall = _recall(found, truth, sample)
+            if self.recall >= planner.RECALL_GOAL:
+                return
+
+    def audit(self) -> float:
+        """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
+        rows, graph, indexed = self._state
+        recent = list(self._recent)
+        if graph is None or not indexed:
+            self.recall = 1.0
+        elif recent:
+            queries, view = np.vstack(recent), rows.view
+            found, _ = graph.query(queries, 10)
+            mask = view.live[:indexed].copy()
+            truth, _ = exact.top_k(queries, view.matrix[:indexed], 10, self.metric, mask)
+            self.recall = _recall(found, truth, None)
+            ef = planner.next_ef(graph.ef, self.recall)
+            if ef != graph.ef:
+                graph.set_ef(ef)
+        return self.recall
+
+    def close(self) -> None:
+        """Stop a rebuild in progress at its next slice."""
+        self._closing.set()
+
+
+def _recall(found: Ints, truth: Ints, itself: Ints | None) -> float:
+    hits = total = 0
+    for position, (mine, right) in enumerate(zip(found, truth, strict=True)):
+        left_out = {int(itself[position])} if itself is not None else set()
+        wanted = set(right.tolist()) - left_out
+        hits += len(wanted & set(mine.tolist()))
+        total += len(wanted)
+    return hits / total if total else 1.0

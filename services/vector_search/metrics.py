@@ -1,0 +1,42 @@
+"""The metrics of vector_search; `index` is the collection's id and shard."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+VECTORS = Gauge("spillway_index_vectors", "Live vectors", ["index"])
+DELETED_RATIO = Gauge("spillway_index_deleted_ratio", "Deleted rows / all rows", ["index"])
+RECALL_RATIO = Gauge(
+    "spillway_index_recall_ratio", "Recall of sampled queries against exact search", ["index"]
+)
+EF = Gauge("spillway_index_ef", "Candidates the graph search keeps", ["index"])
+LOG_BYTES = Gauge(
+    "spillway_index_log_bytes", "Bytes of the write log since the last snapshot", ["index"]
+)
+TORN_TAILS = Counter("spillway_index_torn_tails_total", "Damaged log tails cut off at start")
+DAMAGED = Counter(
+    "spillway_index_damaged_total", "Stored pieces whose checksum was wrong", ["what"]
+)
+WRITES = Counter("spillway_index_writes_total", "Writes read from the stream", ["outcome"])
+APPLY_SECONDS = Histogram(
+    "spillway_index_apply_seconds", "Applying one batch of writes, sync included", buckets=SECONDS
+)
+SYNC_SECONDS = Histogram("spillway_index_sync_seconds", "Syncing the log", buckets=SECONDS)
+SNAPSHOT_SECONDS = Histogram(
+    "spillway_index_snapshot_seconds", "Taking a snapshot", buckets=SECONDS
+)
+SEARCHES = Counter("spillway_index_searches_total", "Queries by the path taken", ["path"])
+SEARCH_SECONDS = Histogram(
+    "spillway_index_search_seconds", "One batch of queries, in the index", buckets=SECONDS
+)
+SLOW_PATHS = Counter(
+    "spillway_index_slow_paths_total", "Queries that fell back to scanning a large set"
+)
+COMPACTIONS = Counter("spillway_index_compactions_total", "Indexes rebuilt and swapped in")
+
+for _path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan"):
+    SEARCHES.labels(path=_path)
+for _outcome in ("applied", "old", "repeated", "refused"):
+    WRITES.labels(outcome=_outcome)

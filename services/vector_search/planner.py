@@ -1,0 +1,53 @@
+"""Which way to search: decided from counts alone, so that it can be tested without an index.
+
+Seconds per unit are those of one core at 384 dimensions; only their ratio matters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+# Comparing one row read in order, one row gathered, and keeping one candidate in the graph.
+ROW_S = 4e-8
+GATHERED_ROW_S = 1.5e-7
+CANDIDATE_S = 3e-6
+# A mask leaves this many times the results needed, on average, in the first fetch.
+MARGIN = 2.0
+GROWTH = 3
+EF_LADDER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+RECALL_GOAL = 0.97
+# ef is chosen anew when the rows have grown this much since.
+RETUNE_GROWTH = 1.3
+
+Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
+
+
+class Plan(NamedTuple):
+    """How to search; `fetch` is how many the graph is asked for at first, `limit` where scanning is cheaper."""
+
+    way: Way
+    fetch: int
+    limit: int
+
+
+def choose(
+    *, live: int, indexed: int, matching: int | None, k: int, ef: int, exact: bool, exact_below: int
+) -> Plan:
+    """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter)."""
+    graph = indexed > 0 and live >= exact_below and not exact
+    if matching is None:
+        return Plan("graph", k, live) if graph else Plan("exact", 0, 0)
+    scan_s = matching * GATHERED_ROW_S
+    fetch = math.ceil(MARGIN * k * live / max(matching, 1)) + k
+    limit = int(scan_s / CANDIDATE_S)
+    if not graph or matching <= k or max(fetch, ef) >= min(limit, indexed):
+        return Plan("filtered-exact", 0, 0)
+    return Plan("filtered-graph", fetch, min(limit, indexed))
+
+
+def next_ef(ef: int, recall: float) -> int:
+    """Return the ef to go on with after an audit: the next of the ladder when recall fell short."""
+    if recall >= RECALL_GOAL:
+        return ef
+    return next((step for step in EF_LADDER if step > ef), max(ef, EF_LADDER[-1]))

@@ -1,0 +1,416 @@
+"""One shard: writes in, searches out, nothing acknowledged ever lost. It knows no bus.
+
+A batch of writes is staged by `apply` and becomes durable and visible in `sync`: log synced, database committed,
+index published, in this order. Whatever fails before the commit is taken back whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from common.config import SearchConfig
+from common.errors import InternalError, InvalidRequest, SpillwayError, Unavailable
+from common.messages import (
+    BadMessage,
+    CollectionRecord,
+    DocumentsResult,
+    DocumentsWork,
+    Hit,
+    SearchResult,
+    SearchWork,
+    Write,
+    decode,
+    encode,
+)
+from services.vector_search import metrics, snapshot
+from services.vector_search.documents import Documents
+from services.vector_search.filters import Attributes, Filter
+from services.vector_search.index.index import Found, Index
+from services.vector_search.index.rows import Floats, Ints, prepare
+from services.vector_search.loading import load_rows
+from services.vector_search.log import EntryId, WriteLog, format_id, parse_id
+from services.vector_search.masks import Masks
+
+Outcome = Literal["applied", "old", "repeated", "refused"]
+_ATTEMPTS = 5
+_GRAPH_GROWTH = 1.1
+# Kept free for the database's own needs (checkpoint, rollback) when the disk runs full.
+RESERVE_BYTES = 16 * 1024 * 1024
+MAX_K = 10_000
+
+
+class _Batch:
+    """What has been staged since the last sync."""
+
+    def __init__(self, applied: EntryId, mark: int) -> None:
+        self.applied = applied
+        self.mark = mark
+        self.vectors: list[Floats] = []
+        self.labels: list[int] = []
+        self.numbers: list[int] = []
+        self.removed: list[int] = []
+        self.attributes: list[tuple[int, Attributes]] = []
+
+
+class Shard:
+    """The shard in one directory. `apply`, `sync`, `snapshot` and `maintain` may come from different threads.
+
+    Opening recovers: the damaged tail of the log is cut off, the rest replayed over the database. Errors are
+    SpillwayErrors: `disk_full` (nothing changed, try again), `shard_damaged` (opening), `invalid_filter`,
+    `dimension_mismatch`, `invalid_vector`.
+    """
+
+    def __init__(
+        self, directory: Path, record: CollectionRecord, config: SearchConfig, *, threads: int = 1
+    ) -> None:
+        self.record = record
+        self.dropped = False
+        self._directory = directory
+        self._config = config
+        self._name = f"{record.id}/{directory.name}"
+        self._writing = threading.RLock()
+        self._publishing = threading.Lock()
+        self._batch: _Batch | None = None
+        self._snapshot_rows = 0
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log = WriteLog(directory)
+            self._documents = Documents(directory / "documents.sqlite")
+            self._index = Index(
+                record.dimension, record.metric, exact_below=config.exact_below, threads=threads
+            )
+            self._load(threads)
+            self._masks = Masks(self._documents)
+            self._replay()
+        except (sqlite3.Error, OSError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> SpillwayError:
+        if _disk_full(error):
+            return _storage_error(error)
+        return InternalError(
+            f"shard {self._name} in {self._directory} cannot be opened: {error}; expected the files of a shard",
+            code="shard_damaged",
+        )
+
+    def _load(self, threads: int) -> None:
+        saved = snapshot.load(self._directory, self.record.dimension, self.record.metric, threads)
+        rows, graph, indexed = load_rows(self._documents, self.record, saved)
+        self._index.restore(rows, graph, indexed)
+        if saved is not None and graph is not None:
+            self._index.recall = saved.recall
+            self._snapshot_rows = indexed
+
+    def _replay(self) -> None:
+        for entry, payload in self._log.entries():
+            if entry > self._documents.applied:
+                try:
+                    write = decode(payload, Write)
+                except BadMessage:
+                    metrics.DAMAGED.labels(what="write").inc()
+                    continue
+                self._apply(entry, write, log=False)
+                self.sync()
+
+    # -- writing
+
+    @property
+    def applied(self) -> str:
+        """The id of the last write that is durable and visible."""
+        return format_id(self._documents.applied)
+
+    def apply(self, entry_id: str, write: Write) -> Outcome:
+        """Stage one write of the stream; durable and visible after `sync`.
+
+        An id at or below the last is "old"; a (request, index) seen in the last 24 h is "repeated"; a write that
+        does not fit the collection is "refused" and changes nothing. Unavailable(`disk_full`): the whole batch
+        since the last sync is taken back, and must be applied again from `applied`.
+        """
+        outcome = self._apply(parse_id(entry_id), write, log=True)
+        metrics.WRITES.labels(outcome=outcome).inc()
+        return outcome
+
+    def _apply(self, entry: EntryId, write: Write, *, log: bool) -> Outcome:
+        with self._writing:
+            last = self._batch.applied if self._batch else self._documents.applied
+            if entry <= last:
+                return "old"
+            try:
+                if self._batch is None:
+                    self._reserve()
+                    self._documents.begin()
+                    self._batch = _Batch(last, self._log.mark())
+                payload = _encoded(write)
+                outcome = self._stage(self._batch, entry, write) if payload else "refused"
+                if log and payload and outcome == "applied":
+                    self._log.append(entry, payload)
+                self._batch.applied = entry
+            except (OSError, sqlite3.Error) as error:
+                self._take_back()
+                raise _storage_error(error) from error
+            return outcome
+
+    def _reserve(self) -> None:
+        if shutil.disk_usage(self._directory).free < RESERVE_BYTES:
+            raise OSError(28, "less than 16 MiB free")
+
+    def _stage(self, batch: _Batch, entry: EntryId, write: Write) -> Outcome:
+        if not self._documents.first_time(write.request, write.index, entry[0]):
+            return "repeated"
+        if write.drop:
+            self.dropped = True
+            return "applied"
+        vectors = self._vectors(write)
+        if vectors is None:
+            return "refused"
+        self._documents.savepoint()
+        labels: list[int] = []
+        numbers: list[int] = []
+        removed: list[int] = []
+        judged: list[tuple[int, Attributes]] = []
+        try:
+            for identity in write.deletes:
+                removed += self._documents.delete(identity)
+            for document in write.upserts:
+                added = self._documents.put(document)
+                labels += added.labels
+                numbers += [added.number] * len(added.labels)
+                removed += added.replaced
+                judged.append((added.number, added.attributes))
+        except (ValueError, TypeError, OverflowError, RecursionError, KeyError):
+            self._documents.undo()
+            return "refused"
+        batch.vectors.append(vectors)
+        batch.labels += labels
+        batch.numbers += numbers
+        batch.removed += removed
+        batch.attributes += judged
+        return "applied"
+
+    def _vectors(self, write: Write) -> Floats | None:
+        """Return the vectors of all chunks as rows to index, None if anything does not fit."""
+        size = self.record.dimension * 4
+        for document in write.upserts:
+            end = len(document.text) if document.text is not None else None
+            for chunk in document.chunks:
+                fits = 0 <= chunk.start <= chunk.end and (end is None or chunk.end <= end)
+                if len(chunk.vector) != size or not fits:
+                    return None
+        joined = b"".join(c.vector for document in write.upserts for c in document.chunks)
+        vectors = np.frombuffer(joined, "<f4").reshape(-1, self.record.dimension)
+        return prepare(vectors, self.record.metric) if np.isfinite(vectors).all() else None
+
+    def sync(self) -> None:
+        """Make the staged batch durable, then visible. Unavailable(`disk_full`): the batch is taken back."""
+        with self._writing:
+            batch = self._batch
+            if batch is None:
+                return
+            try:
+                with metrics.SYNC_SECONDS.time():
+                    self._log.sync()
+                with self._publishing:
+                    self._documents.commit(batch.applied)
+                    self._batch = None
+                    self._publish(batch)
+            except (OSError, sqlite3.Error) as error:
+                self._take_back()
+                raise _storage_error(error) from error
+            metrics.VECTORS.labels(index=self._name).set(self._index.live)
+            metrics.DELETED_RATIO.labels(index=self._name).set(self._index.deleted_ratio)
+            metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
+
+    def _publish(self, batch: _Batch) -> None:
+        self._masks.extend(batch.attributes)
+        empty = np.zeros((0, self.record.dimension), np.float32)
+        self._index.publish(
+            np.concatenate([empty, *batch.vectors]),
+            np.array(batch.labels, np.int64),
+            np.array(batch.numbers, np.int64),
+            np.array(batch.removed, np.int64),
+        )
+
+    def _take_back(self) -> None:
+        batch, self._batch = self._batch, None
+        self.dropped = False
+        self._documents.rollback()
+        if batch is not None:
+            self._log.rollback(batch.mark)
+
+    # -- reading
+
+    def search(self, work: SearchWork) -> SearchResult:
+        """Search with one or many queries; `applied` of the result is a state the hits include."""
+        queries = self._queries(work)
+        condition = Filter(work.filter) if work.filter else None
+        hits: list[list[Hit]] = []
+        for attempt in range(_ATTEMPTS):
+            applied = self.applied
+            wanted = self._masks.get(condition) if condition else None
+            with metrics.SEARCH_SECONDS.time():
+                found = self._index.search(
+                    queries, work.k, wanted=wanted, ef=work.ef, exactly=work.exact
+                )
+            complete, hits = self._hits(found, work)
+            if complete:
+                break
+            if attempt + 1 < _ATTEMPTS:
+                with self._publishing:  # a found chunk is gone: wait until the index knows, too
+                    continue
+        return SearchResult(hits=hits, applied=applied, path=found.path)
+
+    def _queries(self, work: SearchWork) -> Floats:
+        size = self.record.dimension * 4
+        if not work.vectors or len(work.vectors) % size:
+            raise InvalidRequest(
+                f"{len(work.vectors)} bytes of query vectors; expected a multiple of {size}: collection "
+                f"{self.record.name!r} has dimension {self.record.dimension}",
+                code="dimension_mismatch",
+            )
+        if not 1 <= work.k <= MAX_K:
+            raise InvalidRequest(f"k is {work.k}; expected 1 to {MAX_K}", param="k")
+        if work.ef is not None and not 1 <= work.ef <= MAX_K:
+            raise InvalidRequest(f"ef is {work.ef}; expected 1 to {MAX_K}", param="ef")
+        vectors = np.frombuffer(work.vectors, "<f4").reshape(-1, self.record.dimension)
+        if not np.isfinite(vectors).all():
+            raise InvalidRequest("query vectors hold NaN or infinity", code="invalid_vector")
+        return prepare(vectors, self.record.metric)
+
+    def _hits(self, found: Found, work: SearchWork) -> tuple[bool, list[list[Hit]]]:
+        pairs: list[tuple[Ints, Floats]] = list(zip(found.labels, found.scores, strict=True))
+        if work.min_score is not None:
+            pairs = [(labels[s >= work.min_score], s[s >= work.min_score]) for labels, s in pairs]
+        wanted = {label for labels, _ in pairs for label in labels.tolist()}
+        known = self._documents.hits(
+            sorted(wanted), with_text=work.with_text, with_metadata=work.with_metadata
+        )
+        hits = [
+            [
+                msgspec.structs.replace(known[label], score=score)
+                for label, score in zip(labels.tolist(), scores.tolist(), strict=True)
+                if label in known
+            ]
+            for labels, scores in pairs
+        ]
+        return len(known) == len(wanted), hits
+
+    def documents(self, work: DocumentsWork) -> DocumentsResult:
+        """Read documents by id, a page of them, or the statistics."""
+        applied = self.applied
+        if work.op == "stats":
+            return DocumentsResult(stats=self.stats(), applied=applied)
+        if work.op == "get":
+            found = self._documents.get(work.ids, text=work.with_text, vectors=work.with_vectors)
+            return DocumentsResult(documents=found, applied=applied)
+        page, cursor = self._documents.page(
+            work.cursor,
+            max(1, work.limit),
+            Filter(work.filter) if work.filter else None,
+            text=work.with_text,
+            vectors=work.with_vectors,
+        )
+        return DocumentsResult(documents=page, cursor=cursor, applied=applied)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, bytes on disk, and how the index stands."""
+        index = self._index
+        return {
+            "documents": self._documents.count,
+            "chunks": index.live,
+            "deleted_ratio": round(index.deleted_ratio, 4),
+            "bytes": self._documents.size + self._log.size,
+            "log_bytes": self._log.size,
+            "torn_tails": self._log.torn,
+            "applied": self.applied,
+            "index": index.path,
+            "ef": index.ef,
+            "recall": round(index.recall, 4),
+        }
+
+    # -- background, one thread
+
+    def maintain(self) -> bool:
+        """Do one bounded piece of indexing or compaction; True if there may be more."""
+        return self._index.maintain()
+
+    def audit(self) -> float:
+        """Measure the recall of recent queries and publish it; raises ef where it fell short."""
+        recall = self._index.audit()
+        metrics.RECALL_RATIO.labels(index=self._name).set(recall)
+        metrics.EF.labels(index=self._name).set(self._index.ef)
+        return recall
+
+    @property
+    def snapshot_due(self) -> bool:
+        """True once the log has grown past the configured bytes."""
+        return self._log.size >= self._config.snapshot_bytes
+
+    def snapshot(self) -> str | None:
+        """Bound the log; return the applied id that no longer needs the stream, None if it could not be done now.
+
+        Call from the thread that calls `maintain`. Searches go on; writes wait while the database is checkpointed.
+        """
+        began = time.monotonic()
+        try:
+            with self._writing:
+                self.sync()
+                segments = self._log.rotate()
+                applied = self._documents.applied
+                if not self._documents.checkpoint(applied[0]):
+                    return None
+            saved = self._index.saved()
+            if saved is not None and len(saved[1]) >= _GRAPH_GROWTH * self._snapshot_rows:
+                graph, labels = saved
+                snapshot.save(
+                    self._directory, graph, labels, format_id(applied), self._index.recall
+                )
+                self._snapshot_rows = len(labels)
+            with self._writing:
+                self._log.remove(segments)
+        except (OSError, RuntimeError, sqlite3.Error) as error:
+            raise _storage_error(error) from error
+        metrics.SNAPSHOT_SECONDS.observe(time.monotonic() - began)
+        return format_id(applied)
+
+    def close(self) -> None:
+        """Sync what is staged, stop background work at its next step, and close the files."""
+        self._index.close()
+        with self._writing:
+            try:
+                self.sync()
+            finally:
+                self._log.close()
+                self._documents.close()
+                for gauge in (metrics.VECTORS, metrics.DELETED_RATIO, metrics.LOG_BYTES):
+                    gauge.remove(self._name)
+
+
+def _encoded(write: Write) -> bytes | None:
+    try:
+        return encode(write)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _disk_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+    return isinstance(error, OSError) and error.errno in (27, 28, 122)
+
+
+def _storage_error(error: Exception) -> SpillwayError:
+    if _disk_full(error):
+        return Unavailable(
+            f"the disk of vector_search is full ({error}); searches go on, writes wait for space",
+            code="disk_full",
+            retry_after_s=5.0,
+        )
+    return InternalError(f"storing failed: {error}", code="storage_failed")
