@@ -5,7 +5,8 @@ local use = key()
 open_door(use)
 local worker, out = arg(), {}
 for _ = 1, num() do
-  local id, entry, epoch, router, index, event, fold = arg(), arg(), num(), arg(), num(), arg(), arg()
+  local id, entry, epoch, router = arg(), arg(), num(), arg()
+  local index, _, event, fold = num(), arg(), arg(), arg()
   local job, log, lane, journal = key(), key(), key(), key()
   local f = fields(job, 'cancelled', 'next', 'router', 'state')
   local verdict = 'ok'
