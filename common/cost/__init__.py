@@ -1,0 +1,1 @@
+"""How long will it take: the one place for cost models."""

@@ -1,0 +1,114 @@
+"""Choose a precision by measurement: the fastest whose vectors stay within the accuracy bound of fp32."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+from torch import Tensor
+
+from common.ml.files import ModelFiles
+from common.ml.forward import Precision
+
+MIN_COSINE = 0.9995
+MEDIAN_COSINE = 0.9999
+_PROBE = """A spillway is what a dam has for the water that does not fit.
+Requests that would miss their deadline on the accelerator are sent to the processors beside it, where they
+ are computed by the same model, and the answers are the same within a stated tolerance.
+def close(self): Close the file. A closed file cannot be used for further I/O operations.
+The cat sat on the mat, and the kitten slept on the rug; meanwhile the bond market fell by 3.2 %.
+Return a new list containing all items from the iterable in ascending order. A custom key function can be
+ supplied to customize the sort order, and the reverse flag can be set to request the result in descending
+ order. The sort is guaranteed to be stable.
+Why is the sky blue?
+Invoice 20931: 14 crates of oranges, delivered 2024-03-08 to Rotterdam, paid.
+Error: connection refused (os error 111)""".replace("\n ", " ").splitlines()
+
+
+class _Runs(Protocol):
+    def __call__(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
+    ) -> Tensor: ...
+
+
+def choose(
+    files: ModelFiles,
+    build: Callable[[Precision], _Runs],
+    device: torch.device,
+    cache: Path | None = None,
+) -> Precision:
+    """Return bf16 if it is within the bound and not slower than fp32 on this machine, else fp32."""
+    key = f"{files.fingerprint()} {device.type} {platform.processor()} {_cpu()} torch {torch.__version__}"
+    known = _remembered(cache).get(key)
+    if known is not None:
+        return known
+    texts = _probe(files)
+    with torch.inference_mode():
+        exact, exact_s = _run(build("fp32"), texts, device)
+        fast, fast_s = _run(build("bf16"), texts, device)
+    cosine = F.cosine_similarity(exact, fast, dim=1)
+    accurate = bool(cosine.min() >= MIN_COSINE and cosine.median() >= MEDIAN_COSINE)
+    chosen: Precision = "bf16" if accurate and fast_s <= exact_s else "fp32"
+    _remember(cache, key, chosen)
+    return chosen
+
+
+def _run(forward: _Runs, texts: list[list[int]], device: torch.device) -> tuple[Tensor, float]:
+    """Return mean-pooled rows per text and the best seconds of three runs after a first one."""
+    rows, best = forward(texts, None), float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        rows = forward(texts, None)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return torch.stack(
+        [part.mean(0) for part in torch.split(rows, [len(text) for text in texts])]
+    ), best
+
+
+def _probe(files: ModelFiles) -> list[list[int]]:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only this measurement needs it
+
+    tokenizer = Tokenizer.from_str(files.tokenizer_json().decode())
+    vocabulary = files.spec.vocabulary
+    texts = [
+        [min(token, vocabulary - 1) for token in encoding.ids[: files.max_tokens]]
+        for encoding in tokenizer.encode_batch(_PROBE)
+    ]
+    return sorted((text for text in texts if text), key=len)
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " ".join(line for line in lines[:30] if line.startswith(("model", "flags")))[:4000]
+
+
+def _remembered(cache: Path | None) -> dict[str, Precision]:
+    if cache is None:
+        return {}
+    try:
+        content = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = content if isinstance(content, dict) else {}
+    return {key: value for key, value in known.items() if value in ("fp32", "bf16")}
+
+
+def _remember(cache: Path | None, key: str, chosen: Precision) -> None:
+    if cache is None:
+        return
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.write_text(json.dumps({**_remembered(cache), key: chosen}), encoding="utf-8")
+    except OSError:
+        return  # a cache that cannot be written costs a measurement, nothing else

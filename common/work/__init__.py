@@ -1,0 +1,1 @@
+"""What every embedding worker shares: batch forming, calibration, the compute thread and the loop."""

@@ -1,0 +1,277 @@
+"""The embedding loop of one worker and one model: read, batch, compute, finish, with the device never waiting.
+
+While a batch computes, the next is read and the last is finished. The loop itself holds no truth: every lease can be
+lost at any moment, and then another worker has the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from common.bus import BusDown, Consumer, Lease
+from common.clock import Clock
+from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
+from common.errors import DeadlineExceeded, SpillwayError
+from common.messages import Result
+from common.work.batches import next_batch
+from common.work.calibrate import Calibration, depth_for
+from common.work.compute import ComputeThread
+from common.work.execute import Failure, Job, Ran, read_job, run_batch
+from common.work.metrics import WorkMetrics
+from common.work.model import Model
+
+# Below this a batch is over sooner than asking first who was cancelled would pay.
+_ASK_FIRST_S = 0.02
+_MAX_JOBS = 64
+_WAIT_S = 1.0
+# Depth follows the measured speed when it has moved by this share, at most every so often.
+_DRIFT = 0.2
+_DRIFT_EVERY_S = 5.0
+_DRIFT_MEMORY = 0.9
+_log = structlog.get_logger("work")
+
+
+class EmbeddingLoop:
+    """Runs until told to stop; `run` then finishes the running batch and hands over the rest."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        model: Model,
+        calibration: Calibration,
+        *,
+        slo_s: float,
+        clock: Clock,
+        thread: ComputeThread,
+        metrics: WorkMetrics,
+    ) -> None:
+        self._consumer = consumer
+        self._model = model
+        self._cost, self._limits = calibration.cost, calibration.limits
+        self._slo_s = slo_s
+        self._clock = clock
+        self._thread = thread
+        self._metrics = metrics
+        self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._finishing: asyncio.Task[None] | None = None
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._stopping = False
+        self._slowness = 1.0
+        self._published = (1.0, time.monotonic())
+        self._typical_tokens = 128.0
+
+    async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
+        """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
+        reader = asyncio.create_task(self._read(), name="read")
+        worker = asyncio.create_task(self._work(), name="work")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        tasks: set[asyncio.Task[Any]] = {reader, worker, stop}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        self._arrived.set()
+        self._room.set()
+        await asyncio.wait({worker}, timeout=drain_s)
+        if worker.done() and self._finishing is not None:
+            await asyncio.wait({self._finishing}, timeout=drain_s)
+        try:
+            await self._consumer.drain()
+            await self._consumer.stop()
+        except BusDown as error:
+            _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
+        for task in (reader, worker, stop):
+            task.cancel()
+        await asyncio.gather(reader, worker, stop, return_exceptions=True)
+        for task in (reader, worker):
+            if task in done:
+                task.result()  # a loop that ended by itself has raised
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while not self._stopping:
+            jobs = self._free_jobs()
+            if jobs <= 0:
+                self._room.clear()
+                await _wait(self._room)
+                continue
+            # The bus halves its count for handed-over work and shares it between lanes.
+            room = 4 * jobs
+            leases = await self._consumer.read(room * PARCEL_ITEMS, room * PARCEL_TOKENS)
+            if self._stopping:
+                return  # drain hands these over
+            for lease in leases:
+                await self._accept(lease)
+
+    def _free_jobs(self) -> int:
+        """Return how many jobs of the usual size are missing for one full batch beyond the running one."""
+        queued = sum(job.tokens for job in self._queue)
+        missing = self._limits.tokens - queued
+        if missing <= 0 or len(self._queue) >= _MAX_JOBS:
+            return 0
+        return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
+
+    async def _accept(self, lease: Lease) -> None:
+        self._metrics.attempts.observe(lease.attempts)
+        generation = self._consumer.generation
+        try:
+            job = read_job(lease, self._model, generation, time.monotonic())
+        except SpillwayError as error:
+            _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
+            await self._refuse(lease, error)
+            return
+        self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
+        self._queue.append(job)
+        self._arrived.set()
+
+    async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
+        try:
+            verdict = await self._consumer.refuse(lease, error)
+        except BusDown:
+            verdict = "fenced"  # the heartbeat is lost by now: another worker will have it
+        expired = error.code == DeadlineExceeded.default_code
+        self._metrics.ended(("expired" if expired else "error") if verdict == "ok" else verdict)
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            batch = await self._form()
+            if not batch:
+                self._arrived.clear()
+                if not self._queue:
+                    await _wait(self._arrived)
+                continue
+            await self._run(batch)
+            await self._follow_drift()
+
+    async def _form(self) -> list[Job]:
+        """Take the next batch off the queue; what was lost with a generation or has expired is dropped."""
+        now_ms = self._clock.now_ms()
+        held = [job for job in self._queue if job.generation == self._consumer.generation]
+        expired = [job for job in held if job.lease.deadline_ms <= now_ms]
+        fresh = [job for job in held if job.lease.deadline_ms > now_ms]
+        chosen = set(next_batch(fresh, self._limits))
+        batch = [job for index, job in enumerate(fresh) if index in chosen]
+        self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
+        for job in expired:
+            await self._refuse(job.lease, DeadlineExceeded("the deadline passed in the queue"))
+        self._room.set()
+        return batch
+
+    async def _run(self, batch: list[Job]) -> None:
+        predicted = self._predict(batch)
+        self._running = batch
+        ask_first = predicted >= _ASK_FIRST_S
+        if ask_first:
+            batch = await self._drop_stopped(batch)
+            if not batch:
+                self._running = []
+                return
+        self._consumer.working(predicted)
+        started = time.monotonic()
+        for job in batch:
+            self._metrics.batch_wait.observe(started - job.read_at)
+        computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
+        if not ask_first:
+            await self._drop_stopped(batch)
+        ran = await computing
+        self._consumer.progressed()
+        self._running = []
+        self._observe(batch, ran, predicted)
+        if self._finishing is not None:
+            await self._finishing
+        self._finishing = asyncio.create_task(self._finish(batch, ran), name="finish")
+
+    async def _drop_stopped(self, batch: list[Job]) -> list[Job]:
+        """Ask which held jobs were cancelled or fenced off; drop them from the queue and from `batch`."""
+        held = [*batch, *self._queue]
+        try:
+            stopped = await self._consumer.step([job.lease for job in held])
+        except BusDown:
+            return batch  # running work goes on; its results are fenced when they are written
+        if stopped:
+            for _ in stopped:
+                self._metrics.ended("cancelled")
+            self._queue = deque(job for job in self._queue if job.lease.job not in stopped)
+        return [job for job in batch if job.lease.job not in stopped]
+
+    # -- ending ----------------------------------------------------------------------------------------
+
+    async def _finish(self, batch: Sequence[Job], ran: Ran) -> None:
+        ends = (self._end(job, out) for job, out in zip(batch, ran.outcomes, strict=True))
+        await asyncio.gather(*ends)
+
+    async def _end(self, job: Job, outcome: Result | Failure) -> None:
+        try:
+            if isinstance(outcome, Failure):
+                _log.error("job_failed", job=job.lease.job, code=outcome.code, why=outcome.message)
+                verdict = await self._consumer.fail(job.lease, *outcome)
+                self._metrics.ended("error" if verdict == "returned" else verdict)
+            else:
+                verdict = await self._consumer.finish(job.lease, outcome)
+                self._metrics.ended("ok" if verdict in {"ok", "done"} else verdict)
+        except BusDown:
+            _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
+            self._metrics.ended("fenced")
+
+    # -- cost ------------------------------------------------------------------------------------------
+
+    def _predict(self, jobs: Iterable[Job]) -> float:
+        listed = list(jobs)
+        items, tokens = sum(job.items for job in listed), sum(job.tokens for job in listed)
+        return self._slowness * self._cost.seconds(items, tokens)
+
+    def _observe(self, batch: Sequence[Job], ran: Ran, predicted: float) -> None:
+        metrics = self._metrics
+        metrics.batch_size.observe(sum(job.items for job in batch))
+        metrics.batch_tokens.observe(sum(job.tokens for job in batch))
+        metrics.step.observe(ran.seconds)
+        if ran.isolated:
+            metrics.isolated.inc()
+        elif predicted > 0:
+            metrics.step_ratio.observe(ran.seconds / predicted)
+            now = self._slowness * ran.seconds / predicted
+            self._slowness += (1 - _DRIFT_MEMORY) * (min(max(now, 0.2), 10.0) - self._slowness)
+
+    async def _follow_drift(self) -> None:
+        """Publish a new depth when the device has become faster or slower than it was when calibrated."""
+        was, at = self._published
+        now = time.monotonic()
+        drifted = abs(self._slowness / was - 1) > _DRIFT
+        if self._model.known_cost is not None or not drifted or now - at < _DRIFT_EVERY_S:
+            return
+        self._published = (self._slowness, now)
+        cost = self._cost.scaled(self._slowness)
+        depth = depth_for(cost, self._limits, self._slo_s)
+        record = msgspec.structs.replace(
+            self._consumer.record,
+            depth_items=depth.items,
+            depth_tokens=depth.tokens,
+            alpha_items_s=cost.alpha_items_s,
+            alpha_tokens_s=cost.alpha_tokens_s,
+            beta_s=cost.beta_s,
+        )
+        try:
+            await self._consumer.publish(record)
+        except BusDown:
+            return
+        self._metrics.depth_items.set(depth.items)
+        self._metrics.depth_tokens.set(depth.tokens)
+        _log.info("depth_changed", slowness=round(self._slowness, 2), **depth._asdict())
+
+
+async def _wait(event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            await event.wait()
+    except TimeoutError:
+        return

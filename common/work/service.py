@@ -1,0 +1,172 @@
+"""Assemble an embedding worker: load, warm, calibrate, register, work, drain; the same for both lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import structlog
+
+from common.bus import Bus, Consumer
+from common.clock import SystemClock
+from common.config import WorkerConfig
+from common.errors import ConfigError
+from common.health import Health
+from common.ids import Family
+from common.messages import WorkerRecord
+from common.work.calibrate import Calibration, calibrate
+from common.work.compute import ComputeThread
+from common.work.loop import EmbeddingLoop
+from common.work.metrics import WorkMetrics
+from common.work.model import Model
+
+_WATCH_S = 0.5
+_DOWN_S = 3.0
+_log = structlog.get_logger("work")
+
+
+def load_models(config: WorkerConfig) -> list[Model]:
+    """Load the encoder, and the cross-encoder if one is configured; ConfigError says what cannot be had."""
+    if config.device == "sim":
+        from common.ml.sim import SimModel  # noqa: PLC0415 - each device loads only what it needs
+
+        return [SimModel(alpha_items_s=config.alpha, beta_s=config.beta)]
+    from common.ml.encoder import Encoder  # noqa: PLC0415
+
+    cache = Path(config.data_dir) / "cache" / "precision.json"
+
+    def load(name: str) -> Encoder:
+        return Encoder.load(
+            name, device=config.device, dtype=config.dtype, threads=config.threads, cache=cache
+        )
+
+    models = [load(config.embed_model)]
+    if models[0].reranks:
+        raise ConfigError(
+            f"SPILLWAY_EMBED_MODEL is {config.embed_model!r}, a cross-encoder; expected an encoder "
+            "(set a cross-encoder as SPILLWAY_RERANK_MODEL)"
+        )
+    if config.rerank_model:
+        models.append(load(config.rerank_model))
+        if not models[1].reranks:
+            raise ConfigError(
+                f"SPILLWAY_RERANK_MODEL is {config.rerank_model!r}, which has no classification head; "
+                "expected a cross-encoder, or nothing: the encoder then reranks by cosine"
+            )
+    return list(models)
+
+
+async def serve(
+    config: WorkerConfig,
+    instance: str,
+    stopping: asyncio.Event,
+    *,
+    service: str,
+    lane: str,
+    metrics: WorkMetrics,
+) -> None:
+    """Run one worker of `service` on `lane` until `stopping`, then drain; ConfigError if it cannot start."""
+    health = Health(
+        service, instance=instance, data_dir=config.data_dir, waits_for=("model", "bus", "lane")
+    )
+    runner = await health.serve(config.health_host, config.health_port)
+    thread = ComputeThread()
+    try:
+        models = await thread.run(load_models, config)
+        measured = [await thread.run(calibrate, model, config.embed_slo_s) for model in models]
+        health.set("model", ready=True)
+        for model, result in zip(models, measured, strict=True):
+            _log.info(
+                "model_ready",
+                model=model.name,
+                device=model.device,
+                dtype=model.dtype,
+                **result.cost._asdict(),
+                **{f"depth_{k}": v for k, v in result.depth._asdict().items()},
+            )
+        if stopping.is_set():
+            return
+        clock = SystemClock()
+        bus = await Bus.open(config, clock)
+        try:
+            parts = (bus, health, thread, metrics)
+            await _work(
+                config, stopping, list(zip(models, measured, strict=True)), service, lane, parts
+            )
+        finally:
+            await bus.close()
+    finally:
+        thread.close()
+        await runner.cleanup()
+
+
+async def _work(
+    config: WorkerConfig,
+    stopping: asyncio.Event,
+    models: list[tuple[Model, Calibration]],
+    service: str,
+    lane: str,
+    parts: tuple[Bus, Health, ComputeThread, WorkMetrics],
+) -> None:
+    bus, health, thread, metrics = parts
+    loops = []
+    for model, measured in models:
+        card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
+        await bus.publish_card(card, model.tokenizer_json())
+        family = Family(card.family, config.partition)
+        consumer = Consumer(bus, family, _record(bus, model, measured, service, lane))
+        await consumer.start()
+        metrics.depth_items.set(measured.depth.items)
+        metrics.depth_tokens.set(measured.depth.tokens)
+        loops.append(
+            EmbeddingLoop(
+                consumer,
+                model,
+                measured,
+                slo_s=config.embed_slo_s,
+                clock=bus.clock,
+                thread=thread,
+                metrics=metrics,
+            )
+        )
+    health.set("bus", ready=True)
+    health.set("lane", ready=True)
+    watch = asyncio.create_task(_watch(bus, health, stopping), name="watch")
+    try:
+        async with asyncio.TaskGroup() as group:
+            for loop in loops:
+                group.create_task(loop.run(stopping, config.drain_s))
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+def _record(bus: Bus, model: Model, measured: Calibration, service: str, lane: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker=Consumer.incarnation(lane),
+        classes=[lane],
+        device=model.device,
+        depth_items=measured.depth.items,
+        depth_tokens=measured.depth.tokens,
+        alpha_items_s=measured.cost.alpha_items_s,
+        alpha_tokens_s=measured.cost.alpha_tokens_s,
+        beta_s=measured.cost.beta_s,
+        fingerprint=model.fingerprint,
+        started_ms=bus.clock.now_ms(),
+        pid=os.getpid(),
+        service=service,
+    )
+
+
+async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    """Keep readiness true to the bus, and unready from the moment of the stop."""
+    while not stopping.is_set():
+        down_s = bus.down_s()
+        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
+        try:
+            async with asyncio.timeout(_WATCH_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    health.draining()

@@ -1,0 +1,1 @@
+"""Host compute: with role overflow, embeddings of the CPU lane, by the same encoder."""

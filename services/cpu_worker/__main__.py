@@ -1,0 +1,34 @@
+"""Start one cpu_worker: parse, build, run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from common import log
+from common.arguments import parse
+from common.config import WorkerConfig
+from common.lifecycle import run
+from common.work.service import serve
+from services.cpu_worker.metrics import declare
+
+SERVICE = "cpu_worker"
+
+
+def main() -> int:
+    """Run the worker; returns the process' exit status."""
+    config, instance = parse(
+        WorkerConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
+    )
+    log.setup(SERVICE, config)
+    metrics = declare()
+
+    async def work(stopping: asyncio.Event) -> None:
+        await serve(config, instance, stopping, service=SERVICE, lane="cpu", metrics=metrics)
+
+    return run(work, config.drain_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
