@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
@@ -21,6 +22,8 @@ from . import errors, retry
 
 log = logging.getLogger("spillway_client")
 CONNECT_S = 5.0
+CANCEL_S = 2.0
+CANCEL_PATH = "/v1/requests/cancel"
 _BROKEN = (aiohttp.ClientError, ConnectionError, OSError, asyncio.TimeoutError)
 
 
@@ -79,6 +82,7 @@ class Transport:
         self._max_connections = max_connections
         self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None
+        self._cancels: set[asyncio.Task[None]] = set()
         self._headers = {"Accept": "application/json", "Spillway-Resume": f"{resume_s:g}"}
         if api_key:
             if not api_key.isascii() or not api_key.isprintable():
@@ -106,7 +110,9 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
-        """Close all connections; idempotent."""
+        """Close all connections, after telling the server what was cancelled; idempotent."""
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=CANCEL_S)
         if self._session is not None:
             await self._session.close()
 
@@ -126,13 +132,27 @@ class Transport:
         try and never does it twice. Raises the classes of `spillway_client.errors`.
         """
         limit_s = self._timeout_s if timeout_s is None else _checked_timeout(timeout_s)
-        headers = dict(self._headers)
-        if method == "POST":
-            headers["Idempotency-Key"] = idempotency_key or uuid.uuid4().hex
+        key = (idempotency_key or uuid.uuid4().hex) if method == "POST" else None
+        headers = self._headers if key is None else {**self._headers, "Idempotency-Key": key}
         data = None if body is None else encode(body)
         if data is not None:
-            headers["Content-Type"] = "application/json"
+            headers = {**headers, "Content-Type": "application/json"}
         call = Call(method, self._url(path, query), data, headers, time.monotonic() + limit_s)
+        try:
+            return await self._tries(call)
+        except asyncio.CancelledError:
+            if key is not None and path != CANCEL_PATH:
+                task = asyncio.create_task(self._cancel(key))
+                self._cancels.add(task)
+                task.add_done_callback(self._cancels.discard)
+            raise
+
+    async def _cancel(self, key: str) -> None:
+        """End the work begun under a key, which a broken connection alone would leave running for a retry."""
+        with contextlib.suppress(errors.SpillwayError):
+            await self.call("POST", CANCEL_PATH, body={"idempotency_key": key}, timeout_s=CANCEL_S)
+
+    async def _tries(self, call: Call) -> Answer:
         unclear = False
         for attempt in range(self._max_retries + 1):
             last = attempt == self._max_retries
@@ -150,7 +170,9 @@ class Transport:
                     raise retried.error from None
                 await self._pause(call, attempt, retried.error.retry_after_s, retried.error)
             except errors.NotFoundError:
-                if method == "DELETE" and unclear:  # an earlier try did it and its answer was lost
+                if (
+                    call.method == "DELETE" and unclear
+                ):  # an earlier try did it, its answer was lost
                     return Answer({}, None)
                 raise
         raise AssertionError("unreachable: the last attempt returns or raises")

@@ -24,7 +24,7 @@ class AsyncSpillway:
     `timeout_s` is each call's deadline: it covers all tries and is sent to the server, which drops work that
     cannot be done by then. `max_retries` further tries are made after 408, 429, 5xx and broken connections; they
     attach to the work of the first by its idempotency key. `resume_s` is how long the server keeps a request
-    going when the connection breaks, for such a retry to find it; 0 cancels it with the connection.
+    going when the connection breaks, for such a retry to find it; cancelling the awaiting task ends it at once.
     A client is for one event loop.
     """
 

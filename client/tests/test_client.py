@@ -193,9 +193,9 @@ async def test_unreachable() -> None:
             await client.models.list()
 
 
-async def test_cancellation_closes_the_connection(server: Server) -> None:
-    """Cancelling the task that waits ends the connection, which the server sees."""
-    server.answers = [hangs]
+async def test_cancellation_ends_the_work(server: Server) -> None:
+    """Cancelling the task that waits closes the connection and tells the server which work to end."""
+    server.answers = [hangs, says(200, {})]
     async with sw.AsyncSpillway(server.url) as client:
         task = asyncio.create_task(client.embeddings.create("a"))
         while not server.seen:  # noqa: ASYNC110 - the server has no event for "began"
@@ -204,6 +204,11 @@ async def test_cancellation_closes_the_connection(server: Server) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(server.gone.wait(), 5)
+
+    assert server.seen[1].path == "/v1/requests/cancel"
+    assert json.loads(server.bodies[1]) == {
+        "idempotency_key": server.seen[0].headers["Idempotency-Key"]
+    }
 
 
 async def test_delete_whose_answer_was_lost(server: Server) -> None:
