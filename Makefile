@@ -1,0 +1,51 @@
+# `make` shows what there is. Every target works on a fresh checkout: it installs what it needs first.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# The first Python that is new enough, else python3, about which setup then says what is wrong.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
+BIN := .venv/bin
+ARGS ?=
+NAME ?=
+ID ?=
+
+.PHONY: help setup setup-full up test soak lint format bench lock clean
+
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## check the prerequisites and install into .venv (no root)
+	@$(PYTHON) scripts/setup.py
+
+setup-full: setup ## as root on Debian: also what only some tests need (Redis 7.0)
+	@scripts/setup_full.sh
+
+up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="--port 9000 --detach")
+	@exec $(BIN)/spillway up $(ARGS)
+
+test: setup ## run the tests (ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## run the long tests in pieces that resume (NAME=piece, ARGS=--list)
+	@$(BIN)/python scripts/soak.py $(NAME) $(ARGS)
+
+lint: setup ## ruff, formatting, mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@cd client && ../$(BIN)/mypy
+
+format: setup ## format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup ## run a benchmark (ID=E1, ARGS=--quick); without ID: list them
+	@$(BIN)/spillway bench $(if $(ID),$(ID),--list) $(ARGS)
+
+lock: setup ## write requirements.lock anew from pyproject.toml (needs uv)
+	@UV=$${UV:-uv} scripts/lock.sh $(ARGS)
+
+clean: ## remove caches (not .venv, not data)
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

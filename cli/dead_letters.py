@@ -1,0 +1,128 @@
+"""`spillway dead-letters`: jobs convicted of failing: what they were, why they failed, and a second chance."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import sys
+from typing import Any
+
+from cli.office import add_place, with_bus
+from common.bus import Bus, Journal, NewJob
+from common.errors import ConfigError
+from common.ids import Family, family_of, job_id, ulid
+from common.messages import DeadLetter
+
+HELP = "list, show and replay convicted jobs"
+
+
+def add(subparsers: Any) -> None:
+    """Add the command and its verbs."""
+    parser = subparsers.add_parser("dead-letters", help=HELP, description=HELP)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    listing = verbs.add_parser("list", help="one line for each")
+    listing.add_argument("--family", help="only of this one, for example embed.minilm/0")
+    show = verbs.add_parser("show", help="error and trace of one")
+    replay = verbs.add_parser("replay", help="try it again as a new request")
+    replay.add_argument("--timeout", type=float, default=60.0, help="seconds it may take")
+    for verb in (show, replay):
+        verb.add_argument("job", metavar="JOB", help="the id that `list` shows")
+    for verb in (listing, show):
+        verb.add_argument("--json", action="store_true", help="for programs")
+    for verb in (listing, show, replay):
+        add_place(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says; 1 if there is no such dead letter or the replay fails."""
+    return with_bus(args, lambda bus: _run(args, bus))
+
+
+async def _run(args: argparse.Namespace, bus: Bus) -> int:
+    if args.verb == "list":
+        try:
+            family = Family.parse(args.family) if args.family else None
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return _list(await bus.dead_letters(family), as_json=args.json)
+    try:
+        letters = await bus.dead_letters(family_of(args.job))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    letter = next((letter for letter in letters if letter.job == args.job), None)
+    if letter is None:
+        sys.stderr.write(f"spillway: no dead letter {args.job}; `dead-letters list` shows them\n")
+        return 1
+    if args.verb == "show":
+        return _show(letter, as_json=args.json)
+    return await _replay(letter, bus, args.timeout)
+
+
+def _told(letter: DeadLetter) -> dict[str, Any]:
+    """Everything but the payload, which holds a user's text."""
+    names = ("job", "tenant", "code", "message", "trace", "attempts", "items", "tokens", "at_ms")
+    told = {name: getattr(letter, name) for name in names}
+    return {**told, "payload_bytes": len(letter.payload)}
+
+
+def _when(letter: DeadLetter) -> str:
+    return f"{dt.datetime.fromtimestamp(letter.at_ms / 1000, dt.UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _list(letters: list[DeadLetter], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps([_told(letter) for letter in letters], indent=2))
+        return 0
+    for letter in letters:
+        print(f"{_when(letter)}  {letter.job}  {letter.tenant}  {letter.code}: {letter.message}")
+    if not letters:
+        print("no dead letters")
+    return 0
+
+
+def _show(letter: DeadLetter, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(_told(letter), indent=2))
+        return 0
+    print(f"job       {letter.job}\ntenant    {letter.tenant}\nat        {_when(letter)}")
+    print(f"attempts  {letter.attempts}\nsize      {letter.items} items, {letter.tokens} tokens")
+    print(f"error     {letter.code}: {letter.message}")
+    if letter.trace:
+        print(f"\n{letter.trace.rstrip()}")
+    return 0
+
+
+def _classes(family: Family) -> tuple[str, ...]:
+    """Return the lanes of a family's kind, in the order admission tries them."""
+    kind = family.name.split(".", 1)[0]
+    return {"request": ("router",), "search": ("cpu",)}.get(kind, ("gpu", "cpu"))
+
+
+async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
+    family = family_of(letter.job)
+    job = NewJob(job_id(family, ulid()), letter.payload, letter.items, letter.tokens)
+    router = f"cli-{ulid()}"
+    deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
+    journal = Journal(bus, router)
+    await journal.start()
+    try:
+        admission = await bus.admit(
+            [job],
+            classes=_classes(family),
+            router=router,
+            tenant=letter.tenant,
+            deadline_ms=deadline_ms,
+            replay_of=letter.job,
+        )
+        if admission.outcome == "refused":
+            sys.stderr.write(f"spillway: refused ({admission.reason}); try again later\n")
+            return 1
+        event = await journal.end(job.id, deadline_ms)
+    finally:
+        await journal.stop()
+    print(f"{job.id}  {event.kind}" + (f"  {event.code}: {event.message}" if event.code else ""))
+    if event.kind != "result":
+        return 1
+    await bus.drop_dead_letter(letter.job)
+    return 0
