@@ -28,7 +28,10 @@ _CACHED = 10_000
 class Caller(Protocol):
     """What keys need of the bus: plain commands, and its clock."""
 
-    clock: Clock
+    @property
+    def clock(self) -> Clock:
+        """The bus' clock."""
+        ...
 
     async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
         """Run one Redis command."""
