@@ -45,5 +45,5 @@ async def answers_ping(path: Path) -> bool:
 
 async def until_unready(port: int) -> None:
     """Return as soon as /readyz on this port answers anything but 200, or nothing."""
-    while await http_status("127.0.0.1", port, "/readyz", 1.0) == 200:
+    while await http_status("127.0.0.1", port, "/readyz", 1.0) == 200:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
