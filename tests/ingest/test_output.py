@@ -1,0 +1,96 @@
+"""What commands print: safe for a terminal, readable in a log."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from spillway_client import Hit
+
+from cli.files import Problem
+from cli.http import NoServer, endpoint
+from cli.ingest import Progress, describe
+from cli.sample import standard_library
+from cli.search import show
+from cli.upload import Counts
+from common.errors import ConfigError
+
+
+def test_hit() -> None:
+    """A hit shows score, id, offsets, title and at most three lines of its passage."""
+    hit = Hit("a.md", 0.5, 0, 3, 9, text="word " * 200, metadata={"title": "A title"})
+    lines = show(hit, 60).split("\n")
+
+    assert lines[0] == "0.500  a.md:3-9  A title"
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= 60
+
+
+def test_hits_cannot_drive_the_terminal() -> None:
+    """Control characters of ids, titles and texts are not printed."""
+    hit = Hit("a\x1b[2J", 1.0, text="\x1b]0;owned\x07 text", metadata={"title": "\r\x1b[31m"})
+
+    assert all(c.isprintable() or c == "\n" for c in show(hit, 80))
+
+
+def test_summary() -> None:
+    """Counts that are zero are left out, except what was stored."""
+    counts = Counts(stored=2, chunks=5, unchanged=10, failed=[Problem("a", "b")])
+
+    assert describe(counts) == "2 stored (5 chunks), 10 unchanged, 1 failed"
+    assert describe(Counts()) == "0 stored (0 chunks)"
+
+
+def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside a terminal there are plain lines; failures are named on stderr, the many are counted."""
+    out, counts = io.StringIO(), Counts()
+    progress = Progress(out)
+    for n in range(25):
+        counts.failed.append(Problem(f"f{n}", "bad"))
+        progress(counts, counts.failed[-1])
+    progress.end(counts, "c")
+    errors = capsys.readouterr().err.splitlines()
+
+    assert out.getvalue().startswith("c: 0 stored (0 chunks), 25 failed; ")
+    assert "\x1b" not in out.getvalue()
+    assert (errors[0], errors[-1], len(errors)) == ("failed: f0: bad", "… and 5 more failed", 21)
+
+
+def arguments(**given: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"url": None, "api_key": None, **given})
+
+
+def test_endpoint(tmp_path: Path) -> None:
+    """An address is what was given, else the environment's, else a router that runs in the data directory."""
+    (tmp_path / "run").mkdir()
+    run = tmp_path / "run"
+    env = {"SPILLWAY_URL": "http://env", "SPILLWAY_API_KEY": "k"}
+    here = arguments(data_dir=str(tmp_path))
+
+    assert endpoint(arguments(url="http://arg"), env).url == "http://arg"
+    assert endpoint(here, env).url == "http://env"
+    assert endpoint(here, env).api_key == "k"
+    with pytest.raises(NoServer, match="spillway up"):
+        endpoint(here, {})
+    (run / "router-0.json").write_text("nonsense")
+    (run / "router-1.json").write_text(json.dumps({"pid": 2**22 + 1, "port": 1}))
+    with pytest.raises(NoServer):
+        endpoint(here, {})
+    (run / "router-2.json").write_text(json.dumps({"pid": os.getpid(), "port": 8099}))
+    assert endpoint(here, {}).url == "http://127.0.0.1:8099"
+    with pytest.raises(ConfigError, match="SPILLWAY_URLL"):
+        endpoint(here, {"SPILLWAY_URLL": "x"})
+
+
+def test_standard_library() -> None:
+    """The sample is bounded, the same at every start, public names only."""
+    items = list(standard_library(50))
+
+    assert len(items) == 50
+    assert items == list(standard_library(50))
+    assert not any("._" in item.id for item in items)
+    assert all(item.id.startswith("python/") for item in items)
