@@ -46,6 +46,7 @@ SELECT c.label, d.id, c.ordinal, c.start, c.stop,
 FROM chunk c JOIN document d ON d.number = c.document
 WHERE c.label IN (SELECT value FROM json_each(?3))
 """
+PAGE_BYTES = 2 * 1024 * 1024
 SEEN_MS = 24 * 3600 * 1000
 _json = msgspec.json.Encoder()
 
@@ -68,6 +69,10 @@ def byte_offsets(document: Document) -> dict[int, int]:
         before = bound
         offsets[bound] = size
     return offsets
+
+
+def _size(document: StoredDocument) -> int:
+    return 4 * len(document.text or "") + len(document.vectors or b"") + len(document.id)
 
 
 class Added(NamedTuple):
@@ -285,16 +290,24 @@ class Documents:
     def page(
         self, cursor: str | None, limit: int, condition: Filter | None, *, text: bool, vectors: bool
     ) -> tuple[list[StoredDocument], str | None]:
-        """Return up to `limit` documents after a cursor, by id, and the next page's cursor (None at the end)."""
+        """Return up to `limit` documents after a cursor, by id, and the next page's cursor (None at the end).
+
+        A page ends early rather than exceed a message.
+        """
         where = f" AND number IN ({condition.sql})" if condition else ""
         sql = f"SELECT * FROM document WHERE id > ?{where} ORDER BY id LIMIT ?"  # noqa: S608 - marks only
         parameters = [cursor or "", *(condition.parameters if condition else []), limit + 1]
         if cursor is None:
             sql = sql.replace("id > ?", "id >= ?", 1)
+        found: list[StoredDocument] = []
+        size = 0
         with self._reader() as reader:
-            rows = reader.execute(sql, parameters).fetchall()
-            page = [self._stored(reader, row, text=text, vectors=vectors) for row in rows[:limit]]
-        return page, page[-1].id if len(rows) > limit else None
+            for row in reader.execute(sql, parameters):
+                if len(found) == limit or (found and size > PAGE_BYTES):
+                    return found, found[-1].id
+                found.append(self._stored(reader, row, text=text, vectors=vectors))
+                size += _size(found[-1]) + len(row[4])
+        return found, None
 
     @staticmethod
     def _stored(

@@ -34,6 +34,9 @@ SEARCH_SECONDS = Histogram(
 SLOW_PATHS = Counter(
     "spillway_index_slow_paths_total", "Queries that fell back to scanning a large set"
 )
+FAILURES = Counter("spillway_index_failures_total", "Queries that failed by our fault")
+DISK_FULL = Counter("spillway_index_disk_full_total", "Batches of writes put off for want of space")
+SHARDS = Gauge("spillway_index_shards", "Shards held", ["state"])
 COMPACTIONS = Counter("spillway_index_compactions_total", "Indexes rebuilt and swapped in")
 
 for _path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan"):

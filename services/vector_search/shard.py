@@ -158,6 +158,19 @@ class Shard:
                 raise _storage_error(error) from error
             return outcome
 
+    def skip(self, entry_id: str) -> None:
+        """Pass over an entry of the stream that is no write; counted as refused."""
+        entry = parse_id(entry_id)
+        with self._writing:
+            try:
+                if self._batch is None:
+                    self._documents.begin()
+                    self._batch = _Batch(self._documents.applied, self._log.mark())
+            except sqlite3.Error as error:
+                raise _storage_error(error) from error
+            self._batch.applied = max(self._batch.applied, entry)
+        metrics.WRITES.labels(outcome="refused").inc()
+
     def _reserve(self) -> None:
         if shutil.disk_usage(self._directory).free < RESERVE_BYTES:
             raise OSError(28, "less than 16 MiB free")
@@ -335,6 +348,16 @@ class Shard:
             "recall": round(index.recall, 4),
         }
 
+    def probe(self, queries: int) -> float:
+        """Return the seconds that one batch of that many searches takes, document lookups included."""
+        rng = np.random.default_rng(queries)
+        vectors = rng.standard_normal((queries, self.record.dimension)).astype(np.float32)
+        work = SearchWork(collection=self.record.id, vectors=b"", k=10)
+        began = time.perf_counter()
+        found = self._index.search(prepare(vectors, self.record.metric), 10, remember=False)
+        self._hits(found, work)
+        return time.perf_counter() - began
+
     # -- background, one thread
 
     def maintain(self) -> bool:
@@ -347,6 +370,11 @@ class Shard:
         metrics.RECALL_RATIO.labels(index=self._name).set(recall)
         metrics.EF.labels(index=self._name).set(self._index.ef)
         return recall
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of writes that the last snapshot does not cover."""
+        return self._log.size
 
     @property
     def snapshot_due(self) -> bool:

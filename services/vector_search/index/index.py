@@ -124,10 +124,12 @@ class Index:
         wanted: Flags | None = None,
         ef: int | None = None,
         exactly: bool = False,
+        remember: bool = True,
     ) -> Found:
         """Find the k nearest of each prepared query; `wanted` marks document numbers a filter allows.
 
-        Returns fewer than k only if fewer match. Numbers past the end of `wanted` are not allowed.
+        Returns fewer than k only if fewer match. Numbers past the end of `wanted` are not allowed. `remember`
+        lets `audit` use the query.
         """
         state = self._state
         rows, graph, indexed = state
@@ -149,7 +151,7 @@ class Index:
         metrics.SEARCHES.labels(path=plan.way).inc(len(queries))
         if graph is None or plan.way in ("exact", "filtered-exact"):
             return self._exactly(queries, view, k, dead=rows.dead, allowed=allowed, way=plan.way)
-        if wanted is None:
+        if wanted is None and remember:
             self._recent.append(queries[:1])
         return self._by_graph(queries, k, state, view, allowed=allowed, plan=plan, ef=ef)
 

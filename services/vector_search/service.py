@@ -1,0 +1,82 @@
+"""Assemble vector_search: lock the files, open the bus, load the shards, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+
+import structlog
+
+from common.bus import Bus
+from common.clock import SystemClock
+from common.config import SearchConfig
+from common.errors import ConfigError
+from common.health import Health
+from common.ml.cores import usable_cores
+from services.vector_search.records import replica_name
+from services.vector_search.replica import Replica
+
+SERVICE = "vector_search"
+_WATCH_S = 0.5
+_DOWN_S = 3.0
+_log = structlog.get_logger(SERVICE)
+
+
+def lock(root: Path) -> int:
+    """Take a replica's directory, made if need be, for this process; ConfigError if another has it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        held = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{root}: {error.strerror}; expected a directory to write to") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        raise ConfigError(
+            f"{root} is in use by another {SERVICE}; give each replica its own --replica or --data-dir"
+        ) from error
+    return held
+
+
+async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) -> None:
+    """Run one replica until `stopping`; ConfigError if it cannot start."""
+    root = Path(config.data_dir) / "search" / (config.replica or instance)
+    held = lock(root)
+    health = Health(
+        SERVICE, instance=instance, data_dir=config.data_dir, waits_for=("bus", "shards")
+    )
+    runner = await health.serve(config.health_host, config.health_port)
+    try:
+        bus = await Bus.open(config, SystemClock())
+        try:
+            name = config.replica or replica_name(root)
+            replica = Replica(root, bus, config, name=name, cores=usable_cores())
+            watch = asyncio.create_task(_watch(bus, replica, health, stopping))
+            try:
+                await replica.run(stopping)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+        finally:
+            await bus.close()
+    finally:
+        await runner.cleanup()
+        os.close(held)
+
+
+async def _watch(bus: Bus, replica: Replica, health: Health, stopping: asyncio.Event) -> None:
+    """Keep readiness true to the bus and the shards, and unready from the moment of the stop."""
+    while not stopping.is_set():
+        down_s = bus.down_s()
+        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
+        if replica.ready.is_set():
+            health.set("shards", ready=True)
+        try:
+            async with asyncio.timeout(_WATCH_S if replica.ready.is_set() else 0.05):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    health.draining()
