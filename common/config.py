@@ -56,6 +56,7 @@ class RouterConfig(Common, frozen=True):
     text_processes: Annotated[int, Meta(ge=1, le=64)] = 1
     default_model: str = ""
     rerank_model: str = ""
+    search_ack: Positive = 1
 
 
 class WorkerConfig(Common, frozen=True):

@@ -88,8 +88,10 @@ def _store_item(
     return StoreItem(name, digest, body.text, packed, metadata)
 
 
-def documents(raw: bytes, dimension: int, metric: str, limits: Limits, *, embeds: bool) -> bytes:
-    """Parse the body of POST …/documents; returns encoded [StoreItem], vectors as float32 bytes."""
+def documents(
+    raw: bytes, dimension: int, metric: str, limits: Limits, *, embeds: bool
+) -> tuple[bytes, int, int]:
+    """Parse the body of POST …/documents; returns encoded [StoreItem], and how many texts of how many bytes."""
     body = decode(raw, DocumentsBody)
     check_count(len(body.documents), limits, "documents")
     items = [
@@ -105,7 +107,9 @@ def documents(raw: bytes, dimension: int, metric: str, limits: Limits, *, embeds
                 param="documents",
             )
         seen.add(item.id)
-    return msgspec.msgpack.encode(list({item.id: item for item in items}.values()))
+    unique = list({item.id: item for item in items}.values())
+    texts = [item.text or "" for item in unique if item.vector is None]
+    return msgspec.msgpack.encode(unique), len(texts), sum(map(len, texts))
 
 
 def search(

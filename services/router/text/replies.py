@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from common.messages import Hit, ScoreResult
+from common.messages import DocumentsResult, Hit, ScoreResult, StoredDocument
 
 
 class View(msgspec.Struct, frozen=True):
@@ -27,8 +27,9 @@ class View(msgspec.Struct, frozen=True):
     texts: list[str] | None = None
     many: bool = False
     count: int = 0
-    collection: str = ""
+    include: list[str] = []
     doc: str = ""
+    cursor: str | None = None
 
 
 def truncated(row: bytes, dimensions: int) -> array[float]:
@@ -117,3 +118,29 @@ def _hit(hit: Hit) -> dict[str, Any]:
     if hit.metadata is not None:
         shown["metadata"] = hit.metadata
     return shown
+
+
+def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dict[str, Any]:
+    """Return one stored document as JSON values with the parts asked for."""
+    shown: dict[str, Any] = {"id": doc.id, "hash": doc.hash, "chunks": doc.chunks}
+    if "text" in include:
+        shown["text"] = doc.text
+    if "metadata" in include:
+        shown["metadata"] = doc.metadata or {}
+    if "vectors" in include:
+        raw, size = doc.vectors or b"", 4 * dimension
+        shown["vectors"] = [
+            array("f", raw[i : i + size]).tolist() for i in range(0, len(raw), size)
+        ]
+    return shown
+
+
+def documents(view: View, result: DocumentsResult) -> bytes:
+    """Return the JSON of a page of documents, or of the one asked for."""
+    shown = [document(doc, view.include, view.count) for doc in result.documents]
+    if view.doc:
+        return msgspec.json.encode({"object": "document", **shown[0], "applied": result.applied})
+    cursor = view.cursor if view.cursor is not None else result.cursor
+    return msgspec.json.encode(
+        {"object": "list", "data": shown, "has_more": cursor is not None, "next": cursor}
+    )

@@ -1,0 +1,64 @@
+"""POST /v1/collections/{name}/search: by text or by vector, one question or many."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiohttp import web
+
+from common.messages import CollectionRecord
+from services.router.context import MODEL, ROUTER, Router
+from services.router.queue.dispatch import SEARCH_CLASSES, Ask
+from services.router.queue.embedding import checked_encoder
+from services.router.queue.plans import SearchPlan
+from services.router.queue.searching import QUERIES_AT_ONCE, search_parcels
+from services.router.queue.writing import shard_families
+from services.router.text import collections
+from services.router.text.pool import INLINE_TEXT_BYTES
+from services.router.text.replies import View
+from services.router.text.tokens import Spec
+
+
+async def create(request: web.Request) -> web.Response:
+    """Search: one job for vectors on one shard, else embed and search as a request of several jobs."""
+    router = request.app[ROUTER]
+    record = await router.collection(request)
+    raw = await router.body(request)
+    caller = router.caller(request, raw)
+    request[MODEL] = record.model or ""
+    spec = await _spec(router, record)
+    call = partial(
+        collections.search,
+        raw,
+        record.dimension,
+        record.metric,
+        router.text_limits(),
+        spec=spec,
+        prompt=record.query_prompt,
+    )
+    # Vectors parse quickly: only texts, which are tokenized, and large bodies leave the loop early.
+    ask = await router.pool.run(call, inline=len(raw) < 8 * INLINE_TEXT_BYTES)
+    if ask.tokens:
+        checked_encoder(record, await router.cards.specs())
+    view = View(kind="search", model=record.model or "", many=ask.many)
+    tokens = sum(map(len, ask.tokens))
+    families = shard_families(record)
+    most = router.depths.get(families[0].name, (QUERIES_AT_ONCE, 0))[0]
+    if not ask.tokens and len(families) == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
+        parcels = search_parcels(record, ask, ask.vectors, 0, most)
+        return await router.answer(
+            request, caller, Ask(families[0], SEARCH_CLASSES, parcels[0], view)
+        )
+    await router.dispatch.foresee(families[0], SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
+    bounds = await router.encoder_limits()
+    plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
+    several = router.several(caller.tenant, "search", plan, view, tokens)
+    return await router.answer(request, caller, several)
+
+
+async def _spec(router: Router, record: CollectionRecord) -> Spec | None:
+    """Return the encoder's spec for tokenizing; one that does not match is refused once the body is known."""
+    if record.model is None:
+        return None
+    specs = await router.cards.specs()
+    return specs.get(record.model) or next(iter(specs.values()), None)

@@ -1,0 +1,96 @@
+"""GET /v1/requests/{id}/events: a request's log as server-sent events; `Last-Event-ID` goes on at any router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from common.errors import InvalidRequest
+from common.messages import Event
+from services.router.context import REQUEST_ID, ROUTER, TENANT
+from services.router.queue.outcomes import error_of
+
+PING_S = 10.0
+SLOW_S = 30.0
+
+
+def _start(request: web.Request) -> int:
+    text = request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest(
+            f"Last-Event-ID is {text[:40]!r}: expected the id of an event",
+            code="invalid_header",
+            param="Last-Event-ID",
+        )
+    return int(text) + 1
+
+
+def frame(event: Event) -> bytes:
+    """Return one event as it stands in the stream."""
+    data: dict[str, Any] = {"index": event.index, "kind": event.kind}
+    if event.kind == "progress" and event.data[:1] == b"{":
+        data["progress"] = msgspec.Raw(event.data)
+    elif event.ends and event.kind != "result":
+        data |= error_of(event).body()
+    body = msgspec.json.encode(data)
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.index, event.kind.encode(), body)
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Stream the events of a request until it is over; a reader slower than SLOW_S is let go."""
+    router = request.app[ROUTER]
+    name, start = request.match_info["id"], _start(request)
+    await router.dispatch.owned(name, request[TENANT])
+    state = await router.bus.job(name)
+    await router.dispatch.note_reader(name)
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+            "x-request-id": name,
+        }
+    )
+    request[REQUEST_ID] = name
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    deadline_ms = state.deadline_ms if state else 0
+    stream = router.dispatch.journal.events(name, start, deadline_ms + 1000)
+    try:
+        await _copy(stream, response)
+    except (TimeoutError, ConnectionResetError):
+        return response
+    await response.write_eof()
+    return response
+
+
+async def _copy(stream: AsyncIterator[Event], response: web.StreamResponse) -> None:
+    """Write events as they come, and a comment when none came for a while."""
+    following: asyncio.Task[Event] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(stream))
+            done, _ = await asyncio.wait({following}, timeout=PING_S)
+            async with asyncio.timeout(SLOW_S):
+                if not done:
+                    await response.write(b": ping\n\n")
+                    continue
+                try:
+                    event = following.result()
+                except StopAsyncIteration:
+                    return
+                following = None
+                await response.write(frame(event))
+            if event.ends:
+                return
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

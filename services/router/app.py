@@ -1,0 +1,123 @@
+"""The aiohttp application: its routes, and what stands in front of every one."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from services.router import metrics
+from services.router.api import (
+    collections,
+    documents,
+    embeddings,
+    models,
+    requests,
+    rerank,
+    search,
+    sse,
+)
+from services.router.context import ROUTER, Router
+from services.router.middleware import guard, outer
+
+HEADER_TIMEOUT_S = 30.0
+LINGER_S = 2.0
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: 123\r\n\r\n"
+    b'{"error":{"message":"too many connections; try again","type":"server_error","param":null,'
+    b'"code":"too_many_connections"}}  \n'
+)
+
+
+def build(router: Router) -> web.Application:
+    """Return the application with every route of docs/openapi.yaml."""
+    app = web.Application(middlewares=[outer, guard], client_max_size=router.config.max_body_bytes)
+    app[ROUTER] = router
+    name = "/v1/collections/{name}"
+    app.add_routes(
+        [
+            web.post("/v1/embeddings", embeddings.create),
+            web.post("/v1/rerank", rerank.create),
+            web.post("/rerank", rerank.create),
+            web.get("/v1/models", models.list_all),
+            web.get("/v1/models/{model:.+}", models.get),
+            web.get("/v1/collections", collections.list_all),
+            web.post("/v1/collections", collections.create),
+            web.get(name, collections.get),
+            web.delete(name, collections.delete),
+            web.post(f"{name}/reembed", collections.reembed),
+            web.post(f"{name}/search", search.create),
+            web.get(f"{name}/documents", documents.list_page),
+            web.post(f"{name}/documents", documents.store),
+            web.post(f"{name}/documents/delete", documents.delete_many),
+            web.get(f"{name}/documents/{{id:.+}}", documents.get),
+            web.delete(f"{name}/documents/{{id:.+}}", documents.delete),
+            web.get("/v1/requests/{id}", requests.get),
+            web.delete("/v1/requests/{id}", requests.cancel),
+            web.post("/v1/requests/{id}/cancel", requests.cancel),
+            web.get("/v1/requests/{id}/events", sse.events),
+            web.get("/livez", router.health.livez),
+            web.get("/readyz", router.health.readyz),
+            web.get("/health", router.health.readyz),
+        ]
+    )
+    return app
+
+
+class _Refuse(asyncio.Protocol):
+    """Answers a connection over `max_connections` at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say why, and close."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL)
+        transport.close()
+
+
+class Server:
+    """The listening socket: connections are counted, idle or slow ones are closed."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._runner = web.AppRunner(
+            build(router),
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=HEADER_TIMEOUT_S,
+            lingering_time=LINGER_S,
+            shutdown_timeout=1.0,
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen and return the port; OSError if the address cannot be used."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._factory(), host, port, ssl=tls, backlog=1024, reuse_address=True
+        )
+        chosen: int = self._listener.sockets[0].getsockname()[1]
+        return chosen
+
+    def _factory(self) -> Callable[[], asyncio.Protocol]:
+        server = self._runner.server
+        assert server is not None
+        most = self._router.config.max_connections
+
+        def make() -> RequestHandler | _Refuse:
+            open_now = len(server.connections)
+            metrics.CONNECTIONS.set(open_now)
+            return server() if open_now < most else _Refuse()
+
+        return make
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()

@@ -1,0 +1,109 @@
+"""The models there are: workers' cards, read at most once a second, with their tokenizers on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from common.bus import Bus
+from common.errors import NotFound, Unavailable
+from common.ids import Family
+from common.messages import ModelCard
+from services.router.text.tokens import Spec
+
+FRESH_S = 1.0
+
+
+class Cards:
+    """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`."""
+
+    def __init__(self, bus: Bus, data_dir: str, *, embed: str = "", rerank: str = "") -> None:
+        self._bus = bus
+        self._directory = Path(data_dir) / "cache" / "tokenizers"
+        self._embed, self._rerank = embed, rerank
+        self._read_at: float | None = None
+        self._cards: dict[str, ModelCard] = {}
+        self._specs: dict[str, Spec] = {}
+
+    async def cards(self) -> dict[str, ModelCard]:
+        """Return all cards by name, at most a second old."""
+        await self._refresh()
+        return self._cards
+
+    async def specs(self) -> dict[str, Spec]:
+        """Return what the text processes need to know of every model."""
+        await self._refresh()
+        return self._specs
+
+    async def embed_default(self) -> str:
+        """Return the default encoder's name; Unavailable `no_worker` if no encoder has ever been up."""
+        names = [name for name, card in (await self.cards()).items() if card.kind == "embed"]
+        if self._embed or names:
+            return self._embed or names[0]
+        raise Unavailable(
+            "no worker serves an encoder yet; try again", code="no_worker", retry_after_s=2
+        )
+
+    async def rerank_default(self) -> str:
+        """Return the cross-encoder's name if there is one, else the default encoder's."""
+        names = [name for name, card in (await self.cards()).items() if card.kind == "rerank"]
+        return self._rerank or (names[0] if names else await self.embed_default())
+
+    async def card(self, name: str) -> ModelCard:
+        """Return one card; NotFound `model_not_found` names those there are."""
+        cards = await self.cards()
+        if name not in cards:
+            there = ", ".join(sorted(cards)) or "none"
+            raise NotFound(
+                f"model {name!r} is not served here; expected one of: {there}",
+                code="model_not_found",
+                param="model",
+            )
+        return cards[name]
+
+    async def family(self, name: str, seed: str, index: int = 0) -> Family:
+        """Return the family, with a partition drawn from `seed` and `index`, in which a model's jobs run."""
+        card = await self.card(name)
+        drawn = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "big")
+        return Family(card.family, (drawn + index) % max(card.partitions, 1))
+
+    async def _refresh(self) -> None:
+        now = self._bus.clock.monotonic()
+        if self._read_at is not None and now - self._read_at < FRESH_S:
+            return
+        self._read_at = now
+        try:
+            cards = await self._bus.cards()
+        except Unavailable:
+            if not self._cards:
+                self._read_at = None
+                raise
+            return
+        for name, card in cards.items():
+            if self._cards.get(name) != card:
+                self._specs[name] = await self._spec(card)
+        for name in set(self._specs) - set(cards):
+            del self._specs[name]
+        self._cards = cards
+
+    async def _spec(self, card: ModelCard) -> Spec:
+        digest = hashlib.blake2b(f"{card.name}:{card.fingerprint}".encode(), digest_size=16)
+        path = self._directory / f"{digest.hexdigest()}.json"
+        if not path.exists():
+            text = await self._bus.tokenizer(card.name)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(f".{os.getpid()}.tmp")
+            fresh.write_bytes(text)
+            fresh.replace(path)
+        return Spec(
+            name=card.name,
+            kind=card.kind,
+            fingerprint=card.fingerprint,
+            path=str(path.resolve()),
+            max_tokens=card.max_tokens,
+            dimension=card.dimension,
+            cross=card.kind == "rerank",
+            query_prompt=card.query_prompt,
+            document_prompt=card.document_prompt,
+        )

@@ -1,0 +1,137 @@
+"""What happens to every request: an id, errors in OpenAI's shape, metrics, the key's tenant, and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from common.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    SpillwayError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from common.ids import ulid
+from services.router import metrics
+from services.router.context import KEY, MODEL, REQUEST_ID, ROUTER, TENANT, reply
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+DEFAULT_TENANT = "default"
+_CONTROL = re.compile(r"%(?:0[0-9a-fA-F]|1[0-9a-fA-F]|7[fF])")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = structlog.get_logger("router")
+
+
+def error_response(error: SpillwayError) -> web.Response:
+    """Return an error in OpenAI's shape, with the headers its clients obey."""
+    response = reply(msgspec.json.encode(error.body()), status=error.http_status)
+    if error.retry_after_s is not None and error.http_status in {408, 409, 429, 503}:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif error.http_status in {429, 503}:
+        response.headers["Retry-After"] = "1"
+    response.headers["x-should-retry"] = "true" if error.retryable else "false"
+    if error.http_status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.http_status in {408, 413} or error.code == "draining":
+        response.force_close()
+    return response
+
+
+def _from_http(error: web.HTTPException, request: web.Request) -> web.Response:
+    """Return aiohttp's own refusals in our shape; OPTIONS of a known path is answered."""
+    known: SpillwayError
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": f"{allowed}, OPTIONS"})
+        known = MethodNotAllowed(f"{request.method} is not allowed here; expected one of {allowed}")
+        response = error_response(known)
+        response.headers["Allow"] = allowed
+        return response
+    if error.status == 404:
+        known = NotFound(f"no route {request.path[:200]!r}", code="route_not_found")
+    elif error.status == 413:
+        known = TooLarge("the body is too large", code="body_too_large")
+    elif error.status < 500:
+        known = InvalidRequest(error.reason or "the request cannot be understood")
+    else:
+        known = InternalError(error.reason or "internal error")
+    return error_response(known)
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "unmatched"
+
+
+@web.middleware
+async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every response an id, every error its shape, and count it."""
+    router = request.app[ROUTER]
+    began = time.perf_counter()
+    request[REQUEST_ID] = f"req-{ulid()}"
+    router.entered()
+    response: web.StreamResponse | None = None
+    try:
+        response = await _answered(request, handler)
+    finally:
+        router.left()
+        status = response.status if response is not None else 499
+        labels = _route(request), request.get(MODEL, "")
+        metrics.REQUESTS.labels(*labels, str(status)).inc()
+        metrics.DURATION.labels(*labels).observe(time.perf_counter() - began)
+    if not response.prepared:
+        response.headers["x-request-id"] = request[REQUEST_ID]
+    return response
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except SpillwayError as error:
+        if error.http_status == 500:
+            _log.error("request_failed", request_id=request[REQUEST_ID], code=error.code)
+        return error_response(error)
+    except web.HTTPException as error:
+        return _from_http(error, request)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # noqa: BLE001 - the boundary of a request: a bug must not end the connection silently
+        _log.exception("request_crashed", request_id=request[REQUEST_ID], route=_route(request))
+        return error_response(InternalError("an internal error; the log has it under x-request-id"))
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse while draining, paths with control characters, and keys that are missing or wrong."""
+    router = request.app[ROUTER]
+    if request.path in OPEN_PATHS:
+        return await handler(request)
+    if router.dispatch.draining and request.method not in {"GET", "HEAD"}:
+        metrics.REFUSED.labels("draining").inc()
+        raise Unavailable("this router is stopping; try again", code="draining", retry_after_s=1)
+    if _CONTROL.search(request.rel_url.raw_path):
+        raise InvalidRequest("the path holds a control character", code="invalid_path")
+    if router.keys_on:
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise Unauthenticated(
+                "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
+                code="missing_api_key",
+            )
+        key = await router.keys.check(text.strip())
+        request[KEY], request[TENANT] = key, key.tenant
+    else:
+        request[TENANT] = DEFAULT_TENANT
+    return await handler(request)

@@ -1,0 +1,72 @@
+"""Turns a request's result into the JSON its client asked for, at once or when it comes back for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from common.bus import Bus
+from common.errors import InternalError, NotFound
+from common.ids import family_of
+from common.messages import (
+    DocumentsResult,
+    EmbedResult,
+    RequestResult,
+    Result,
+    ScoreResult,
+    SearchResult,
+)
+from services.router.queue.outcomes import result_of
+from services.router.text import replies
+from services.router.text.pool import INLINE_BYTES, TextPool
+from services.router.text.replies import View
+
+
+async def present(
+    bus: Bus, pool: TextPool, request: str, result: Result, view: View | None
+) -> bytes:
+    """Return a result as JSON; large ones are written by the pool. NotFound if its parts have expired."""
+    results: Sequence[Result] = [result]
+    if isinstance(result, RequestResult):
+        if result.body:
+            return result.body
+        results = await _parts(bus, result.jobs)
+        view = msgspec.convert(result.info["view"], View)
+    first = results[0]
+    view = view or _default_view(request, first)
+    if isinstance(first, EmbedResult):
+        blocks = [cast("EmbedResult", part).vectors for part in results]
+        call = partial(replies.embeddings, view, first.dimension, blocks)
+        return await pool.run(call, inline=sum(map(len, blocks)) <= INLINE_BYTES)
+    if isinstance(first, ScoreResult):
+        return replies.rerank(view, request, [cast("ScoreResult", part) for part in results])
+    if isinstance(first, SearchResult):
+        found = partial(replies.search, view, request, first.hits, first.path, first.applied)
+        return await pool.run(found, inline=sum(map(len, first.hits)) <= 1000)
+    if isinstance(first, DocumentsResult):
+        shown = partial(replies.documents, view, first)
+        many = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in first.documents)
+        return await pool.run(shown, inline=many <= INLINE_BYTES)
+    raise InternalError(f"no view of a {type(first).__name__}")
+
+
+async def _parts(bus: Bus, jobs: Sequence[str]) -> list[Result]:
+    parts: list[Result] = []
+    for job in jobs:
+        events = await bus.log(job)
+        if not events or not events[-1].ends:
+            raise NotFound("the request's result has expired", code="request_not_found")
+        parts.append(result_of(events[-1]))
+    return parts
+
+
+def _default_view(request: str, result: Result) -> View:
+    """Return how a result is shown when its client did not say, or said it to a router that is gone."""
+    name = family_of(request).name
+    model = name.split(".", 1)[1] if "." in name else name
+    tokens: Any = getattr(result, "tokens", 0)
+    many = isinstance(result, SearchResult) and len(result.hits) != 1
+    return View(kind=name.split(".", maxsplit=1)[0], model=model, tokens=tokens, many=many)

@@ -1,0 +1,62 @@
+"""The stages that embed: many parcels of one request, and the texts of a search or a write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from common.errors import Conflict
+from common.ids import Family
+from common.messages import CollectionRecord, EmbedResult, RequestResult
+from services.router.queue.dispatch import EMBED_CLASSES
+from services.router.queue.plans import ParcelsPlan
+from services.router.queue.run import Run
+from services.router.text.asks import Parcel, parcels_of
+from services.router.text.bodies import Limits
+from services.router.text.tokens import Spec
+
+
+async def encoder_of(run: Run, record: CollectionRecord) -> Spec:
+    """Return the spec of a collection's encoder; Conflict `encoder_mismatch` if another is served now."""
+    specs = await run.tools.cards.specs()
+    return checked_encoder(record, specs)
+
+
+def checked_encoder(record: CollectionRecord, specs: dict[str, Spec]) -> Spec:
+    """Return the spec of a collection's encoder; Conflict `encoder_mismatch` if another is served now."""
+    spec = specs.get(record.model or "")
+    if spec is not None and spec.fingerprint == record.fingerprint:
+        return spec
+    served = spec.fingerprint[:16] if spec else "not served"
+    raise Conflict(
+        f"collection {record.name!r} was embedded with {record.model} ({record.fingerprint[:16]}), which is "
+        f"{'now ' + served if spec else served}; search it with that encoder, or re-embed it: "
+        f"spillway reembed {record.name}",
+        code="encoder_mismatch",
+    )
+
+
+async def _families(run: Run, model: str, count: int) -> list[Family]:
+    return [await run.tools.cards.family(model, run.request, i) for i in range(max(1, count))]
+
+
+async def parcels(run: Run, plan: ParcelsPlan) -> RequestResult:
+    """Run all parcels of an embeddings or rerank request; the result names their jobs."""
+    families = await _families(run, plan.model, (await run.tools.cards.card(plan.model)).partitions)
+    given = [Parcel(*parcel) for parcel in plan.parcels]
+    ids, _ = await run.gather("part", families, EMBED_CLASSES, given)
+    return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.view)})
+
+
+async def embed(
+    run: Run, stage: str, spec: Spec, lists: Sequence[list[int]], parcel: tuple[int, int]
+) -> bytes:
+    """Return the float32 rows of token lists, in order."""
+    if not lists:
+        return b""
+    limits = Limits(len(lists), 1 << 40, *parcel)
+    families = await _families(run, spec.name, (await run.tools.cards.card(spec.name)).partitions)
+    _, results = await run.gather(stage, families, EMBED_CLASSES, parcels_of(spec, lists, limits))
+    return b"".join(cast("EmbedResult", result).vectors for result in results)

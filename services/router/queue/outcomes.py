@@ -1,0 +1,102 @@
+"""What became of a job, as the error a client sees."""
+
+from __future__ import annotations
+
+from common.errors import (
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    JobFailed,
+    NotFound,
+    RateLimited,
+    SpillwayError,
+    TooLarge,
+    Unavailable,
+    Unprocessable,
+    from_code,
+)
+from common.messages import Event, Result, decode_result
+
+# Codes that cross the bus and are not a class' own; anything unknown is an internal error.
+_CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
+    InvalidRequest: (
+        "invalid_filter",
+        "invalid_value",
+        "invalid_json",
+        "invalid_token",
+        "invalid_chunking",
+        "invalid_cursor",
+        "invalid_vector",
+        "invalid_id",
+        "bad_message",
+        "dimension_mismatch",
+        "zero_vector",
+        "context_length_exceeded",
+        "vectors_only",
+        "empty_input",
+        "too_deep",
+        "bad_input",
+    ),
+    Conflict: (
+        "encoder_mismatch",
+        "fingerprint_mismatch",
+        "idempotency_conflict",
+        "collection_exists",
+        "collection_busy",
+        "collection_changed",
+    ),
+    NotFound: (
+        "collection_not_found",
+        "document_not_found",
+        "model_not_found",
+        "request_not_found",
+    ),
+    TooLarge: ("document_too_large", "filter_too_large"),
+    RateLimited: ("depth", "tokens", "deadline", "quota"),
+    Unprocessable: ("not_embeddable",),
+    Unavailable: (
+        "bus_down",
+        "bus_full",
+        "no_worker",
+        "draining",
+        "worker_lost",
+        "disk_full",
+        "text_pool_busy",
+        "text_pool_broken",
+        "behind",
+        "not_applied",
+        "collection_missing",
+        "read_only",
+    ),
+}
+_BY_CODE = {code: cls for cls, codes in _CLASSES.items() for code in codes}
+
+
+def rebuilt(code: str, message: str) -> SpillwayError:
+    """Return the error that crossed the bus as (code, message)."""
+    cls = _BY_CODE.get(code)
+    return cls(message, code=code) if cls else from_code(code, message)
+
+
+def error_of(event: Event) -> SpillwayError:
+    """Return the error of a job's outcome that is no result."""
+    if event.kind == "expired":
+        return DeadlineExceeded(event.message or "the deadline passed before the result")
+    if event.kind == "cancelled":
+        return Cancelled("the request was cancelled")
+    if event.kind == "dead":
+        return JobFailed(
+            event.message or "the request's job was convicted of failing; its dead letter tells why"
+        )
+    if event.kind == "error":
+        return rebuilt(event.code, event.message or event.code)
+    return InternalError(f"a job ended with {event.kind!r}")
+
+
+def result_of(event: Event) -> Result:
+    """Return the result of an outcome, or raise its error."""
+    if event.kind != "result":
+        raise error_of(event)
+    return decode_result(event.data)

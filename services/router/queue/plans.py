@@ -1,0 +1,66 @@
+"""What a request of several jobs carries in its RequestWork: enough for any router to go on with it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages import CollectionRecord
+from services.router.text.collections import SearchAsk
+from services.router.text.replies import View
+
+
+class ParcelsPlan(msgspec.Struct, frozen=True, tag="parcels"):
+    """Embeddings or scores of many parcels: encoded Work, items and tokens of each."""
+
+    model: str
+    view: View
+    parcels: list[tuple[bytes, int, int]]
+
+
+class SearchPlan(msgspec.Struct, frozen=True, tag="search"):
+    """Embed the question, then search every shard."""
+
+    collection: CollectionRecord
+    ask: SearchAsk
+    parcel: tuple[int, int]
+    queries: int
+
+
+class WritePlan(msgspec.Struct, frozen=True, tag="write"):
+    """Store documents: `items` is an encoded list of StoreItem; `parcel` fixes how texts are cut into jobs."""
+
+    collection: CollectionRecord
+    items: bytes
+    parcel: tuple[int, int]
+
+
+class DeletePlan(msgspec.Struct, frozen=True, tag="delete"):
+    """Delete documents by id."""
+
+    collection: CollectionRecord
+    ids: list[str]
+    single: bool = False
+
+
+class ReembedPlan(msgspec.Struct, frozen=True, tag="reembed"):
+    """Embed all of a collection's texts anew and let its name mean the result."""
+
+    collection: CollectionRecord
+    target: CollectionRecord
+    parcel: tuple[int, int]
+
+
+Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Plan)
+
+
+def decode_plan(raw: bytes) -> Plan:
+    """Decode a plan by its tag; msgspec.MsgspecError if it is none of ours."""
+    plan: Plan = _decoder.decode(raw)
+    return plan
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Encode a plan for RequestWork.body."""
+    return _encoder.encode(plan)

@@ -1,0 +1,146 @@
+"""One request of several jobs while this router leases it: admits its jobs as lanes have room, and gathers them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from common.bus import Bus, Journal, Lease, NewJob
+from common.errors import DeadlineExceeded, SpillwayError, Unavailable
+from common.ids import Family, child_id
+from common.messages import Event, Result
+from services.router.cards import Cards
+from services.router.queue.outcomes import error_of, result_of
+from services.router.text.asks import Parcel
+from services.router.text.pool import TextPool
+
+_FIRST_S, _MOST_S = 0.02, 1.0
+_AT_ONCE = 64
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What stages work with."""
+
+    bus: Bus
+    journal: Journal
+    cards: Cards
+    pool: TextPool
+    search_ack: int
+
+
+class Run:
+    """A leased request; stages call `gather` for their jobs and `report` their progress."""
+
+    def __init__(self, tools: Tools, lease: Lease, tenant: str, logged: int) -> None:
+        self.tools, self.lease, self.tenant = tools, lease, tenant
+        self.request = lease.job
+        self.index = logged
+        self.news: bytes | None = None
+        self.on_cancel: Callable[[], Awaitable[None]] | None = None
+        self._open: set[str] = set()
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the request's client stops waiting."""
+        return self.lease.deadline_ms
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Say how far the request is; the next step logs it."""
+        self.news = msgspec.json.encode({"stage": stage, "done": done, "total": total})
+
+    def event(self) -> Event | None:
+        """Return the progress not yet logged, if any."""
+        if self.news is None:
+            return None
+        event = Event(index=self.index, kind="progress", data=self.news)
+        self.news = None
+        return event
+
+    async def gather(
+        self,
+        stage: str,
+        families: Sequence[Family],
+        classes: Sequence[str],
+        parcels: Sequence[Parcel],
+        *,
+        most: int = _AT_ONCE,
+    ) -> tuple[list[str], list[Result]]:
+        """Run one job per parcel (in families[i % n]) and return their ids and results, in order.
+
+        Jobs enter as lanes have room, until the deadline; a repeated stage finds the jobs that exist. The first error
+        cancels the rest.
+        """
+        ids = [
+            child_id(self.request, families[i % len(families)], stage, i)
+            for i in range(len(parcels))
+        ]
+        results: dict[int, Result] = {}
+        waiting: dict[asyncio.Task[Event], int] = {}
+        following, pause = 0, _FIRST_S
+        try:
+            while following < len(ids) or waiting:
+                timeout: float | None = None
+                if following < len(ids) and len(waiting) < most:
+                    if await self._admit(ids[following], classes, parcels[following]):
+                        ending = self.tools.journal.end(ids[following], self.deadline_ms)
+                        waiting[asyncio.create_task(ending)] = following
+                        following, pause = following + 1, _FIRST_S
+                        continue
+                    timeout = pause * random.uniform(0.5, 1.0)
+                    pause = min(2 * pause, _MOST_S)
+                await self._collect(waiting, results, timeout)
+                if len(ids) > 1:
+                    self.report(stage, len(results), len(ids))
+        finally:
+            for task in waiting:
+                task.cancel()
+        self._open -= set(ids)
+        return ids, [results[i] for i in range(len(ids))]
+
+    async def _admit(self, job: str, classes: Sequence[str], parcel: Parcel) -> bool:
+        if self.tools.bus.clock.now_ms() >= self.deadline_ms:
+            raise DeadlineExceeded("the deadline passed before the request's last job was admitted")
+        self._open.add(job)
+        try:
+            admission = await self.tools.bus.admit(
+                [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
+                classes=classes,
+                router=self.tools.journal.router,
+                tenant=self.tenant,
+                deadline_ms=self.deadline_ms,
+            )
+        except Unavailable:
+            return False
+        if admission.outcome == "exists":
+            await self.tools.bus.adopt(job, self.tools.journal.router)
+        return admission.outcome != "refused"
+
+    async def _collect(
+        self,
+        waiting: dict[asyncio.Task[Event], int],
+        results: dict[int, Result],
+        timeout_s: float | None,
+    ) -> None:
+        if not waiting:
+            await asyncio.sleep(timeout_s or 0)
+            return
+        done, _ = await asyncio.wait(
+            waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            event = task.result()
+            if event.kind == "cancelled":
+                raise error_of(event)
+            results[waiting.pop(task)] = result_of(event)
+
+    async def cancel_jobs(self) -> None:
+        """Cancel every job of this request that may still run."""
+        for job in list(self._open):
+            try:
+                await self.tools.bus.cancel(job)
+            except SpillwayError:
+                return
+        self._open.clear()

@@ -1,0 +1,161 @@
+"""The router as a process: builds its parts in order, serves until told to stop, drains, and takes them down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import ssl
+from contextlib import AsyncExitStack
+
+import structlog
+
+from common.bus import Bus, BusDown, Consumer, Journal
+from common.clock import SystemClock
+from common.config import RouterConfig
+from common.errors import ConfigError
+from common.health import Health
+from common.keys import KeyStore
+from services.router.app import Server
+from services.router.cards import Cards
+from services.router.context import Router
+from services.router.queue.dispatch import Background, Dispatch
+from services.router.queue.pipeline import Pipeline
+from services.router.queue.run import Tools
+from services.router.text.pool import TextPool
+from services.router.watch import Watch
+
+CLOSE_S = 2.0
+_log = structlog.get_logger("router")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def keys_needed(config: RouterConfig) -> bool:
+    """Return whether requests need a key: always, never, or unless the router is on loopback."""
+    return config.keys == "on" or (config.keys == "auto" and not is_loopback(config.host))
+
+
+def tls_context(config: RouterConfig) -> ssl.SSLContext | None:
+    """Return the TLS context of tls_cert and tls_key, None without them; ConfigError if they cannot be used."""
+    if not config.tls_cert and not config.tls_key:
+        return None
+    if not config.tls_cert or not config.tls_key:
+        raise ConfigError("SPILLWAY_TLS_CERT and SPILLWAY_TLS_KEY: expected both or neither")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"SPILLWAY_TLS_CERT is {config.tls_cert!r}, SPILLWAY_TLS_KEY is {config.tls_key!r}: {error}; "
+            "expected a certificate and its key in PEM"
+        ) from error
+    return context
+
+
+async def _open_bus(
+    config: RouterConfig, clock: SystemClock, health: Health, stopping: asyncio.Event
+) -> Bus | None:
+    """Connect, however long that takes; None if told to stop meanwhile."""
+    while not stopping.is_set():
+        try:
+            return await Bus.open(config, clock, timeout_s=5.0)
+        except BusDown as error:
+            health.set("bus", False, error.message)  # noqa: FBT003
+            _log.warning("bus_awaited", error=error.message)
+    return None
+
+
+async def _assemble(
+    config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
+) -> Router:
+    name = Consumer.incarnation("router")
+    journal = Journal(bus, name)
+    await journal.start()
+    stack.push_async_callback(journal.stop)
+    keys, background = KeyStore(bus), Background()
+    stack.push_async_callback(background.stop, CLOSE_S)
+    cards = Cards(bus, config.data_dir, embed=config.default_model, rerank=config.rerank_model)
+    pool = TextPool(config.text_processes)
+    await pool.start()
+    stack.callback(pool.stop)
+    dispatch = Dispatch(bus, journal, keys, background)
+    tools = Tools(bus, journal, cards, pool, config.search_ack)
+    pipeline = Pipeline(tools, dispatch, config.partitions)
+    return Router(
+        config,
+        bus,
+        clock,
+        health,
+        cards=cards,
+        pool=pool,
+        keys=keys,
+        dispatch=dispatch,
+        pipeline=pipeline,
+        keys_on=keys_needed(config),
+    )
+
+
+async def _warn_without_keys(router: Router) -> None:
+    if router.keys_on and not await router.keys.any():
+        _log.warning(
+            "no_api_key",
+            why=f"{router.config.host} can be reached from other machines, so every request needs a key",
+            create="spillway keys create --tenant NAME",
+        )
+
+
+async def _drain(router: Router) -> None:
+    """Refuse new work, finish what runs, hand over what cannot be finished."""
+    router.health.draining()
+    router.dispatch.draining = True
+    _log.info("drain_began", active=router.active)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + router.config.drain_s
+    await router.pipeline.drain(max(until - loop.time() - CLOSE_S, 0.0))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(until - loop.time() - CLOSE_S, 0.1)):
+            await router.quiet()
+    _log.info("drain_ended", active=router.active)
+
+
+async def serve(config: RouterConfig, instance: str, stopping: asyncio.Event) -> None:
+    """Run the router until `stopping` is set, then drain."""
+    tls = tls_context(config)
+    clock = SystemClock()
+    health = Health(
+        "router", instance=instance, data_dir=config.data_dir, waits_for=("bus", "workers")
+    )
+    async with AsyncExitStack() as stack:
+        bus = await _open_bus(config, clock, health, stopping)
+        if bus is None:
+            return
+        stack.push_async_callback(bus.close)
+        router = await _assemble(config, bus, clock, health, stack)
+        await router.pipeline.start()
+        server = Server(router)
+        try:
+            port = await server.start(config.host, config.port, tls)
+            runner = await health.serve(config.health_host, config.health_port, public_port=port)
+        except OSError as error:
+            raise ConfigError(
+                f"SPILLWAY_HOST is {config.host!r}, SPILLWAY_PORT is {config.port}: {error.strerror or error}; "
+                "expected an address that is free"
+            ) from error
+        stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(server.stop)
+        watch = Watch(router)
+        watch.start()
+        stack.push_async_callback(watch.stop)
+        await _warn_without_keys(router)
+        _log.info(
+            "router_started", host=config.host, port=port, tls=tls is not None, keys=router.keys_on
+        )
+        await stopping.wait()
+        await _drain(router)
