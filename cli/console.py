@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -58,3 +59,16 @@ class Console:
         self._shown[name, event] = now
         rest = " ".join(f"{key}={value}" for key, value in record.items() if key not in _HIDDEN)
         self.say(f"  {name}: {record['level']}: {event} {rest}"[:240])
+
+
+def plain(line: str) -> str:
+    """Return a log line for people: a JSON record as its event, its values and what was raised."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(record, dict):
+        return line
+    rest = [f"{key}={value}" for key, value in record.items() if key not in _HIDDEN]
+    raised = str(record.get("exception", "")).strip().splitlines()[-1:]
+    return " ".join([str(record.get("event", "")), *rest, *raised])

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-GIVE_UP_AFTER = 8
+# Crashes in a row, without having become ready in between, until a process is given up: a process that has never
+# worked here will hardly do so.
+GIVE_UP_AFTER, GIVE_UP_NEVER_READY_AFTER = 8, 3
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,6 +89,7 @@ class Process:
         self._on_line = on_line
         self._on_state = on_state
         self._failures = 0
+        self._give_up_after = GIVE_UP_NEVER_READY_AFTER
         self._stopping = asyncio.Event()
         self._child: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -98,6 +101,7 @@ class Process:
     def became_ready(self) -> None:
         """Note that it works: its next crash is its first."""
         self._failures = 0
+        self._give_up_after = GIVE_UP_AFTER
         self._set("ready")
 
     def _set(self, state: str) -> None:
@@ -115,7 +119,7 @@ class Process:
                     break
                 self._failures += 1
                 # 2 is a configuration that will not become right by trying again
-                if self._failures >= GIVE_UP_AFTER or self.exit_code == 2:
+                if self._failures >= self._give_up_after or self.exit_code == 2:
                     self._set("failed")
                     return
                 self.restarts += 1

@@ -15,7 +15,7 @@ import aiohttp
 import uvloop
 
 from cli import embedded
-from cli.console import Console
+from cli.console import Console, plain
 from cli.plan import Part, Plan, with_port
 from cli.process import Process, why_ended
 from common import durability, log
@@ -153,7 +153,7 @@ class Supervisor:
         said = [line.removeprefix("spillway: ") for line in lines if line.startswith("spillway: ")]
         if process.exit_code == 2 and said:
             raise ConfigError(said[-1])
-        tail = "\n".join(f"    {line[:300]}" for line in lines[-12:])
+        tail = "\n".join(f"    {plain(line)[:300]}" for line in lines[-6:])
         return f"{process.name} {why_ended(process.exit_code)} again and again; its last lines:\n{tail}"
 
     async def _start_all(self) -> None:

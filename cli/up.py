@@ -101,9 +101,11 @@ def _detach(args: argparse.Namespace, plan: Plan) -> int:
             start_new_session=True,
         )
     os.close(write)
+    shown = set()
     try:
         with os.fdopen(read, encoding="utf-8") as lines:
             for line in lines:
+                shown.add(line)
                 if line.rstrip("\n") == READY:
                     return _detached(plan, child.pid)
                 sys.stdout.write(line)
@@ -116,7 +118,8 @@ def _detach(args: argparse.Namespace, plan: Plan) -> int:
     with path.open(encoding="utf-8", errors="replace") as output:
         output.seek(began)
         said = [line for line in output if line.startswith("spillway: ")]
-    sys.stderr.write(said[-1] if said else f"spillway: not started; see {path}\n")
+    if not said or said[-1] not in shown:
+        sys.stderr.write(said[-1] if said else f"spillway: not started; see {path}\n")
     return status if status in {1, 2} else 1
 
 

@@ -1,0 +1,69 @@
+"""A configuration that cannot be used: one sentence with what is wrong and what is expected, status 2."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Spillway
+
+CASES: dict[str, tuple[dict[str, str], list[str], str]] = {
+    "unknown variable": ({"SPILLWAY_PROT": "1"}, [], "SPILLWAY_PORT"),
+    "wrong type": ({"SPILLWAY_PORT": "eighty"}, [], "SPILLWAY_PORT is 'eighty'"),
+    "out of range": ({"SPILLWAY_PORT": "70000"}, [], "SPILLWAY_PORT is '70000'"),
+    "another service's": ({"SPILLWAY_SEARCH_SLO_S": "-1"}, [], "SPILLWAY_SEARCH_SLO_S is '-1'"),
+    "flag": ({}, ["--port", "x"], "--port is 'x'"),
+    "no such file": ({}, ["--config", "/no/such.toml"], "/no/such.toml: No such file"),
+    "not TOML": ({}, ["--config", "{tmp}/bad.toml"], "expected TOML"),
+    "unknown name in file": ({}, ["--config", "{tmp}/unknown.toml"], "unknown name 'prot'"),
+    "value in file": ({}, ["--config", "{tmp}/value.toml"], "value.toml: port is 'x'"),
+    "durability": ({"SPILLWAY_DURABILITY": "replicated"}, [], "SPILLWAY_REDIS_URL"),
+    "unknown durability": ({"SPILLWAY_DURABILITY": "maybe"}, [], "SPILLWAY_DURABILITY is 'maybe'"),
+    "memory": ({"SPILLWAY_REDIS_MAXMEMORY": "lots"}, [], "expected a size like 1gb"),
+    "server": ({"SPILLWAY_REDIS_SERVER": "/no/server"}, [], "expected a server's executable"),
+    "host": ({"SPILLWAY_HOST": "no.such.host.invalid"}, [], "SPILLWAY_HOST is 'no.such"),
+    "certificate": ({"SPILLWAY_TLS_CERT": "/no/cert"}, [], "SPILLWAY_TLS_CERT is '/no/cert'"),
+    "redis url": ({"SPILLWAY_REDIS_URL": "http://x"}, [], "SPILLWAY_REDIS_URL"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sentence(case: str, stubbed: Spillway, tmp_path: Path) -> None:
+    """Nothing is started, the sentence names the culprit, the status is 2."""
+    (tmp_path / "bad.toml").write_text("= 1")
+    (tmp_path / "unknown.toml").write_text("prot = 1")
+    (tmp_path / "value.toml").write_text("port = 'x'")
+    env, words, expected = CASES[case]
+
+    done = stubbed.run("up", *(word.replace("{tmp}", str(tmp_path)) for word in words), **env)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert expected in done.stderr
+    assert done.stderr.startswith("spillway: ")
+    assert done.stderr.count("\n") == 1
+    assert stubbed.processes() == []
+
+
+def test_data_directory_is_a_file(stubbed: Spillway, tmp_path: Path) -> None:
+    """A data directory that cannot be one is named."""
+    (tmp_path / "file").write_text("")
+
+    done = stubbed.run("up", data_dir=tmp_path / "file" / "data")
+
+    assert done.returncode == 2
+    assert "Not a directory; expected a directory that can be written" in done.stderr
+
+
+def test_port_in_use(stubbed: Spillway) -> None:
+    """A port that another program has is named, before anything is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        done = stubbed.run("up", "--port", str(port))
+
+    assert done.returncode == 2
+    assert f"port {port} on 127.0.0.1: Address already in use" in done.stderr
