@@ -21,6 +21,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--quick", action="store_true", help="a smoke run, not for quoting")
     parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
+    parser.add_argument("--count", type=int, help="pairs, kills or rounds; default: the row's own")
     parser.add_argument("--seed", type=int, default=1)
     parser.set_defaults(run=run)
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         known = ", ".join(suite.SUITES)
         print(f"no row {args.id!r}; expected one of {known}", file=sys.stderr)
         return 2
-    options = Options(quick=args.quick, seed=args.seed)
+    options = Options(quick=args.quick, seed=args.seed, count=args.count)
     if args.setup:
         from loadgen import rivals  # noqa: PLC0415 - only where something is installed
 

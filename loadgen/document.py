@@ -35,10 +35,12 @@ class Options:
     setup_dir: Path = ROOT / ".bench-env"
 
     def pick(self, full: int, quick: int) -> int:
-        """Return the count for this kind of run."""
-        if self.count is not None:
-            return self.count
+        """Return the size for this kind of run."""
         return quick if self.quick else full
+
+    def rounds(self, full: int, quick: int) -> int:
+        """Return how often to repeat: the count given, else the one of this kind of run."""
+        return self.pick(full, quick) if self.count is None else self.count
 
 
 @dataclass(slots=True)

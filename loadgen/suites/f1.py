@@ -11,7 +11,7 @@ from loadgen.faults.f1 import VICTIMS, Kill, Plan, Result, measure
 
 def run(options: Options) -> Body:
     """Kill every process `count` times (20; quick: 1, with simulated devices)."""
-    kills = options.pick(20, 1)
+    kills = options.rounds(20, 1)
     plan = Plan(kills=kills, seed=options.seed, simulated=options.quick, overlap=False)
     return describe(measure(plan, options.partial), plan)
 

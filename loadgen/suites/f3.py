@@ -12,7 +12,7 @@ from loadgen.faults.f3 import ENDED_S, measure
 
 def run(options: Options) -> Body:
     """Measure rounds of a calm block and one with a stopped worker (6 of 12 s; quick: 1 of 8 s)."""
-    rounds = measure(options.pick(6, 1), 8.0 if options.quick else 12.0, options.seed)
+    rounds = measure(options.rounds(6, 1), 8.0 if options.quick else 12.0, options.seed)
     body = Body(samples={"rounds": msgspec.to_builtins(rounds)}, notes=["Simulated devices."])
     calm = [value for each in rounds for value in each.calm_s]
     others = [value for each in rounds for value in each.others_s]

@@ -10,7 +10,7 @@ from loadgen.faults.f4 import IN_FLIGHT, UNREADY_S, Drain, measure
 
 def run(options: Options) -> Body:
     """Drain a router and a worker (10 times each; quick: once)."""
-    drains = measure(options.pick(10, 1))
+    drains = measure(options.rounds(10, 1))
     body = Body(samples={"drains": msgspec.to_builtins(drains)}, notes=["Simulated devices."])
     kinds = sorted({drain.victim.rpartition("-")[0] for drain in drains})
     rows = [_row(kind, [d for d in drains if d.victim.startswith(kind)]) for kind in kinds]

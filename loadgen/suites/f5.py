@@ -12,7 +12,7 @@ from loadgen.faults.f5 import WARM_S, measure
 
 def run(options: Options) -> Body:
     """Load the whole mesh (300 s; quick: 10 s) and compare the first fifth's memory with the last's."""
-    seconds = options.pick(300, 10)
+    seconds = options.rounds(300, 10)
     memory = measure(float(seconds), 3.0 if options.quick else WARM_S)
     body = Body(samples=msgspec.to_builtins(memory))
     rows, worst = [], 0.0

@@ -155,5 +155,5 @@ def _pairs(kind: str, ours: Index, theirs: Any, queries: Rows, options: Options)
     return measure_pairs(
         made(lambda q: ours.search(q, K)),
         made(lambda q: theirs.knn_query(q, K, num_threads=THREADS)),
-        pairs=options.pick(300, 20),
+        pairs=options.rounds(300, 20),
     )

@@ -90,7 +90,7 @@ async def _batches(body: Body, options: Options, index: Index, data: DataSet, me
                 index.search(data.queries[start : start + BATCH], K)
 
         before = mesh.cpu_seconds()
-        blocks = await measure_pairs_async(through_mesh, in_process, pairs=options.pick(300, 5))
+        blocks = await measure_pairs_async(through_mesh, in_process, pairs=options.rounds(300, 5))
         after = mesh.cpu_seconds()
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
     speeds = [ROUND * BATCH / float(np.median(t)) for t in (blocks.ours, blocks.theirs)]
