@@ -6,9 +6,11 @@ Real text that lies on every machine with Python, so that the first search answe
 from __future__ import annotations
 
 import ast
+import asyncio
 import heapq
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from cli.upload import Counts, Stop, Upload
 COLLECTION = "docs"
 SOURCE = "spillway-sample"
 MAX_DOCUMENTS = 1500
+SAY_EVERY_S = 3.0
 _MIN_CHARS, _MAX_CHARS = 60, 1200
 _PROJECT = Path(__file__).resolve().parent.parent
 _LEFT_OUT = frozenset(
@@ -129,22 +132,30 @@ def _useful(name: str, text: object) -> Iterator[tuple[str, str]]:
         yield name, cut
 
 
-async def load(url: str, api_key: str | None, progress: Callable[[str], None] | None = None) -> int:
+async def load(
+    url: str, progress: Callable[[str], None] | None = None, *, api_key: str | None = None
+) -> int:
     """Load the sample and return how many documents it has now; what is there already is skipped.
 
-    `progress` gets a sentence at every step. Raises spillway_client.SpillwayError, or Stop if the server stays
-    away.
+    `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, or Stop if the server
+    stays away.
     """
-    counts = Counts()
+    found = await asyncio.to_thread(lambda: list(documents()))
+    counts, said_at = Counts(), time.monotonic()
 
     def notice(now: Counts, problem: object) -> None:
-        if progress is not None and problem is None:
-            progress(f"{now.stored + now.unchanged} documents of the sample are in")
+        nonlocal said_at
+        done = now.stored + now.unchanged
+        if progress is None or problem is not None or done == 0:
+            return
+        if done == len(found) or time.monotonic() - said_at >= SAY_EVERY_S:
+            said_at = time.monotonic()
+            progress(f"{done} of {len(found)} documents in `{COLLECTION}`")
 
     async with AsyncSpillway(url, api_key, max_retries=20) as client:
         await ensure(client, COLLECTION)
         upload = Upload(client, COLLECTION, SOURCE, counts=counts, notice=notice, patience_s=120.0)
-        await upload.run(documents(), prune=lambda _: True)
+        await upload.run(iter(found), prune=lambda _: True)
     return counts.stored + counts.unchanged
 
 
