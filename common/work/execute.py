@@ -76,7 +76,7 @@ def read_job(lease: Lease, model: Model, generation: int, now: float) -> Job:
             raise InvalidRequest(f"job {lease.job}: token types differ in length from their pairs")
     else:
         rows = [work.query, *work.documents]
-    if not rows or isinstance(work, EmbedWork) == model.reranks:
+    if not rows or (isinstance(work, EmbedWork) and model.reranks):
         raise InvalidRequest(f"job {lease.job}: nothing in it for model {model.name} to compute")
     model.check(rows)
     tokens = sum(len(row) for row in rows)
