@@ -18,13 +18,14 @@ from common.errors import ConfigError, InvalidRequest
 from common.messages import ModelCard
 from common.ml.cores import usable_cores
 from common.ml.files import ModelFiles, find
-from common.ml.forward import Precision, TorchForward
-from common.ml.precision import choose
+from common.ml.forward import TorchForward
+from common.ml.native import Kernels
+from common.ml.packed import PackedForward, packable
+from common.ml.precision import Forward, Way, choose
 from common.ml.weights import load_weights
 from common.work.batches import length_order
 
 Floats = NDArray[np.float32]
-Forward = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Tensor]
 MICROBATCH_TOKENS = 4096
 
 
@@ -38,7 +39,7 @@ class Encoder:
         forward: Forward,
         *,
         device: torch.device,
-        dtype: Precision,
+        way: Way,
         threads: int,
     ) -> None:
         self._files = files
@@ -53,7 +54,7 @@ class Encoder:
         }
         self.name = files.name
         self.fingerprint = files.fingerprint()
-        self.dtype: str = dtype
+        self.dtype: str = way
         self.known_cost: LinearCost | None = None
         self.device = device.type
         self.max_tokens = files.max_tokens
@@ -80,20 +81,20 @@ class Encoder:
         torch.set_num_threads(threads)
         weights = load_weights(files)
 
-        def forward(precision: Precision) -> TorchForward:
-            return TorchForward(files.spec, weights, precision, place)
-
         if dtype == "int8":
             raise ConfigError(
                 "dtype 'int8': no int8 path holds the accuracy bound (cosine 0.9995); "
                 "expected auto, fp32 or bf16"
             )
-        chosen: Precision = "bf16" if dtype == "bf16" else "fp32"
+        ways = _ways(files, weights, place, threads)
+        way: Way = "bf16 packed" if "bf16 packed" in ways else "bf16"
         if dtype == "auto":
-            chosen = choose(files, forward, place, cache)
+            way = choose(files, ways, place, cache)
+        elif dtype == "fp32":
+            way = "fp32"
         with torch.inference_mode():
-            built = forward(chosen)
-        return cls(files, weights, built, device=place, dtype=chosen, threads=threads)
+            built = ways[way]()
+        return cls(files, weights, built, device=place, way=way, threads=threads)
 
     @property
     def reranks(self) -> bool:
@@ -193,6 +194,21 @@ class Encoder:
 
     def _linear(self, rows: Tensor, name: str) -> Tensor:
         return F.linear(rows, self._head[f"{name}.weight"], self._head[f"{name}.bias"])
+
+
+def _ways(
+    files: ModelFiles, weights: dict[str, Tensor], place: torch.device, threads: int
+) -> dict[Way, Callable[[], Forward]]:
+    """Return what could compute this model here; each is built only when called."""
+    ways: dict[Way, Callable[[], Forward]] = {
+        "fp32": lambda: TorchForward(files.spec, weights, "fp32", place),
+        "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),
+    }
+    if place.type == "cpu" and packable(files.spec):
+        kernels = Kernels.load(threads)
+        if kernels is not None:
+            ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels)
+    return ways
 
 
 def _starts(lengths: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from common.ml.spec import EncoderSpec
 Precision = Literal["fp32", "bf16"]
 
 
-class _Linear:
+class Linear:
     """One linear in the chosen precision; on the CPU bf16 weights are packed once for oneDNN."""
 
     def __init__(
@@ -33,7 +33,21 @@ class _Linear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
             self._weight = self._packed
 
+    @classmethod
+    def of(
+        cls,
+        weights: dict[str, Tensor],
+        names: Sequence[str],
+        precision: Precision,
+        device: torch.device,
+    ) -> Linear:
+        """Fuse the named linears, which share their input, into one."""
+        weight = torch.cat([weights[f"{name}.weight"] for name in names])
+        bias = torch.cat([weights[f"{name}.bias"] for name in names])
+        return cls(weight, bias, precision, device)
+
     def __call__(self, rows: Tensor) -> Tensor:
+        """Return rows @ weight.T + bias, in this linear's precision, as `rows` must be."""
         if self._packed is not None:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(
                 rows, self._packed, self._bias, "none", [], ""
@@ -65,10 +79,8 @@ class _Layer:
     ) -> None:
         base = f"encoder.layer.{index}"
 
-        def linear(*names: str) -> _Linear:
-            weight = torch.cat([weights[f"{base}.{name}.weight"] for name in names])
-            bias = torch.cat([weights[f"{base}.{name}.bias"] for name in names])
-            return _Linear(weight, bias, precision, device)
+        def linear(*names: str) -> Linear:
+            return Linear.of(weights, [f"{base}.{name}" for name in names], precision, device)
 
         self._spec = spec
         self._kind = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -1,20 +1,19 @@
-"""Choose a precision by measurement: the fastest whose vectors stay within the accuracy bound of fp32."""
+"""Choose how to compute by measurement: the fastest way whose vectors stay within the accuracy bound of fp32."""
 
 from __future__ import annotations
 
 import json
-import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.ml.files import ModelFiles
-from common.ml.forward import Precision
+from common.ml.native import cpu_flags
 
 MIN_COSINE = 0.9995
 MEDIAN_COSINE = 0.9999
@@ -31,35 +30,51 @@ Invoice 20931: 14 crates of oranges, delivered 2024-03-08 to Rotterdam, paid.
 Error: connection refused (os error 111)""".replace("\n ", " ").splitlines()
 
 
-class _Runs(Protocol):
+Way = Literal["fp32", "bf16", "bf16 packed"]
+
+
+class Forward(Protocol):
+    """Hidden states of packed texts, sorted by length."""
+
     def __call__(
         self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return fp32 (tokens, hidden)."""
+        ...
 
 
 def choose(
     files: ModelFiles,
-    build: Callable[[Precision], _Runs],
+    ways: Mapping[Way, Callable[[], Forward]],
     device: torch.device,
     cache: Path | None = None,
-) -> Precision:
-    """Return bf16 if it is within the bound and not slower than fp32 on this machine, else fp32."""
-    key = f"{files.fingerprint()} {device.type} {platform.processor()} {_cpu()} torch {torch.__version__}"
+) -> Way:
+    """Return the fastest of `ways` on this machine that keeps the accuracy bound against fp32.
+
+    What was measured for the same weights, processor, threads and torch is remembered in `cache`.
+    """
+    machine = f"{device.type} {cpu_flags()} {torch.get_num_threads()} torch {torch.__version__}"
+    key = f"{files.fingerprint()} {sorted(ways)} {machine}"
     known = _remembered(cache).get(key)
     if known is not None:
         return known
     texts = _probe(files)
+    chosen: Way = "fp32"
     with torch.inference_mode():
-        exact, exact_s = _run(build("fp32"), texts, device)
-        fast, fast_s = _run(build("bf16"), texts, device)
-    cosine = F.cosine_similarity(exact, fast, dim=1)
-    accurate = bool(cosine.min() >= MIN_COSINE and cosine.median() >= MEDIAN_COSINE)
-    chosen: Precision = "bf16" if accurate and fast_s <= exact_s else "fp32"
+        exact, best_s = _run(ways["fp32"](), texts, device)
+        for way, build in ways.items():
+            if way == "fp32":
+                continue
+            vectors, seconds = _run(build(), texts, device)
+            cosine = F.cosine_similarity(exact, vectors, dim=1)
+            accurate = cosine.min() >= MIN_COSINE and cosine.median() >= MEDIAN_COSINE
+            if bool(accurate) and seconds <= best_s:
+                chosen, best_s = way, seconds
     _remember(cache, key, chosen)
     return chosen
 
 
-def _run(forward: _Runs, texts: list[list[int]], device: torch.device) -> tuple[Tensor, float]:
+def _run(forward: Forward, texts: list[list[int]], device: torch.device) -> tuple[Tensor, float]:
     """Return mean-pooled rows per text and the best seconds of three runs after a first one."""
     rows, best = forward(texts, None), float("inf")
     for _ in range(3):
@@ -85,15 +100,7 @@ def _probe(files: ModelFiles) -> list[list[int]]:
     return sorted((text for text in texts if text), key=len)
 
 
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " ".join(line for line in lines[:30] if line.startswith(("model", "flags")))[:4000]
-
-
-def _remembered(cache: Path | None) -> dict[str, Precision]:
+def _remembered(cache: Path | None) -> dict[str, Way]:
     if cache is None:
         return {}
     try:
@@ -101,10 +108,10 @@ def _remembered(cache: Path | None) -> dict[str, Precision]:
     except (OSError, ValueError):
         return {}
     known = content if isinstance(content, dict) else {}
-    return {key: value for key, value in known.items() if value in ("fp32", "bf16")}
+    return {key: value for key, value in known.items() if value in get_args(Way)}
 
 
-def _remember(cache: Path | None, key: str, chosen: Precision) -> None:
+def _remember(cache: Path | None, key: str, chosen: Way) -> None:
     if cache is None:
         return
     try:

@@ -1,0 +1,162 @@
+"""Build and bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
+
+The library shares torch's OpenMP pool: it is linked without one of its own, so no second pool spins beside torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
+HEAD_WIDTHS = (32, 64)
+_BUILD_S = 120
+_log = structlog.get_logger("ml")
+
+
+def cpu_flags() -> str:
+    """Return the first processor's model and flags, by which a build is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " ".join(line for line in lines[:30] if line.startswith(("model", "flags")))
+
+
+def cache_directory() -> Path:
+    """Return where builds are kept: SPILLWAY-independent, per user."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "spillway"
+
+
+def build(directory: Path | None = None) -> Path | None:
+    """Return the compiled library, building it if needed; None where it cannot be had."""
+    flags = cpu_flags()
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if "avx512_bf16" not in flags:
+        return None
+    key = hashlib.blake2b(
+        SOURCE.read_bytes() + repr((FLAGS, flags)).encode(), digest_size=8
+    ).hexdigest()
+    for place in (directory or cache_directory(), Path(tempfile.gettempdir()) / "spillway-kernels"):
+        target = place / f"kernels-{key}.so"
+        if target.is_file() and target.stat().st_uid in {os.getuid(), 0}:
+            return target
+        if compiler is None:
+            continue
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _compile(compiler, target)
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.warning("kernels_not_built", directory=str(place), why=str(error))
+            continue
+        return target
+    return None
+
+
+def _compile(compiler: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        unlinked, linked = Path(work) / "kernels.o", Path(work) / "kernels.so"
+        command = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(unlinked)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S)
+        # No -fopenmp here: its functions are found in torch's copy, which `Kernels` makes visible.
+        command = [compiler, "-shared", "-o", str(linked), str(unlinked)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S)
+        linked.replace(target)
+
+
+class Kernels:
+    """The compiled kernels on torch tensors; all tensors are contiguous and on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library = library
+        self._threads = ctypes.c_int(threads)
+        for name in ("spillway_add_norm", "spillway_embed"):
+            getattr(library, name).restype = None
+
+    @classmethod
+    def load(cls, threads: int, directory: Path | None = None) -> Kernels | None:
+        """Return the kernels, or None where they cannot be built or loaded."""
+        path = build(directory)
+        if path is None:
+            return None
+        torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+        try:
+            for openmp in torch_openmp:
+                ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+            return cls(ctypes.CDLL(str(path)), threads)
+        except OSError as error:
+            _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+            return None
+
+    def attention(self, qkv: Tensor, starts: Tensor, heads: int, width: int) -> Tensor:
+        """Return bf16 (rows, heads * width) from bf16 (rows, 3 * heads * width); texts begin at `starts`."""
+        out = torch.empty(qkv.shape[0], heads * width, dtype=torch.bfloat16)
+        missing = self._library.spillway_attention(
+            _pointer(qkv),
+            _pointer(out),
+            _pointer(starts),
+            ctypes.c_int64(len(starts) - 1),
+            ctypes.c_int(heads),
+            ctypes.c_int(width),
+            ctypes.c_float(width**-0.5),
+            self._threads,
+        )
+        assert missing == 0, f"no kernel for heads of {width}"
+        return out
+
+    def add_norm(
+        self, rows: Tensor, delta: Tensor, rows16: Tensor, norm: tuple[Tensor, Tensor, float]
+    ) -> None:
+        """Set `rows` (fp32) to norm(rows + delta), and `rows16` to the same rounded."""
+        weight, bias, epsilon = norm
+        self._library.spillway_add_norm(
+            _pointer(rows),
+            _pointer(delta),
+            _pointer(rows16),
+            ctypes.c_int64(rows.shape[0]),
+            ctypes.c_int64(rows.shape[1]),
+            _pointer(weight),
+            _pointer(bias),
+            ctypes.c_float(epsilon),
+            self._threads,
+        )
+
+    def embed(
+        self,
+        tables: tuple[Tensor, Tensor, Tensor],
+        ids: tuple[Tensor, Tensor, Tensor | None],
+        norm: tuple[Tensor, Tensor, float],
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows (fp32) = norm(words + positions + types), and the same rounded to bf16."""
+        count, hidden = len(ids[0]), tables[0].shape[1]
+        rows = torch.empty(count, hidden)
+        rows16 = torch.empty(count, hidden, dtype=torch.bfloat16)
+        weight, bias, epsilon = norm
+        self._library.spillway_embed(
+            *(_pointer(table) for table in tables),
+            *(None if index is None else _pointer(index) for index in ids),
+            _pointer(rows),
+            _pointer(rows16),
+            ctypes.c_int64(count),
+            ctypes.c_int64(hidden),
+            _pointer(weight),
+            _pointer(bias),
+            ctypes.c_float(epsilon),
+            self._threads,
+        )
+        return rows, rows16
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
