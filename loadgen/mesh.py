@@ -236,7 +236,7 @@ class Mesh:
         with (self.data_dir / "logs" / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv, cwd=ROOT, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=proc.die_with_parent,
             )  # fmt: skip
         if service is not None and service.cores:
             os.sched_setaffinity(process.pid, service.cores)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Make this process get SIGKILL when its parent ends; for `preexec_fn`."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def cpu_seconds(pid: int) -> float:

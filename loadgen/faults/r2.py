@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import redis.asyncio
 
+from loadgen import proc
 from loadgen.faults.r2_role import CLASSES, FAMILY, Tally
 from loadgen.mesh import ROOT, Mesh
 
@@ -77,7 +78,14 @@ class Arena:
         argv += ["--tally", str(self._folder / f"{self._tallies}.tally")]
         with (self._folder / f"{role}-{number}.log").open("ab") as log:
             self.processes[f"{role}-{number}"] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen.faults.r2_role", *argv, cwd=ROOT, stderr=log
+                sys.executable,
+                "-m",
+                "loadgen.faults.r2_role",
+                *argv,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                preexec_fn=proc.die_with_parent,
             )
 
     async def hurt(self) -> None:
