@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from common.bus import keys
 from common.bus.connection import BusFull
 from common.bus.roster import Roster, hash_of
-from common.ids import family_of
+from common.ids import Family, family_of
 from common.messages import Event, decode
 
 FULL_SHARE = 0.85
@@ -84,6 +84,27 @@ class Door(Roster):
         shared lane's + `value_s`. Raises BusDown; a full bus is a refusal with reason "bus_full".
         """
         family = family_of(jobs[0].id)
+        call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, replay_of)
+        known = self.knows_roster(family)
+        admission = await self._admit(family, *call)
+        if admission.reason == "no_worker":
+            self.forget_roster(family)
+            if known:  # a worker may have started since the roster was read
+                admission = await self._admit(family, *call)
+        return admission
+
+    async def _admit(
+        self,
+        family: Family,
+        jobs: Sequence[NewJob],
+        classes: Sequence[str],
+        router: str,
+        tenant: str,
+        deadline_ms: int,
+        prefer: str | None,
+        value_s: float,
+        replay_of: str,
+    ) -> Admission:
         hearts = await self.hearts(family)
         names: list[str] = [keys.use(family), keys.workers(family)]
         args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, len(classes)]
@@ -105,8 +126,6 @@ class Door(Roster):
             reply = await self.script("admit", names, args)
         except BusFull:
             return Admission("refused", "", "bus_full", 5.0)
-        if reply[2] == b"no_worker":
-            self.forget_roster(family)
         return Admission(
             reply[0].decode(),
             reply[1].decode(),

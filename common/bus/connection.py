@@ -40,6 +40,9 @@ from common.config import Common
 from common.errors import ConfigError, Unavailable
 
 BLOCK_MS = 1000
+CONNECTIONS = 64
+SLOW_S = 3.0  # a reply slower than this may mean that heartbeats lapsed while Redis stood still
+RESYNC_S = 5.0
 _LUA = Path(__file__).parent / "lua"
 _LOST = (
     RedisConnectionError,
@@ -95,11 +98,13 @@ class Connection:
             n: hashlib.sha1(s.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
             for n, s in self._scripts.items()
         }
-        self._redis = self._client(socket_timeout=5.0, connections=64)
+        self._redis = self._client(socket_timeout=5.0, connections=CONNECTIONS)
         self._blocking = self._client(socket_timeout=BLOCK_MS / 1000 + 5, connections=100_000)
+        self._gate = asyncio.Semaphore(CONNECTIONS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.reachable_since: float | None = None
         self._lost_at = clock.monotonic()
+        self._synced = clock.monotonic()
 
     def _client(self, socket_timeout: float, connections: int) -> Any:
         options: dict[str, Any] = {
@@ -117,7 +122,9 @@ class Connection:
                     max_connections=connections,
                     require_full_coverage=False,
                 )
-                client.response_callbacks.clear()
+                for name in list(client.response_callbacks):
+                    if not name.startswith(("CLUSTER", "COMMAND")):  # what the client itself reads
+                        del client.response_callbacks[name]
                 return client
             pool = BlockingConnectionPool.from_url(
                 self.url, **options, max_connections=connections, timeout=10
@@ -152,9 +159,15 @@ class Connection:
     def _adopt(self, redis_ms: int) -> None:
         self.clock.offset_ms += redis_ms - self.clock.now_ms()
 
-    async def resync_clock(self) -> None:
-        """Re-measure the offset to Redis' clock (clock steps on either side)."""
-        await self.connect(timeout_s=5.0)
+    async def _resync(self) -> None:
+        """Re-measure the offset, every few seconds: a clock may step on either side."""
+        with contextlib.suppress(BusDown):
+            await self.connect(timeout_s=1.0)
+
+    def suspect(self) -> None:
+        """Count from now on how long Redis has been reached: it, or all, may have stood still."""
+        if self.reachable_since is not None:
+            self.reachable_since = self.clock.monotonic()
 
     async def close(self) -> None:
         """Let commands in flight end, then close every connection."""
@@ -191,6 +204,7 @@ class Connection:
     async def _persist(self, client: Any, command: Sequence[Any], timeout_s: float) -> Any:
         deadline, pause = self.clock.monotonic() + timeout_s, 0.02
         while True:
+            began = self.clock.monotonic()
             try:
                 reply = await self._once(client, command)
             except _LOST as error:
@@ -207,11 +221,11 @@ class Connection:
                     raise BusFull(
                         "the bus is full; running work goes on, try again later", retry_after_s=5
                     ) from error
-                if not text.startswith(_LOST_REPLIES) and "READONLY" not in text:
+                if not any(word in text for word in _LOST_REPLIES):  # in a script: not at the front
                     raise
                 lost = error
             else:
-                self._reached()
+                self._reached(self.clock.monotonic() - began)
                 return reply
             self._missed()
             left = deadline - self.clock.monotonic()
@@ -226,9 +240,15 @@ class Connection:
         """Clients that together see every key: the server, or each primary of a Cluster."""
         return list(self._redis.get_primaries()) if self.cluster else [self._redis]
 
-    def _reached(self) -> None:
-        if self.reachable_since is None:
-            self.reachable_since = self.clock.monotonic()
+    def _reached(self, took_s: float) -> None:
+        now = self.clock.monotonic()
+        if self.reachable_since is None or took_s > SLOW_S:
+            self.reachable_since = now
+        if now - self._synced > RESYNC_S:
+            self._synced = now
+            task = asyncio.ensure_future(self._resync())
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
 
     def _missed(self) -> None:
         if self.reachable_since is not None:
@@ -236,10 +256,16 @@ class Connection:
             self._lost_at = self.clock.monotonic()
 
     async def _once(self, client: Any, command: Sequence[Any]) -> Any:
-        task = asyncio.ensure_future(client.execute_command(*command))
+        task = asyncio.ensure_future(self._execute(client, command))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
+
+    async def _execute(self, client: Any, command: Sequence[Any]) -> Any:
+        if client is self._blocking:
+            return await client.execute_command(*command)
+        async with self._gate:  # a Cluster's client fails, where a pool would wait
+            return await client.execute_command(*command)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

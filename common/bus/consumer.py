@@ -1,4 +1,4 @@
-"""The worker's side of a family: reading within its room, emitting, finishing, failing, and staying alive.
+"""The worker's side of a family: registration, staying alive, recovering what others lost, and leaving in order.
 
 One Consumer is one worker in one family. Its name is an incarnation: when its heartbeat was lost it hands over what it
 held, uncharged, and goes on under a new name with `generation` one higher.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 
 import msgspec
@@ -15,21 +16,21 @@ import structlog
 from redis.exceptions import ResponseError
 
 from common.bus import keys
-from common.bus.connection import BLOCK_MS, BusDown
+from common.bus.connection import BusDown
 from common.bus.heart import TTL_MS, Heart, Pulse
-from common.bus.keys import GROUP
-from common.bus.lease import Holder, Lease
-from common.bus.recovery import Entry, Recovery, entry_of
+from common.bus.reader import Reader
+from common.bus.recovery import Recovery
 from common.ids import Family, ulid
 from common.messages import WorkerRecord, encode
 
 RECOVER_S = 0.5
 BEAT_S = 1.0
 REAP_S = 60.0
+RECONCILE_S = 5.0
 _log = structlog.get_logger("bus")
 
 
-class Consumer(Holder):
+class Consumer(Reader):
     """Reads lanes of one family as one worker; all methods belong to one event loop."""
 
     def __init__(
@@ -42,18 +43,13 @@ class Consumer(Holder):
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
-        super().__init__(bus, family, record)
-        self.generation = 0
-        self.largest_items, self.largest_tokens = largest_items, largest_tokens
+        super().__init__(
+            bus, family, record, largest_items=largest_items, largest_tokens=largest_tokens
+        )
         self.differences = 0
+        self.revoked: frozenset[str] = frozenset()
         self._heart = heart
-        self._pulse = Pulse(keys.heart(family, record.worker))
-        self._strange: set[str] = set()
-        self._inbox: list[Lease] = []
-        self._arrived = asyncio.Event()
-        self._reading: asyncio.Task[list[Lease]] | None = None
-        self._room = 0
-        self._draining = False
+        self._former: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @staticmethod
@@ -66,12 +62,10 @@ class Consumer(Holder):
     async def start(self) -> None:
         """Create the groups, register, and begin to beat, to recover and to reap."""
         await self._register()
-        loops = (self._beats(), self._recovers(), self._reaps())
+        loops = (self._turns(), self._beats(), self._recovers(), self._reconciles(), self._reaps())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def _register(self) -> None:
-        for cls in (*self.record.classes, keys.own(self.worker)):
-            await self.bus.ensure_group(self.family, cls)
         await self._beat("start")
         self._heart.add(self._pulse)
         self.bus.forget_roster(self.family)
@@ -79,42 +73,59 @@ class Consumer(Holder):
     async def _beat(self, mode: str) -> list[str]:
         held = list(self._held.values())
         names = [keys.use(self.family), keys.workers(self.family), self._pulse.key]
-        args: list[object] = [mode, self.worker, encode(self.record), TTL_MS, len(held)]
+        lanes = {"start": self.lanes, "stop": self.lanes[:1]}.get(mode, ())
+        names += [keys.lane(self.family, cls) for cls in lanes]
+        record = encode(self.record)
+        args: list[object] = [mode, self.worker, record, TTL_MS, self.lanes[0], len(lanes)]
+        args.append(len(held))
         for lease in held:
             names += [keys.job(lease.job), keys.lane(self.family, lease.cls)]
             args += [lease.job, lease.entry, lease.epoch]
         return [item.decode() for item in await self.bus.script("beat", names, args)]
 
+    async def _turns(self) -> None:
+        while True:  # a loop that hangs shows no progress to the heartbeat thread
+            self._pulse.turn()
+            await asyncio.sleep(BEAT_S)
+
     async def _beats(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
+            if self._pulse.overdue:
+                continue  # as the heartbeat thread: a hung step must lose its leases
             try:
-                if self._pulse.lost.is_set():
-                    await self._reincarnate()
-                    continue
-                verdict, *revoked = await self._beat("keep")
-                if verdict == "gone":
-                    await self._reincarnate()
-                self._revoked |= set(revoked) & set(self._held)
+                await self._beat_once()
             except BusDown:
                 continue
             except Exception:  # noqa: BLE001 - the loop must outlive a bad reply
                 _log.exception("beat_failed", worker=self.worker)
 
+    async def _beat_once(self) -> None:
+        pulse = self._pulse
+        if not pulse.lost.is_set():
+            verdict, *revoked = await self._beat("keep")
+            self.revoked = frozenset(revoked)
+            if verdict == "gone":
+                pulse.lost.set()
+        if pulse.lost.is_set():
+            await self._reincarnate()
+        while self._former:  # until it has succeeded: what was lost to an outage is not charged
+            for cls in (keys.own(self._former[0]), *self.record.classes):
+                await self._hand_over(cls, self._former[0], None)
+            self._former.pop(0)
+
     async def _reincarnate(self) -> None:
-        old = self.record.worker
+        old = self.worker
         self._heart.remove(self._pulse)
         self._held.clear()
-        self._revoked.clear()
         self._inbox.clear()
+        self._former.append(old)
         self.generation += 1
         self.record = msgspec.structs.replace(
             self.record, worker=self.incarnation(old.split("-")[0])
         )
         self._pulse = Pulse(keys.heart(self.family, self.worker))
         await self._register()
-        for cls in self.record.classes:
-            await self.bus.hand_over(self.family, cls, old, None)
         _log.warning("worker_reincarnated", was=old, now=self.worker, generation=self.generation)
 
     async def publish(self, record: WorkerRecord) -> None:
@@ -132,174 +143,69 @@ class Consumer(Holder):
 
     progressed = idle
 
-    async def drain(self) -> None:
-        """Take no more work, and hand over every lease still held, uncharged."""
-        self._draining = True
+    async def _announce_drain(self) -> None:
         await self.publish(msgspec.structs.replace(self.record, draining=True))
-        if self._reading is not None:
-            self._inbox += await self._reading
-        for cls in self.record.classes:
-            await self.bus.hand_over(self.family, cls, self.worker, None)
-        self._held.clear()
-        self._inbox.clear()
 
     async def stop(self) -> None:
         """Deregister; leases not handed over are reclaimed by others when the heartbeat lapses."""
+        self._draining = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._await_reading()
         self._heart.remove(self._pulse)
         try:
             await self._beat("stop")
         except BusDown:
             _log.warning("worker_left_unregistered", worker=self.worker)
 
-    # -- reading ---------------------------------------------------------------------------------------
-
-    async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
-        """Return new leases, none larger in number than the room given; waits up to a second.
-
-        Own lane first, then the shared ones; work handed over or reclaimed arrives in between.
-        """
-        room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
-        if room <= 0 and not self._held:
-            room = 1  # an idle worker always has room for one parcel
-        alone = any(lease.alone for lease in self._held.values())
-        if room <= 0 or alone or self._draining:
-            await asyncio.sleep(0.005 if not self._draining else 0.1)
-            return []
-        self._room = room
-        if self._reading is None and not self._inbox:
-            self._reading = asyncio.create_task(self._read(room))
-        if not self._inbox and self._reading is not None:
-            arrived = asyncio.create_task(self._arrived.wait())
-            await asyncio.wait({self._reading, arrived}, return_when=asyncio.FIRST_COMPLETED)
-            arrived.cancel()
-        leases, self._inbox = self._inbox, []
-        self._arrived.clear()
-        if self._reading is not None and self._reading.done():
-            task, self._reading = self._reading, None
-            leases += task.result()
-        self._room = 0
-        return leases
-
-    async def _read(self, room: int) -> list[Lease]:
-        own, shared = keys.own(self.worker), list(self.record.classes)
-        try:
-            if room >= 2 * (1 + len(shared)):
-                return await self._group_read(
-                    [own, *shared], room // 2 // (1 + len(shared)) or 1, BLOCK_MS
-                )
-            return await self._group_read([own], 1, None) or await self._group_read(
-                shared[:1], 1, 100
-            )
-        except BusDown:
-            await asyncio.sleep(0.2)
-            return []
-
-    async def _group_read(self, classes: list[str], count: int, block: int | None) -> list[Lease]:
-        lanes = {keys.lane(self.family, cls): cls for cls in classes}
-        blocking = () if block is None else ("BLOCK", block)
-        worker, generation = self.worker, self.generation
-        command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
-        try:
-            reply = await self.bus.blocking(*command, *lanes, *([">"] * len(lanes)))
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            await self._register()
-            return []
-        leases: list[Lease] = []
-        for name, rows in reply or ():
-            cls = lanes[name.decode()]
-            for row in rows:
-                if not row[1]:
-                    continue
-                lease = self._lease(entry_of(row), cls, 1, alone=False)
-                leases += await self._fresh(lease, entry_of(row).suspicions)
-        if generation != self.generation:
-            return []
-        return leases
-
-    def _lease(self, entry: Entry, cls: str, epoch: int, *, alone: bool) -> Lease:
-        size = (entry.items, entry.tokens, entry.deadline_ms, entry.router)
-        return Lease(
-            entry.job, entry.payload, *size, epoch, alone, cls, entry.id, epoch, self.worker
-        )
-
-    async def _fresh(self, lease: Lease, suspicions: int) -> list[Lease]:
-        if suspicions >= 2 or self._draining:
-            await self.bus.hand_over(self.family, lease.cls, self.worker, [lease.job])
-            return []
-        self._held[lease.job] = lease
-        return [lease]
-
     # -- recovery --------------------------------------------------------------------------------------
 
     async def _recovers(self) -> None:
-        turn = 0
+        turn, last = 0, self.bus.clock.now_ms()
         while True:
             await asyncio.sleep(RECOVER_S)
             turn += 1
+            now = self.bus.clock.now_ms()
+            if now - last > (TTL_MS - 2 * BEAT_S * 1000):
+                self.bus.suspect()  # this process or the machine stood still: so may others have
             try:
                 await self._settle()
                 await self._take()
-                if turn % 10 == 0:
-                    await self._reconcile()
+                if turn % 2 == 0:
+                    await self._adopt()
             except BusDown:
-                continue
+                pass
             except ResponseError as error:
-                if "NOGROUP" in str(error):
-                    continue  # Redis was emptied: the next read or beat registers anew
-                _log.exception("recovery_failed", worker=self.worker)
+                if "NOGROUP" not in str(error):  # else Redis was emptied: the next beat begins anew
+                    _log.exception("recovery_failed", worker=self.worker)
             except Exception:  # noqa: BLE001 - recovery must outlive a bad reply
                 _log.exception("recovery_failed", worker=self.worker)
+            last = self.bus.clock.now_ms()
 
     async def _settle(self) -> None:
-        shared = self.record.classes[0]
         for cls in self.record.classes:
             for done in await self.bus.settle(self.family, cls, self.worker):
                 _log.warning("lease_settled", job=done.entry.job, verdict=done.verdict)
         for cls in await self.bus.use(self.family):
-            if cls.startswith("w.") and cls != keys.own(self.worker):
-                await self.bus.settle_own_lane(self.family, cls[2:], self.worker, shared)
+            if cls.startswith("w.") and cls != self.lanes[0]:
+                await self.bus.settle_own_lane(
+                    self.family, cls[2:], self.worker, self.record.classes[0]
+                )
 
-    async def _take(self) -> None:
-        """Take handed-over work for the reader that is waiting now, beside what it reads itself."""
-        if self._draining or any(lease.alone for lease in self._held.values()):
-            return
-        room = max(self._room // 2, 0 if self._held else 1) if self._room else 0
-        if room == 0:
-            return
-        for cls in self.record.classes:
-            done = await self.bus.take(self.family, cls, self.worker, room, idle=not self._held)
-            for entry, verdict in done:
-                if not verdict.startswith("taken:"):
-                    continue
-                _, epoch, alone = verdict.split(":")
-                lease = self._lease(entry, cls, int(epoch), alone=alone == "1")
-                self._held[lease.job] = lease
-                self._inbox.append(lease)
-        if self._inbox:
-            self._arrived.set()
-
-    async def _reconcile(self) -> None:
-        """Hand over leases Redis says are ours but whose delivery was lost with a connection."""
-        for cls in self.record.classes:
-            count = (await self.bus.pending(self.family, cls)).get(self.worker, 0)
-            if count <= sum(lease.cls == cls for lease in self._held.values()):
+    async def _reconciles(self) -> None:
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            try:
+                await self._reconcile()
+            except (BusDown, ResponseError):
                 continue
-            rows = await self.bus._held_by(self.family, cls, self.worker, 1000)
-            strange = {entry.job for entry in rows if entry.job not in self._held}
-            twice = strange & self._strange
-            self._strange = strange
-            if twice:
-                await self.bus.hand_over(self.family, cls, self.worker, twice)
-                _log.warning("lost_deliveries_returned", worker=self.worker, jobs=len(twice))
+            except Exception:  # noqa: BLE001 - housekeeping must outlive a bad reply
+                _log.exception("reconcile_failed", worker=self.worker)
 
     async def _reaps(self) -> None:
         while True:
-            await asyncio.sleep(REAP_S * (0.5 + (hash(self.worker) % 100) / 100))
+            await asyncio.sleep(REAP_S * random.uniform(0.5, 1.5))
             try:
                 await self.reap()
             except BusDown:

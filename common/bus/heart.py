@@ -6,13 +6,16 @@ whose work is overdue is not renewed and its leases are lost like a dead worker'
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 TTL_MS = 5000
 EVERY_S = 1.0
@@ -26,6 +29,7 @@ class Pulse:
         self.key = key
         self._now = now
         self._limit: float | None = None
+        self._turned = now()
         self.lost = threading.Event()
 
     def working(self, predicted_s: float) -> None:
@@ -36,11 +40,17 @@ class Pulse:
         """No step is running, so none can be overdue."""
         self._limit = None
 
+    def turn(self) -> None:
+        """The worker's event loop has turned."""
+        self._turned = self._now()
+
     @property
     def overdue(self) -> bool:
-        """True if the running step has taken far longer than predicted."""
+        """True if the running step has taken far longer than predicted, or outside steps the loop hangs."""
         limit = self._limit
-        return limit is not None and self._now() > limit
+        if limit is None:
+            limit = self._turned + OVERDUE_S
+        return self._now() > limit
 
 
 class Heart:
@@ -74,7 +84,13 @@ class Heart:
 
     def _client(self) -> Any:
         kind = redis.RedisCluster if self._cluster else redis.Redis
-        return kind.from_url(self._url, socket_timeout=2.0, socket_connect_timeout=1.0)
+        return kind.from_url(
+            self._url,
+            socket_timeout=2.0,
+            socket_connect_timeout=1.0,
+            retry=Retry(NoBackoff(), 1 if self._cluster else 0),
+            protocol=2,
+        )
 
     def _run(self) -> None:
         client: Any = None
@@ -87,6 +103,12 @@ class Heart:
                     if not client.pexpire(pulse.key, TTL_MS):
                         pulse.lost.set()
             except (RedisError, OSError):
+                self._close(client)
                 client = None
+        self._close(client)
+
+    @staticmethod
+    def _close(client: Any) -> None:
         if client is not None:
-            client.close()
+            with contextlib.suppress(RedisError, OSError):
+                client.close()

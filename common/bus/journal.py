@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
+
+import structlog
 
 from common.bus import keys
 from common.bus.connection import BLOCK_MS, BusDown, Connection
 from common.ids import Family, family_of
 from common.messages import Event, decode
 
+_log = structlog.get_logger("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
 
@@ -22,8 +25,9 @@ LOOK_S = 1.0
 class Bell:
     """One waiter's doorbell for one id."""
 
-    def __init__(self, journal: Journal, name: str) -> None:
-        self._journal, self._name = journal, name
+    def __init__(self, journal: Journal, name: str, family: Family) -> None:
+        self._journal, self._name, self._family = journal, name, family
+        journal.waiting[family] += 1
         self._rung: asyncio.Queue[Event | None] = asyncio.Queue()
         journal.bells[name].add(self._rung)
 
@@ -40,6 +44,7 @@ class Bell:
         bells[self._name].discard(self._rung)
         if not bells[self._name]:
             del bells[self._name]
+        self._journal.leave(self._family)
 
 
 class Journal:
@@ -49,6 +54,7 @@ class Journal:
         self.bus = bus
         self.router = router
         self.bells: defaultdict[str, set[asyncio.Queue[Event | None]]] = defaultdict(set)
+        self.waiting: Counter[Family] = Counter()
         self._readers: dict[Family, asyncio.Task[None]] = {}
         self._ready: dict[Family, float] = {}
 
@@ -68,24 +74,46 @@ class Journal:
         if family not in self._readers:
             self._readers[family] = asyncio.create_task(self._read(family))
 
+    def leave(self, family: Family) -> None:
+        """One waiter less in a family; its reader stays a while for the next."""
+        self.waiting[family] -= 1
+        if family in self._ready:
+            self._ready[family] = self.bus.clock.monotonic()
+
     def bell(self, name: str, family: Family) -> Bell:
         """Return a doorbell for an id (a job's, or a shard's writes) in `family`."""
         self.listen(family)
-        return Bell(self, name)
+        return Bell(self, name, family)
 
     async def _read(self, family: Family) -> None:
         name, last = keys.journal(family, self.router), b"0-0"
-        while self.bus.clock.monotonic() - self._ready[family] < IDLE_S or self.bells:
+        while self._awaited(family):
             try:
                 reply = await self.bus.blocking(
                     "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", name, last
                 )
+                if not reply and last != b"0-0" and not await self._goes_on(name, last):
+                    last = b"0-0"
             except BusDown:
                 await asyncio.sleep(0.2)
                 continue
+            except Exception:  # noqa: BLE001 - without its reader a router hears everything late
+                _log.exception("journal_failed", journal=name)
+                await asyncio.sleep(1.0)
+                continue
             for last, flat in reply[0][1] if reply else ():  # noqa: B007 - goes on from the last
                 self._ring(flat)
-        self._readers.pop(family, None)
+        for memory in (self._readers, self._ready, self.waiting):
+            memory.pop(family, None)
+
+    def _awaited(self, family: Family) -> bool:
+        recent = self.bus.clock.monotonic() - self._ready[family] < IDLE_S
+        return recent or self.waiting[family] > 0
+
+    async def _goes_on(self, name: str, last: bytes) -> bool:
+        """Return whether the journal's newest id is not below `last`: Redis' clock may have gone back."""
+        newest = await self.bus.call("XREVRANGE", name, "+", "-", "COUNT", 1, timeout_s=1.0)
+        return not newest or _order(newest[0][0]) >= _order(last)
 
     def _ring(self, flat: list[bytes]) -> None:
         entry = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -98,7 +126,7 @@ class Journal:
     async def events(self, job: str, start: int, deadline_ms: int) -> AsyncIterator[Event]:
         """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
 
-        Ends without an outcome when the deadline passes. A job whose record is gone ends at once.
+        Ends without an outcome when the deadline passes.
         """
         bell = self.bell(job, family_of(job))
         try:
@@ -140,3 +168,8 @@ class Journal:
             code="deadline_exceeded",
             message="the deadline passed before the result",
         )
+
+
+def _order(entry: bytes) -> tuple[int, int]:
+    ms, _, seq = entry.partition(b"-")
+    return int(ms), int(seq)

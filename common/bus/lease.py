@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from common.bus import keys
+from common.bus.connection import BusDown, BusFull
 from common.bus.recovery import Recovery
 from common.errors import SpillwayError
 from common.ids import Family
@@ -30,6 +34,11 @@ class Lease(NamedTuple):
     epoch: int
     worker: str
 
+    @property
+    def fence(self) -> tuple[str, str, int]:
+        """What tells this lease from every other one of the same job."""
+        return self.worker, self.entry, self.epoch
+
 
 class Holder:
     """The leases of one worker in one family."""
@@ -37,7 +46,6 @@ class Holder:
     def __init__(self, bus: Recovery, family: Family, record: WorkerRecord) -> None:
         self.bus, self.family, self.record = bus, family, record
         self._held: dict[str, Lease] = {}
-        self._revoked: set[str] = set()
 
     @property
     def worker(self) -> str:
@@ -58,8 +66,8 @@ class Holder:
     ) -> set[str]:
         """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
 
-        Jobs returned as cancelled are ended here; those fenced off are forgotten. `fold` replaces a log by the event,
-        which then must hold everything so far.
+        Jobs returned as cancelled are ended here; those fenced off are forgotten; one whose log has another length than
+        its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
         """
         batch = list(leases)
         if not batch:
@@ -72,16 +80,21 @@ class Holder:
             args += [event.index, event.kind, encode(event)] if event else [-1, "", b""]
             args.append("1" if fold else "0")
         reply = await self.bus.script("emit", names, args)
-        stop = {lease.job for lease in batch if lease.job in self._revoked}
+        stop: dict[str, bytes] = {}
         for lease, verdict, router in zip(batch, reply[::2], reply[1::2], strict=True):
             if verdict != b"ok":
-                stop.add(lease.job)
-            elif router.decode() != lease.router:
+                stop[lease.job] = verdict
+            elif router.decode() != lease.router and self._is_held(lease):
                 self._held[lease.job] = lease._replace(router=router.decode())
         for lease in batch:
-            if lease.job in stop:
+            verdict = stop.get(lease.job)
+            if verdict == b"cancelled":
                 await self._end(lease, Event(index=0, kind="cancelled"))
-        return stop
+            elif verdict == b"gap":
+                await self.fail(lease, "log_gap", "an event's index was not its log's length")
+            elif verdict is not None:
+                self._forget(lease)
+        return set(stop)
 
     def _keys(self, lease: Lease) -> list[str]:
         lane = keys.lane(self.family, lease.cls)
@@ -89,7 +102,10 @@ class Holder:
         return [keys.job(lease.job), keys.log(lease.job), lane, journal]
 
     async def finish(self, lease: Lease, result: Result, *, index: int = 0) -> str:
-        """End a job with its result; "fenced" if the lease was another's by then, and nothing was written."""
+        """End a job with its result; "fenced" if the lease was another's by then, and nothing was written.
+
+        `index` is where the log should end; where it does not, the event takes the index the log says.
+        """
         return await self._end(lease, Event(index=index, kind="result", data=encode(result)))
 
     async def refuse(self, lease: Lease, error: SpillwayError, *, index: int = 0) -> str:
@@ -102,19 +118,15 @@ class Holder:
         )
 
     async def _end(self, lease: Lease, event: Event) -> str:
-        lease = self._held.get(lease.job, lease)
+        lease = self._held[lease.job] if self._is_held(lease) else lease
         names = [keys.use(self.family), *self._keys(lease)]
-        args = [
-            lease.worker,
-            1,
-            lease.job,
-            lease.entry,
-            lease.epoch,
-            lease.router,
-            event.kind,
-            encode(event),
-        ]
-        verdict, router = await self.bus.script("finish", names, args, timeout_s=120.0)
+        head = [lease.worker, 1, lease.job, lease.entry, lease.epoch, lease.router]
+        while True:
+            args = [*head, event.index, event.kind, encode(event)]
+            verdict, router = await self.bus.script("finish", names, args, timeout_s=120.0)
+            if not verdict.startswith(b"gap:"):
+                break
+            event = msgspec.structs.replace(event, index=int(verdict[4:]))
         self._forget(lease)
         if verdict == b"ok" and router.decode() != lease.router:
             await self._ring(lease, router.decode(), event)
@@ -122,8 +134,9 @@ class Holder:
 
     async def _ring(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self.family, router)
-        await self.bus.call("XADD", journal, "*", "j", lease.job, "i", event.index, "e", "")
-        await self.bus.call("PEXPIRE", journal, 60_000)
+        with contextlib.suppress(BusDown, BusFull):  # the log has it: the router looks every second
+            await self.bus.call("XADD", journal, "*", "j", lease.job, "i", event.index, "e", "")
+            await self.bus.call("PEXPIRE", journal, 60_000)
 
     async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
         """Charge a job with its own error: another try, or after 3 errors a dead letter."""
@@ -138,14 +151,22 @@ class Holder:
     async def give_back(self, leases: Iterable[Lease]) -> None:
         """Hand over some leases, uncharged."""
         batch = list(leases)
-        for cls in {lease.cls for lease in batch}:
-            await self.bus.hand_over(
-                self.family, cls, self.worker, [x.job for x in batch if x.cls == cls]
-            )
+        for worker, cls in {(lease.worker, lease.cls) for lease in batch}:
+            jobs = [x.job for x in batch if (x.worker, x.cls) == (worker, cls)]
+            await self._hand_over(cls, worker, jobs)
         for lease in batch:
             self._forget(lease)
 
+    async def _hand_over(self, cls: str, worker: str, jobs: Iterable[str] | None) -> None:
+        """Hand over leases `worker` holds; from an own lane, which has no other reader, to the shared one."""
+        shared = self.record.classes[0] if cls == keys.own(worker) else None
+        await self.bus.hand_over(self.family, cls, worker, jobs, shared=shared)
+
+    def _is_held(self, lease: Lease) -> bool:
+        """True if this very lease is held, and not a later one of the same job."""
+        held = self._held.get(lease.job)
+        return held is not None and held.fence == lease.fence
+
     def _forget(self, lease: Lease) -> None:
-        if self._held.get(lease.job, lease).entry == lease.entry:
-            self._held.pop(lease.job, None)
-            self._revoked.discard(lease.job)
+        if self._is_held(lease):
+            del self._held[lease.job]

@@ -58,17 +58,8 @@ def entry_of(raw: Sequence[bytes | list[bytes]]) -> Entry:
 class Recovery(Door):
     """Scripts `reclaim`, `move` and `reap` with the reads that prepare them."""
 
-    async def ensure_group(self, family: Family, cls: str) -> None:
-        """Create a lane's group at its beginning, so that nothing queued before it is lost."""
-        from redis.exceptions import ResponseError  # noqa: PLC0415
-
-        try:
-            await self.call("XGROUP", "CREATE", keys.lane(family, cls), GROUP, "0", "MKSTREAM")
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    async def _held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
+    async def held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
+        """Return up to `count` leases of one consumer on one lane, oldest first."""
         lane = keys.lane(family, cls)
         rows = await self.call("XPENDING", lane, GROUP, "-", "+", count, consumer)
         entries = []
@@ -122,7 +113,7 @@ class Recovery(Door):
         for consumer in await self.pending(family, cls):
             if consumer in {RETURNED, caller} or await self._lives(family, consumer):
                 continue
-            held = await self._held_by(family, cls, consumer, BATCH)
+            held = await self.held_by(family, cls, consumer, BATCH)
             done += await self._reclaim(
                 "settle", family, cls, consumer, caller, [(e, False) for e in held]
             )
@@ -134,15 +125,17 @@ class Recovery(Door):
     async def settle_own_lane(
         self, family: Family, worker: str, caller: str, shared: str
     ) -> list[Verdict]:
-        """Move a dead worker's own lane, leases and unread entries, to the shared one."""
+        """Move a dead worker's own lane, leases and unread entries, to the shared one it served (or `shared`)."""
         if self.reached_for() * 1000 < TTL_MS or await self._lives(family, worker):
             return []
         cls = keys.own(worker)
+        record = (await self._records(family)).get(worker)
+        shared = record.classes[0] if record is not None else shared
         if not await self.call("EXISTS", keys.lane(family, cls)):
             return []
         done: list[Verdict] = []
         for holder in (worker, RETURNED):
-            held = await self._held_by(family, cls, holder, BATCH)
+            held = await self.held_by(family, cls, holder, BATCH)
             mode = "settle" if holder == worker else "return"
             batch = [(e, False) for e in held]
             if batch:
@@ -165,7 +158,7 @@ class Recovery(Door):
     ) -> list[Verdict]:
         """Return a worker's own leases (all, or those of `jobs`), uncharged."""
         wanted = None if jobs is None else set(jobs)
-        held = await self._held_by(family, cls, worker, 10_000)
+        held = await self.held_by(family, cls, worker, 10_000)
         batch = [(e, False) for e in held if wanted is None or e.job in wanted]
         if not batch:
             return []
@@ -175,7 +168,7 @@ class Recovery(Door):
         self, family: Family, cls: str, caller: str, count: int, *, idle: bool
     ) -> list[Verdict]:
         """Take up to `count` entries of `returned`; one with two suspicions only when idle, and then alone."""
-        held = await self._held_by(family, cls, RETURNED, count)
+        held = await self.held_by(family, cls, RETURNED, count)
         if not held:
             return []
         batch = [(e, False) for e in held]
@@ -199,8 +192,11 @@ class Recovery(Door):
 
     async def reap(self, family: Family, classes: Iterable[str]) -> tuple[int, int, list[str]]:
         """Housekeep a family: (entries expired, consumers deleted, differences of use, each a bug)."""
-        lanes = sorted({*classes, *(await self.use(family))})
+        self.forget_roster(family)
         workers = set(await self.hearts(family))
+        used = await self.use(family)
+        workers |= {cls[2:] for cls in used if cls.startswith("w.")}
+        lanes = sorted({*classes, *used, *map(keys.own, workers)})
         expired: list[object] = []
         names = [keys.use(family), keys.workers(family), *(keys.lane(family, c) for c in lanes)]
         job_keys: list[str] = []

@@ -74,7 +74,10 @@ class Registry(Door):
     async def create_collection(self, record: CollectionRecord) -> bool:
         """Register a collection; False if the tenant has one of that name."""
         field = f"{record.tenant}/{record.name}"
-        return bool(await self.call("HSETNX", COLLECTIONS, field, encode(record)))
+        if await self.call("HSETNX", COLLECTIONS, field, encode(record)):
+            return True
+        stored = await self.collection(record.tenant, record.name)
+        return stored is not None and stored.id == record.id  # the reply to an earlier try was lost
 
     async def collection(self, tenant: str, name: str) -> CollectionRecord | None:
         """Return a tenant's collection, or None."""

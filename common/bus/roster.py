@@ -39,6 +39,11 @@ class Roster(Connection):
         self._rosters[family] = (self.clock.monotonic(), records)
         return records
 
+    def knows_roster(self, family: Family) -> bool:
+        """True if the next use of the workers is served from memory."""
+        cached = getattr(self, "_rosters", {}).get(family)
+        return cached is not None and self.clock.monotonic() - cached[0] < FRESH_S
+
     def forget_roster(self, family: Family) -> None:
         """Read the workers anew at the next use."""
         if hasattr(self, "_rosters"):

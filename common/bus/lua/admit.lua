@@ -2,7 +2,6 @@
 -- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 -- ARGV router tenant deadline replay_of full_share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
 local use, workers = key(), key()
-call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
 local router, tenant, deadline, replay_of, full_share = arg(), arg(), num(), arg(), num()
 local classes, alive, jobs = {}, {}, {}
 for i = 1, num() do classes[i] = {name = arg(), lane = key()} end
@@ -19,6 +18,7 @@ for i = 1, num() do
   end
 end
 if #jobs == 0 then return {'exists', existing, '', '0', 0, 0, 0, 0} end
+call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
 local info = call('INFO', 'memory')
 local max = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
 if max > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > max * full_share then

@@ -1,14 +1,26 @@
 -- Registers, refreshes or removes a worker, and tells it which of its jobs to stop.
--- KEYS use workers heart | {job lane} per held job      ARGV mode(start|keep|stop) worker record ttl | n {id entry epoch}..
+-- A start creates the groups of its lanes at their beginning, so that nothing queued before is lost; here, because a
+-- full Redis refuses XGROUP CREATE elsewhere. A stop takes its empty own lane (class `own`) with it.
+-- KEYS use workers heart | lane.. | {job lane} per held job
+-- ARGV mode(start|keep|stop) worker record ttl own | n lanes | n {id entry epoch}..
 local use, workers, heart = key(), key(), key()
 open_door(use)
-local mode, worker, record, ttl = arg(), arg(), arg(), num()
+local mode, worker, record, ttl, own, lanes = arg(), arg(), arg(), num(), arg(), {}
+for i = 1, num() do lanes[i] = key() end
 if mode == 'stop' then
   call('DEL', heart)
   call('HDEL', workers, worker)
+  for _, lane in ipairs(lanes) do
+    if call('XLEN', lane) == 0 then
+      call('DEL', lane)
+      call('HDEL', use, own .. ':items', own .. ':tokens')
+    end
+  end
   return {'stopped'}
 end
-if mode == 'start' then call('SET', heart, '1', 'PX', ttl)
+if mode == 'start' then
+  call('SET', heart, '1', 'PX', ttl)
+  for _, lane in ipairs(lanes) do redis.pcall('XGROUP', 'CREATE', lane, GROUP, '0', 'MKSTREAM') end
 elseif call('PEXPIRE', heart, ttl) == 0 then return {'gone'} end
 if record ~= '' then call('HSET', workers, worker, record) end
 local revoked = {'ok'}

@@ -20,7 +20,7 @@ for _ = 1, num() do
         if fold == '1' then call('DEL', log) end
         call('RPUSH', log, event)
         call('HSET', job, 'next', index + 1)
-        call('HDEL', job, 'suspicions', 'alone_deaths')
+        call('HDEL', job, 'suspicions', 'alone', 'alone_deaths')
         ring(journal, id, index, event)
       elseif index ~= next_index - 1 or call('LINDEX', log, -1) ~= event then
         verdict = 'gap'

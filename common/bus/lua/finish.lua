@@ -1,20 +1,21 @@
 -- Ends jobs with results or final errors: log, journal, entry and use in one step, fenced by lease and epoch.
--- KEYS use | {job log lane journal} per job    ARGV worker | n {id entry epoch router kind event}..
--- Returns per job: verdict (ok|done|cancelled|fenced) and the router to ring when it is another by now.
+-- KEYS use | {job log lane journal} per job    ARGV worker | n {id entry epoch router index kind event}..
+-- Returns per job: verdict (ok|done|cancelled|fenced|gap:<the log's length>) and the router to ring by now.
 local use = key()
 open_door(use)
 local worker, out = arg(), {}
 for _ = 1, num() do
-  local id, entry, epoch, router, kind, event = arg(), arg(), num(), arg(), arg(), arg()
+  local id, entry, epoch, router, index, kind, event = arg(), arg(), num(), arg(), num(), arg(), arg()
   local k = {use = use, job = key(), log = key(), lane = key(), journal = key()}
-  local f = fields(k.job, 'cancelled', 'router', 'ended_by')
+  local f = fields(k.job, 'cancelled', 'router', 'ended_by', 'next')
   local mark = worker .. ' ' .. entry .. ' ' .. epoch
   local verdict = 'ok'
   if f[3] == mark then verdict = 'done' -- the reply to an earlier try was lost
-  elseif lease(k.lane, entry, worker) ~= epoch then verdict = 'fenced'
+  elseif not f[4] or lease(k.lane, entry, worker) ~= epoch then verdict = 'fenced'
   elseif f[1] then
     end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
     verdict = 'cancelled'
+  elseif index ~= tonumber(f[4]) then verdict = 'gap:' .. f[4]
   else
     end_job(k, id, kind, event)
   end

@@ -2,6 +2,7 @@
 local GROUP, RETURNED = 'workers', 'returned'
 local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
 local INLINE = 4096         -- a larger event rings the journal without its bytes
+local RINGS = 20000         -- a reader further behind than this reads the logs instead
 local at, ak = 0, 0
 local function arg() at = at + 1; return ARGV[at] end
 local function num() return tonumber(arg()) end
@@ -44,7 +45,9 @@ local function drop_entry(use, lane, class, entry, items, tokens)
 end
 
 local function ring(journal, job, index, event)
-  call('XADD', journal, 'MAXLEN', '~', 100000, '*', 'j', job, 'i', index, 'e', #event <= INLINE and event or '')
+  local oldest = string.format('%.0f', now_ms() - 60000)
+  call('XADD', journal, 'MINID', '~', oldest, '*', 'j', job, 'i', index, 'e', #event <= INLINE and event or '')
+  call('XTRIM', journal, 'MAXLEN', '~', RINGS)
   call('PEXPIRE', journal, 60000)
 end
 

@@ -44,7 +44,7 @@ for i, class in ipairs(classes) do
     wrong[#wrong + 1] = class .. ' ' .. had_items .. '/' .. had_tokens .. ' ' .. items .. '/' .. tokens
     call('HSET', use, class .. ':items', items, class .. ':tokens', tokens)
   end
-  if items == 0 and string.sub(class, 1, 2) == 'w.' and not live[string.sub(class, 3)] then
+  if items == 0 and string.sub(class, 1, 2) == 'w.' and live[string.sub(class, 3)] == false then
     call('HDEL', use, class .. ':items', class .. ':tokens')
     call('DEL', lanes[i])
   end

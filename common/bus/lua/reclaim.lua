@@ -57,7 +57,7 @@ local function one(k, id, entry, unread)
     if alone and not idle then return 'waits' end
     call('XCLAIM', lane, GROUP, caller, 0, entry)
     if alone then call('HSET', k.job, 'alone', caller) end
-    idle = idle and not alone
+    idle = false
     return 'taken:' .. lease(lane, entry, caller) .. ':' .. (alone and '1' or '0')
   end
   if mode == 'settle' and not unread and charge(k) then

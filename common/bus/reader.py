@@ -1,0 +1,244 @@
+"""How a worker comes by its leases: reading within its room, taking what was handed over, finding what got lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+from redis.exceptions import ResponseError
+
+from common.bus import keys
+from common.bus.connection import BLOCK_MS, BusDown
+from common.bus.heart import Pulse
+from common.bus.keys import GROUP, RETURNED
+from common.bus.lease import Holder, Lease
+from common.bus.recovery import Entry, Recovery, entry_of
+from common.ids import Family
+from common.messages import Event, WorkerRecord
+
+_log = structlog.get_logger("bus")
+
+
+class Reader(Holder):
+    """Reads the lanes of one family for one worker; `generation` grows with every new incarnation."""
+
+    def __init__(
+        self,
+        bus: Recovery,
+        family: Family,
+        record: WorkerRecord,
+        *,
+        largest_items: int,
+        largest_tokens: int,
+    ) -> None:
+        super().__init__(bus, family, record)
+        self.generation = 0
+        self.largest_items, self.largest_tokens = largest_items, largest_tokens
+        self._pulse = Pulse(keys.heart(family, record.worker))
+        self._strange: set[tuple[str, str]] = set()
+        self._inbox: list[Lease] = []
+        self._arrived = asyncio.Event()
+        self._reading: asyncio.Task[list[Lease]] | None = None
+        self._asked = 0  # how much the read in flight may bring
+        self._room = 0  # how much the waiting reader would take beside it
+        self._want_take = False  # one room, and something was handed over: take before reading on
+        self._orphans: tuple[str, ...] = ()  # lanes nobody living serves
+        self._quiet = False  # a job waits to run alone: read nothing until idle, then take it
+        self._draining = False
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Classes this worker reads: its own lane first."""
+        return (keys.own(self.worker), *self.record.classes)
+
+    async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
+        """Return new leases, none larger in number than the room given; waits up to a second.
+
+        Own lane first, then the shared ones; work handed over or reclaimed arrives in between.
+        """
+        room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
+        if room <= 0 and not self._held:
+            room = 1  # an idle worker always has room for one parcel
+        blocked = self._quiet and bool(self._held) and self._reading is None
+        if room <= 0 or blocked or self._draining or self._runs_alone():
+            await asyncio.sleep(0.005 if not self._draining else 0.1)
+            return []
+        only_take = self._quiet or (self._want_take and room == 1)
+        if self._reading is None and not self._inbox and not only_take:
+            self._asked = max(1, room // 2)
+            self._reading = asyncio.create_task(self._read(room))
+        self._room = room - (self._asked if self._reading is not None else 0)
+        if not self._inbox or self._room <= 0:
+            await self._await_arrivals()
+        spare = max(0, room - (self._asked if self._reading is not None else 0))
+        leases, self._inbox = self._inbox[:spare], self._inbox[spare:]
+        self._arrived.clear()
+        self._room = 0
+        if self._reading is not None and self._reading.done():
+            task, self._reading = self._reading, None
+            leases += task.result()
+        return [lease for lease in leases if self._held.get(lease.job) == lease]
+
+    def _runs_alone(self) -> bool:
+        return any(lease.alone for lease in self._held.values())
+
+    async def _await_arrivals(self) -> None:
+        arrived = asyncio.create_task(self._arrived.wait())
+        try:
+            waits = {arrived} | ({self._reading} if self._reading is not None else set())
+            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            arrived.cancel()
+
+    async def _read(self, room: int) -> list[Lease]:
+        own, *shared = self.lanes
+        try:
+            if room >= 2 * (1 + len(shared)):
+                return await self._group_read(
+                    [own, *shared], room // 2 // (1 + len(shared)) or 1, BLOCK_MS
+                )
+            for cls in (own, *shared[:-1]):
+                if leases := await self._group_read([cls], 1, None):
+                    return leases
+            return await self._group_read(shared[-1:], 1, 100)
+        except BusDown:
+            await asyncio.sleep(0.2)
+            return []
+
+    async def _group_read(self, classes: list[str], count: int, block: int | None) -> list[Lease]:
+        lanes = {keys.lane(self.family, cls): cls for cls in classes}
+        blocking = () if block is None else ("BLOCK", block)
+        worker, generation = self.worker, self.generation
+        command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
+        try:
+            reply = await self.bus.blocking(*command, *lanes, *([">"] * len(lanes)))
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self._pulse.lost.set()  # Redis was emptied: begin anew at the next beat
+            await asyncio.sleep(0.2)
+            return []
+        found = [
+            (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
+            for name, rows in reply or ()
+            for entry in (entry_of(row) for row in rows if row[1])
+        ]
+        gone = self._draining or generation != self.generation or self._runs_alone()
+        unfit = [lease for lease, suspicions in found if gone or suspicions >= 2]
+        fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
+        for lease in fit:
+            self._held[lease.job] = lease
+        await self.give_back(unfit)
+        return await self._unexpired(fit)
+
+    def _lease(
+        self, entry: Entry, cls: str, epoch: int, worker: str, *, alone: bool = False
+    ) -> Lease:
+        size = (entry.items, entry.tokens, entry.deadline_ms, entry.router)
+        return Lease(entry.job, entry.payload, *size, epoch, alone, cls, entry.id, epoch, worker)
+
+    async def _unexpired(self, leases: list[Lease]) -> list[Lease]:
+        """End what expired in the queue: it is dropped before it runs."""
+        now = self.bus.clock.now_ms()
+        for lease in leases:
+            if lease.deadline_ms < now:
+                message = "the deadline passed before the job ran"
+                await self._end(
+                    lease,
+                    Event(index=0, kind="expired", code="deadline_exceeded", message=message),
+                )
+        return [lease for lease in leases if lease.deadline_ms >= now]
+
+    # -- taking ----------------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        """Take handed-over work for the reader that is waiting now, beside what it reads itself."""
+        waits = False
+        for cls in (*self.lanes, *self._orphans):
+            if self._draining or self._runs_alone():
+                return
+            if self._room <= 0:
+                pending = await self.bus.pending(self.family, cls)
+                self._want_take = self._want_take or RETURNED in pending
+                continue
+            waits = await self._take_from(cls) or waits
+            self._want_take = False
+        if self._room > 0:
+            self._quiet = waits and not self._runs_alone()
+            if self._reading is None:
+                self._arrived.set()  # the reader waited for this alone
+
+    async def _take_from(self, cls: str) -> bool:
+        """Take from one lane's handed-over work; True if a job there waits to run alone."""
+        worker, generation = self.worker, self.generation
+        idle = self._quiet and not self._held and self._reading is None
+        done = await self.bus.take(self.family, cls, worker, self._room, idle=idle)
+        taken = []
+        for entry, verdict in done:
+            if verdict.startswith("taken:"):
+                _, epoch, single = verdict.split(":")
+                taken.append(self._lease(entry, cls, int(epoch), worker, alone=single == "1"))
+        alone = any(lease.alone for lease in taken)
+        if generation != self.generation or self._draining or (alone and self._held):
+            await self.give_back(taken)
+            return False
+        for lease in taken:
+            self._held[lease.job] = lease
+        self._inbox += taken
+        self._room -= len(taken)
+        if taken:
+            self._arrived.set()
+        return any(verdict == "waits" for _, verdict in done)
+
+    async def _adopt(self) -> None:
+        """When idle, work for lanes that no living worker serves, and for the CPU's backlog if faster."""
+        served = {cls for w in await self.bus.workers(self.family) for cls in w.classes}
+        used = await self.bus.use(self.family)
+        others = [c for c in used if not c.startswith("w.") and c not in self.record.classes]
+        self._orphans = tuple(cls for cls in others if cls not in served)
+        for cls in self._orphans:
+            await self.bus.settle(self.family, cls, self.worker)
+        target = self.record.classes[0]
+        slower = [cls for cls in others if (cls, target) == ("cpu", "gpu")]
+        for cls in (*self._orphans, *slower):
+            if self._draining or self._quiet or self._held:
+                return
+            moved = await self.bus.move(self.family, cls, target, self.worker, count=1)
+            if moved:
+                _log.info("jobs_moved", source=cls, target=target, jobs=len(moved))
+
+    async def _reconcile(self) -> None:
+        """Hand over leases Redis says are ours but whose delivery was lost with a connection."""
+        strange: set[tuple[str, str]] = set()
+        for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
+            pending = (await self.bus.pending(self.family, cls)).get(self.worker, 0)
+            if pending <= sum(lease.cls == cls for lease in self._held.values()):
+                continue
+            rows = await self.bus.held_by(self.family, cls, self.worker, 1000)
+            strange |= {(cls, entry.job) for entry in rows if entry.job not in self._held}
+        for cls, job in strange & self._strange:
+            if job not in self._held:
+                await self._hand_over(cls, self.worker, [job])
+                _log.warning("lost_delivery_returned", worker=self.worker, job=job)
+        self._strange = strange
+
+    async def drain(self) -> None:
+        """Take no more work, and hand over every lease still held, uncharged."""
+        self._draining = True
+        await self._announce_drain()
+        await self._await_reading()
+        for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
+            await self._hand_over(cls, self.worker, None)
+        self._held.clear()
+        self._inbox.clear()
+
+    async def _await_reading(self) -> None:
+        """Let the read in flight end; what it still brings is handed over."""
+        if self._reading is not None:
+            with contextlib.suppress(BusDown, ResponseError):
+                await self._reading
+            self._reading = None
+
+    async def _announce_drain(self) -> None:
+        raise NotImplementedError
