@@ -30,6 +30,8 @@ _ORDER: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 _ALL = "SELECT number AS document FROM document"
 _encoder = msgspec.json.Encoder(order="deterministic")
 Attributes = dict[str, set[Value]]
+# The name of the table with the matching documents, and the predicate.
+_Part = tuple[str, Callable[[Attributes], bool]]
 
 
 def value_of(value: Any) -> Value | None:
@@ -83,63 +85,64 @@ class Filter:
             self.key = _encoder.encode(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise _bad("filter", str(error)) from error
-        self.sql, self.matches = self._all(source, 0)
+        # One table per node, by name: nested selects would overflow SQLite's parser.
+        self._tables: list[str] = []
+        top, self.matches = self._all(source, 0)
+        tables = ", ".join(f"f{i} AS ({sql})" for i, sql in enumerate(self._tables))
+        self.sql = f"WITH {tables} SELECT document FROM {top}"  # noqa: S608 - our names and marks
         if len(self.parameters) > MAX_PARAMETERS:
             raise _bad("filter", f"more than {MAX_PARAMETERS} values in all")
 
-    def _all(self, source: Any, depth: int) -> tuple[str, Callable[[Attributes], bool]]:
+    def _all(self, source: Any, depth: int) -> _Part:
         if not isinstance(source, dict):
             raise _bad("filter", f"expected an object, got {type(source).__name__}")
         if depth > MAX_DEPTH:
             raise _bad("filter", f"nested deeper than {MAX_DEPTH}")
-        return _and([self._field(name, value, depth) for name, value in source.items()])
+        return self._and([self._field(name, value, depth) for name, value in source.items()])
 
-    def _field(self, name: Any, value: Any, depth: int) -> tuple[str, Callable[[Attributes], bool]]:
+    def _field(self, name: Any, value: Any, depth: int) -> _Part:
         if not isinstance(name, str):
             raise _bad("filter", "field names are strings")
         if name in ("$and", "$or"):
             if not isinstance(value, list) or not value:
                 raise _bad(name, "expected a list of at least one filter")
             parts = [self._all(item, depth + 1) for item in value]
-            return _and(parts) if name == "$and" else _or(parts)
+            return self._and(parts) if name == "$and" else self._or(parts)
         if name == "$not":
-            return _not(self._all(value, depth + 1))
+            return self._not(self._all(value, depth + 1))
         if name.startswith("$"):
             raise _bad(name, "expected $and, $or, $not or a field")
         if isinstance(value, dict):
             if not value:
                 raise _bad(name, "expected a value or an object of operators")
-            return _and([self._operator(name, op, operand) for op, operand in value.items()])
+            return self._and([self._operator(name, op, operand) for op, operand in value.items()])
         return self._operator(name, "$eq", value)
 
-    def _operator(
-        self, path: str, op: Any, operand: Any
-    ) -> tuple[str, Callable[[Attributes], bool]]:
+    def _operator(self, path: str, op: Any, operand: Any) -> _Part:
         self._conditions += 1
         if self._conditions > MAX_CONDITIONS:
             raise _bad(path, f"more than {MAX_CONDITIONS} conditions")
         if op in ("$eq", "$ne"):
             part = self._any_of(path, [operand], str(op))
-            return _not(part) if op == "$ne" else part
+            return self._not(part) if op == "$ne" else part
         if op in ("$in", "$nin"):
             if not isinstance(operand, list) or len(operand) > MAX_VALUES:
                 raise _bad(path, f"{op} expects a list of at most {MAX_VALUES} values")
             part = self._any_of(path, operand, str(op))
-            return _not(part) if op == "$nin" else part
+            return self._not(part) if op == "$nin" else part
         if op == "$exists":
             if not isinstance(operand, bool):
                 raise _bad(path, "$exists expects true or false")
             self.parameters.append(path)
-            part = "SELECT DISTINCT document FROM attribute WHERE path=?", lambda a: path in a
-            return part if operand else _not(part)
+            sql = "SELECT DISTINCT document FROM attribute WHERE path=?"
+            part = self._table(sql), lambda a: path in a
+            return part if operand else self._not(part)
         if op in _ORDER:
             return self._ordered(path, str(op), operand)
         known = "$eq $ne $gt $gte $lt $lte $in $nin $exists"
         raise _bad(path, f"unknown operator {op!r}; expected one of {known}")
 
-    def _any_of(
-        self, path: str, operands: list[Any], op: str
-    ) -> tuple[str, Callable[[Attributes], bool]]:
+    def _any_of(self, path: str, operands: list[Any], op: str) -> _Part:
         wanted: set[Value] = set()
         for operand in operands:
             value = value_of(operand)
@@ -155,11 +158,9 @@ class Filter:
                 f"({','.join('?' * len(values))})"
             )
         sql = " UNION ".join(selects) or f"{_ALL} WHERE 0"
-        return sql, lambda a: not wanted.isdisjoint(a.get(path, ()))
+        return self._table(sql), lambda a: not wanted.isdisjoint(a.get(path, ()))
 
-    def _ordered(
-        self, path: str, op: str, operand: Any
-    ) -> tuple[str, Callable[[Attributes], bool]]:
+    def _ordered(self, path: str, op: str, operand: Any) -> _Part:
         value = value_of(operand)
         if value is None or value[0] not in (NUMBER, STRING):
             raise _bad(path, f"{op} expects a number or a string")
@@ -170,33 +171,32 @@ class Filter:
         def matches(a: Attributes) -> bool:
             return any(kind == value[0] and compare(v, value[1]) for kind, v in a.get(path, ()))
 
-        return sql, matches
+        return self._table(sql), matches
 
+    def _table(self, sql: str) -> str:
+        self._tables.append(sql)
+        return f"f{len(self._tables) - 1}"
 
-_Part = tuple[str, Callable[[Attributes], bool]]
+    def _and(self, parts: list[_Part]) -> _Part:
+        if not parts:
+            return self._table(_ALL), lambda _: True
+        if len(parts) == 1:
+            return parts[0]
+        tests = [test for _, test in parts]
+        sql = " INTERSECT ".join(f"SELECT document FROM {name}" for name, _ in parts)  # noqa: S608
+        return self._table(sql), lambda a: all(test(a) for test in tests)
 
+    def _or(self, parts: list[_Part]) -> _Part:
+        if len(parts) == 1:
+            return parts[0]
+        tests = [test for _, test in parts]
+        sql = " UNION ".join(f"SELECT document FROM {name}" for name, _ in parts)  # noqa: S608
+        return self._table(sql), lambda a: any(test(a) for test in tests)
 
-def _and(parts: list[_Part]) -> _Part:
-    if not parts:
-        return _ALL, lambda _: True
-    if len(parts) == 1:
-        return parts[0]
-    tests = [test for _, test in parts]
-    sql = " INTERSECT ".join(f"SELECT document FROM ({sql})" for sql, _ in parts)  # noqa: S608
-    return sql, lambda a: all(test(a) for test in tests)
-
-
-def _or(parts: list[_Part]) -> _Part:
-    if len(parts) == 1:
-        return parts[0]
-    tests = [test for _, test in parts]
-    sql = " UNION ".join(f"SELECT document FROM ({sql})" for sql, _ in parts)  # noqa: S608
-    return sql, lambda a: any(test(a) for test in tests)
-
-
-def _not(part: _Part) -> _Part:
-    sql, test = part
-    return f"{_ALL} EXCEPT SELECT document FROM ({sql})", lambda a: not test(a)  # noqa: S608
+    def _not(self, part: _Part) -> _Part:
+        name, test = part
+        sql = f"{_ALL} EXCEPT SELECT document FROM {name}"  # noqa: S608
+        return self._table(sql), lambda a: not test(a)
 
 
 def _bad(where: str, why: str) -> InvalidRequest:
