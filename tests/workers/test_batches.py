@@ -1,0 +1,72 @@
+"""Properties of the batch former and of the order of texts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.work.batches import Limits, length_order, next_batch
+
+
+class Piece(NamedTuple):
+    """A job as the former sees it."""
+
+    items: int
+    tokens: int
+    alone: bool
+
+
+PIECES = st.builds(
+    Piece, st.integers(1, 32), st.integers(1, 9000), st.booleans() | st.just(value=False)
+)
+LIMITS = st.builds(Limits, st.integers(1, 256), st.integers(1, 8192))
+
+
+@given(st.lists(PIECES, max_size=40), LIMITS)
+def test_everything_runs_once_and_within_limits(queue: list[Piece], limits: Limits) -> None:
+    """Every job runs exactly once; no batch of several jobs exceeds a limit; alone means alone."""
+    left, ran = list(enumerate(queue)), []
+    while left:
+        chosen = next_batch([piece for _, piece in left], limits)
+        batch = [left[index][1] for index in chosen]
+        assert chosen == sorted(set(chosen))
+        assert chosen[0] == 0
+        if len(batch) > 1:
+            assert sum(piece.items for piece in batch) <= limits.items
+            assert sum(piece.tokens for piece in batch) <= limits.tokens
+            assert not any(piece.alone for piece in batch)
+        ran += [left[index][0] for index in chosen]
+        left = [entry for index, entry in enumerate(left) if index not in chosen]
+    assert sorted(ran) == list(range(len(queue)))
+
+
+@given(st.lists(PIECES, min_size=1, max_size=40), LIMITS)
+def test_the_oldest_waits_for_nobody(queue: list[Piece], limits: Limits) -> None:
+    """A job starts after at most as many batches as jobs were queued before it."""
+    left, batches = list(enumerate(queue)), 0
+    while left:
+        oldest = left[0][0]
+        assert batches <= oldest
+        chosen = next_batch([piece for _, piece in left], limits)
+        left = [entry for index, entry in enumerate(left) if index not in chosen]
+        batches += 1
+
+
+def test_empty_queue() -> None:
+    """Nothing queued, nothing chosen."""
+    assert next_batch([], Limits(1, 1)) == []
+
+
+@given(st.lists(st.integers(1, 512), max_size=80), st.integers(1, 4096))
+def test_texts_are_sorted_and_bounded(lengths: list[int], limit: int) -> None:
+    """Every text is in one micro-batch, in order of length, and only a single long text exceeds the limit."""
+    batches = length_order(lengths, limit)
+    flat = [index for batch in batches for index in batch]
+
+    assert sorted(flat) == list(range(len(lengths)))
+    assert [lengths[index] for index in flat] == sorted(lengths)
+    assert all(
+        len(batch) == 1 or sum(lengths[index] for index in batch) <= limit for batch in batches
+    )
