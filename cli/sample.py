@@ -140,7 +140,9 @@ async def load(
     `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, or Stop if the server
     stays away.
     """
-    found = await asyncio.to_thread(lambda: list(documents()))
+    found = await asyncio.to_thread(
+        lambda: [item for item in documents() if isinstance(item, Item)]
+    )
     counts, said_at = Counts(), time.monotonic()
 
     def notice(now: Counts, problem: object) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from spillway_client import APITimeoutError, AsyncSpillway, DeadlineExceededError, NotFoundError
+from spillway_client import (
+    APITimeoutError,
+    AsyncSpillway,
+    DeadlineExceededError,
+    NotFoundError,
+    RateLimitError,
+)
 
 
 async def main() -> None:
@@ -23,9 +29,10 @@ async def main() -> None:
         except NotFoundError as error:
             print(f"{error.status_code} {error.code}, request {error.request_id}")
 
-        try:  # the server is told the deadline, and drops what nobody waits for
+        # The server is told the deadline: it refuses what it cannot finish by then, and drops what is late.
+        try:
             await client.embeddings.create(["long"] * 2000, timeout_s=0.01)
-        except (APITimeoutError, DeadlineExceededError) as error:
+        except (APITimeoutError, DeadlineExceededError, RateLimitError) as error:
             print(f"gave up in time: {type(error).__name__}")
 
 

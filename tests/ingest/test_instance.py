@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
+import heapq
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import textwrap
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import spillway_client as sw
 
 from cli import sample
+from cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -27,16 +34,18 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **more}
 
 
-def spillway(*words: object, timeout_s: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *map(str, words)],
-        env=environment(**env),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def spillway(*words: object) -> Done:
+    """Run a command in this process, which saves a second of imports each."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(word) for word in words])
+    return Done(status, out.getvalue(), err.getvalue())
 
 
 class Running:
@@ -44,19 +53,29 @@ class Running:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        started = spillway(
-            "up", "--detach", "--no-sample", "--port", 0, "--data-dir", data_dir,
-            SPILLWAY_OVERFLOW_WORKERS="0",
-        )  # fmt: skip
+        started = self.process(
+            "up", "--detach", "--no-sample", "--port", "0", SPILLWAY_OVERFLOW_WORKERS="0"
+        )
         assert started.returncode == 0, started.stdout + started.stderr
         self.url = str(self.note("supervisor")["url"])
+
+    def process(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cli.main", *words, "--data-dir", str(self.data_dir)],
+            env=environment(**env),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
 
     def note(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.data_dir / "run" / f"{name}.json").read_text())
         return found
 
-    def run(self, *words: object, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
-        return spillway(*words, "--data-dir", self.data_dir, timeout_s=timeout_s)
+    def run(self, *words: object) -> Done:
+        return spillway(*words, "--data-dir", self.data_dir)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +260,7 @@ async def test_errors(client: sw.AsyncSpillway) -> None:
         await client.embeddings.create("")
     with pytest.raises(sw.NotFoundError):
         await client.embeddings.create("x", model="no-such-model")
-    with pytest.raises((sw.DeadlineExceededError, sw.APITimeoutError)):
+    with pytest.raises((sw.DeadlineExceededError, sw.APITimeoutError, sw.RateLimitError)):
         await client.embeddings.create(["long text " * 50] * 200, timeout_s=0.05)
 
     assert missing.value.request_id
@@ -249,11 +268,17 @@ async def test_errors(client: sw.AsyncSpillway) -> None:
 
 
 async def test_sample(
-    instance: Running, client: sw.AsyncSpillway, monkeypatch: pytest.MonkeyPatch
+    instance: Running,
+    client: sw.AsyncSpillway,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The sample loads, a second load stores nothing, and its search answers a question."""
+    for module in (textwrap, heapq):
+        assert module.__file__ is not None
+        shutil.copy(module.__file__, tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sample, "MAX_DOCUMENTS", 40)
-    monkeypatch.setattr(sample, "_use", lambda name, text: name.startswith("textwrap"))
     said: list[str] = []
     count = await sample.load(instance.url, said.append)
     assert await sample.load(instance.url) == count
@@ -261,7 +286,7 @@ async def test_sample(
 
     assert count >= 40
     assert said
-    assert any(hit.id.startswith("python/textwrap") for hit in found.data)
+    assert found.data[0].id.startswith("python/textwrap")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
