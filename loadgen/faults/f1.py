@@ -134,7 +134,7 @@ class Storm:
 async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result:
     """Run the plan on a mesh in `data_dir`; kills noted in `partial` are not done again."""
     result = Result()
-    past = _read(partial, result)
+    past = read_partial(partial, result)
     async with Mesh(data_dir, services(simulated=plan.simulated), supervise=True) as mesh:
         kinds: list[Kind] = [Embed(), Parcels(), Search(), Ingest()]
         async with Clients(mesh.urls) as clients:
@@ -216,7 +216,8 @@ async def leftovers(url: str) -> list[str]:
     return wrong
 
 
-def _read(partial: Path | None, result: Result) -> int:
+def read_partial(partial: Path | None, result: Result) -> int:
+    """Add the kills an interrupted run noted to `result`; return how many there are."""
     if partial is None or not partial.exists():
         return 0
     lines = partial.read_bytes().splitlines()

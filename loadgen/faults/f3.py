@@ -33,29 +33,35 @@ class Round:
     failed: dict[str, int] = field(default_factory=dict)
 
 
-async def run(rounds: int, seconds: float, seed: int, data_dir: Path) -> list[Round]:
+async def run(
+    rounds: int, seconds: float, seed: int, data_dir: Path, *, calm_s: float | None = None
+) -> list[Round]:
     """Measure so many rounds: a calm block, then one with a stopped worker, which then goes on."""
     workers = [processes.sim_worker(f"gpu_worker-{i}", beta_s=0.005) for i in (1, 2)]
     found = []
     mesh = Mesh(data_dir, [processes.router(), *workers])
     async with mesh, Target([mesh.url], timeout_s=30) as target:
         load = Load(target, bodies.embed(1, 16, seed=seed))
-        await load.open(arrivals.steady(RATE), 2.0)
+        await load.open(arrivals.steady(RATE), 1.0)
         for number in range(rounds):
             victim = workers[number % 2].name
-            found.append(await _round(mesh, load, victim, seconds, seed + number))
+            found.append(
+                await _round(mesh, load, victim, calm_s or seconds, seconds, seed + number)
+            )
     return found
 
 
-async def _round(mesh: Mesh, load: Load, victim: str, seconds: float, seed: int) -> Round:
-    calm = await load.open(arrivals.poisson(RATE, random.Random(seed)), seconds)
+async def _round(
+    mesh: Mesh, load: Load, victim: str, calm_s: float, seconds: float, seed: int
+) -> Round:
+    calm = await load.open(arrivals.poisson(RATE, random.Random(seed)), calm_s)
     mesh.kill(victim, signal.SIGSTOP)
     try:
         hung = await load.open(arrivals.poisson(RATE, random.Random(seed + 10_000)), seconds)
     finally:
         mesh.kill(victim, signal.SIGCONT)
     await mesh.wait_ready(victim, 30)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     return _sort(calm, hung)
 
 
