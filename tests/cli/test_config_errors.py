@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from cli import main
 from tests.cli.conftest import Spillway
 
 CASES: dict[str, tuple[dict[str, str], list[str], str]] = {
@@ -30,20 +32,27 @@ CASES: dict[str, tuple[dict[str, str], list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sentence(case: str, stubbed: Spillway, tmp_path: Path) -> None:
+def test_sentence(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is started, the sentence names the culprit, the status is 2."""
     (tmp_path / "bad.toml").write_text("= 1")
     (tmp_path / "unknown.toml").write_text("prot = 1")
     (tmp_path / "value.toml").write_text("port = 'x'")
     env, words, expected = CASES[case]
+    for name in [name for name in os.environ if name.startswith("SPILLWAY_")]:
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
 
-    done = stubbed.run("up", *(word.replace("{tmp}", str(tmp_path)) for word in words), **env)
+    status = main.main(["up", "--data-dir", str(tmp_path / "data"), *words])
 
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert expected in done.stderr
-    assert done.stderr.startswith("spillway: ")
-    assert done.stderr.count("\n") == 1
-    assert stubbed.processes() == []
+    said = capsys.readouterr().err
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith("spillway: ")
+    assert expected in said
+    assert not list(tmp_path.glob("data/logs/*.log"))
 
 
 def test_data_directory_is_a_file(stubbed: Spillway, tmp_path: Path) -> None:
