@@ -55,7 +55,7 @@ class Health:
         before = self._conditions.get(name)
         self._conditions[name] = (ready, "" if ready else why)
         if before is None or before[0] != ready:
-            self._log.info("condition_changed", condition=name, ready=ready, why=why)
+            self._log.info("condition_changed", condition=name, ready=ready, why="" if ready else why)
         self._wake()
 
     def draining(self) -> None:
