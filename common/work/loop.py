@@ -27,7 +27,7 @@ from common.work.execute import Failure, Job, Ran, read_job, run_batch
 from common.work.metrics import WorkMetrics
 from common.work.model import Model
 
-# Below this a batch is over sooner than asking first who was cancelled would pay.
+# A batch shorter than this, of jobs just read, is over sooner than asking first who was cancelled would pay.
 _ASK_FIRST_S = 0.02
 _MAX_JOBS = 64
 _WAIT_S = 1.0
@@ -170,7 +170,8 @@ class EmbeddingLoop:
     async def _run(self, batch: list[Job]) -> None:
         predicted = self._predict(batch)
         self._running = batch
-        ask_first = predicted >= _ASK_FIRST_S
+        waited = time.monotonic() - min(job.read_at for job in batch)
+        ask_first = max(predicted, waited) >= _ASK_FIRST_S
         if ask_first:
             batch = await self._drop_stopped(batch)
             if not batch:
