@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import structlog
 from aiohttp import web
 
+from common import log
 from common.errors import (
     InternalError,
     InvalidRequest,
@@ -30,7 +30,7 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 DEFAULT_TENANT = "default"
 _CONTROL = re.compile(r"%(?:0[0-9a-fA-F]|1[0-9a-fA-F]|7[fF])")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_log = structlog.get_logger("router")
+_log = log.get("router")
 
 
 def error_response(error: SpillwayError) -> web.Response:

@@ -8,8 +8,7 @@ import ipaddress
 import ssl
 from contextlib import AsyncExitStack
 
-import structlog
-
+from common import log
 from common.bus import Bus, BusDown, Consumer, Journal
 from common.clock import SystemClock
 from common.config import RouterConfig
@@ -26,7 +25,7 @@ from services.router.text.pool import TextPool
 from services.router.watch import Watch
 
 CLOSE_S = 2.0
-_log = structlog.get_logger("router")
+_log = log.get("router")
 
 
 def is_loopback(host: str) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
-
+from common import log
 from common.bus import BusDown, LaneState
 from common.ids import Family
 from services.router import metrics
@@ -15,7 +14,7 @@ EVERY_S = 1.0
 DOWN_S = 2.0
 USED_S = 60.0
 MOST_FAMILIES = 64
-_log = structlog.get_logger("router")
+_log = log.get("router")
 
 
 class Watch:
@@ -49,7 +48,8 @@ class Watch:
     def _note_bus(self) -> None:
         down_s = self._router.bus.down_s()
         metrics.BUS_DOWN.set(down_s)
-        self._router.health.set("bus", down_s < DOWN_S, f"Redis has been away for {down_s:.0f} s")
+        why = "" if down_s < DOWN_S else f"Redis has been away for {down_s:.0f} s"
+        self._router.health.set("bus", not why, why)
 
     async def look(self) -> None:
         """Look once."""
@@ -61,7 +61,7 @@ class Watch:
         for family in encoders:
             await self._family(family)
         ready = any(family.name in router.depths for family in encoders if _embeds(family))
-        router.health.set("workers", ready, "no worker that embeds is up")
+        router.health.set("workers", ready, "" if ready else "no worker that embeds is up")
         for family in self._used(set(encoders)):
             await self._family(family)
 

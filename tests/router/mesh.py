@@ -72,7 +72,9 @@ class Mesh:
         self.directory = Path(tempfile.mkdtemp(prefix="spillway-mesh-"))
         self.redis = Server("valkey").start()
         self.processes: list[Process] = []
-        self.worker = self.add("gpu_worker", "0", "--device", "sim", "--alpha", "0.0002", "--threads", "1")
+        self.worker = self.add(
+            "gpu_worker", "0", "--device", "sim", "--alpha", "0.0002", "--threads", "1"
+        )
         self.search = self.add("vector_search", "0")
         self.router = self.add_router("0")
         self.url = self.address(self.router)

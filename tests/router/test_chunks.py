@@ -11,7 +11,20 @@ from services.router.text.chunks import sections, split
 
 WORDS = st.lists(
     st.sampled_from(
-        ["word ", "a", "# Title\n", "\n\n", "Heading\n=======\n", ". ", "é", "日本語", "```\n", "x" * 40, "\t", "- item\n"]
+        [
+            "word ",
+            "a",
+            "# Title\n",
+            "\n\n",
+            "Heading\n=======\n",
+            ". ",
+            "é",
+            "日本語",
+            "```\n",
+            "x" * 40,
+            "\t",
+            "- item\n",
+        ]
     ),
     max_size=120,
 ).map("".join)
@@ -55,4 +68,4 @@ def test_a_piece_prefers_to_end_at_a_paragraph() -> None:
     text = "one two three four five six\n\nseven eight nine ten eleven"
     pieces = split(text, offsets_of(text), 8, 0)
 
-    assert "one two three four five six\n\n" == text[pieces[0].start : pieces[0].end]
+    assert text[pieces[0].start : pieces[0].end] == "one two three four five six\n\n"

@@ -1,4 +1,4 @@
-"""/v1/requests/{id}: a request's state and result, and its cancellation, at any router."""
+"""/v1/requests/{id or idempotency key}: a request's state, result and cancellation, at any router."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from services.router.queue.outcomes import error_of, result_of
 
 async def _id(request: web.Request, router: Router) -> str:
     name = request.match_info["id"]
+    if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
+        name = await router.bus.claimed(request[TENANT], name) or name
     await router.dispatch.owned(name, request[TENANT])
     return name
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 
+from common import log
 from common.bus import Bus, BusDown, BusFull, Journal, NewJob
 from common.errors import (
     Conflict,
@@ -33,7 +33,7 @@ SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
 DELIVERED_S = 30.0
 AFTER_S = 600
-_log = structlog.get_logger("router")
+_log = log.get("router")
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ import contextlib
 import traceback
 
 import msgspec
-import structlog
 
+from common import log
 from common.bus import BusDown, Consumer, Lease
 from common.errors import SpillwayError
 from common.ids import Family
@@ -26,7 +26,7 @@ AT_ONCE = 256
 STEP_S = 0.25
 STEP_PREDICTED_S = 3.0
 TOKENS = 1 << 40
-_log = structlog.get_logger("router")
+_log = log.get("router")
 
 
 class Pipeline:
