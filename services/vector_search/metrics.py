@@ -39,7 +39,9 @@ DISK_FULL = Counter("spillway_index_disk_full_total", "Batches of writes put off
 SHARDS = Gauge("spillway_index_shards", "Shards held", ["state"])
 COMPACTIONS = Counter("spillway_index_compactions_total", "Indexes rebuilt and swapped in")
 
-for _path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan"):
-    SEARCHES.labels(path=_path)
+BY_PATH = {
+    path: SEARCHES.labels(path=path)
+    for path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan")
+}
 for _outcome in ("applied", "old", "repeated", "refused"):
     WRITES.labels(outcome=_outcome)

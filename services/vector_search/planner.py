@@ -44,10 +44,3 @@ def choose(
     if not graph or matching <= k or max(fetch, ef) >= min(limit, indexed):
         return Plan("filtered-exact", 0, 0)
     return Plan("filtered-graph", fetch, min(limit, indexed))
-
-
-def next_ef(ef: int, recall: float) -> int:
-    """Return the ef to go on with after an audit: the next of the ladder when recall fell short."""
-    if recall >= RECALL_GOAL:
-        return ef
-    return next((step for step in EF_LADDER if step > ef), max(ef, EF_LADDER[-1]))

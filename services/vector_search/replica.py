@@ -285,11 +285,11 @@ class Replica:
                 if unit.shard is not None and not self._stopping.is_set():
                     busy |= await self._tidied(unit.shard.maintain) or False
             now = asyncio.get_running_loop().time()
-            if now - audited >= self._config.audit_s:
-                audited = now
-                for unit in list(self._holdings.units.values()):
-                    if unit.shard is not None:
-                        await self._tidied(unit.shard.audit)
+            due = now - audited >= self._config.audit_s
+            audited = now if due else audited
+            for unit in list(self._holdings.units.values()):
+                if unit.shard is not None and (due or unit.shard.audit_due):
+                    await self._tidied(unit.shard.audit)
             await self._snapshot_all()
             if not busy:
                 with contextlib.suppress(TimeoutError):

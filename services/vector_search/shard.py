@@ -372,6 +372,11 @@ class Shard:
         return recall
 
     @property
+    def audit_due(self) -> bool:
+        """True once enough queries have come for a first audit of the graph."""
+        return self._index.audit_due
+
+    @property
     def log_bytes(self) -> int:
         """Bytes of writes that the last snapshot does not cover."""
         return self._log.size

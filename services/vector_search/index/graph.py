@@ -15,7 +15,8 @@ import numpy as np
 
 from services.vector_search.index.rows import Floats, Ints, Metric
 
-M = 16
+# More links than the library's usual 16: the same recall in fewer steps, for 128 bytes more a row.
+M = 32
 EF_CONSTRUCTION = 200
 
 
@@ -29,21 +30,20 @@ class TurnLock:
         self._waiting = 0
         self.contended = False
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the lock beside other searches."""
+    def acquire(self) -> None:
+        """Enter beside other searches; `release` when done."""
         with self._condition:
             if self._writing or self._waiting:
                 self.contended = True
                 self._condition.wait_for(lambda: not (self._writing or self._waiting))
             self._readers += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._readers -= 1
-                if self._waiting and not self._readers:
-                    self._condition.notify_all()
+
+    def release(self) -> None:
+        """Leave after `acquire`."""
+        with self._condition:
+            self._readers -= 1
+            if self._waiting and not self._readers:
+                self._condition.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class Graph:
         self.lock = TurnLock()
         self._index = hnswlib.Index("l2" if metric == "l2" else "ip", dimension)
         self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
-        self._marked = 0
+        self._count = self._marked = 0
         self.set_ef(64)
 
     @classmethod
@@ -78,13 +78,17 @@ class Graph:
         """Load a saved graph; RuntimeError if the file is not one."""
         graph = cls(dimension, metric, 1, threads)
         graph._index.load_index(path, max_elements=capacity)
+        graph._count = int(graph._index.element_count)
         graph.set_ef(64)
         return graph
 
     def save(self, path: str) -> None:
         """Write the graph to a file; searches go on meanwhile."""
-        with self.lock.shared():
+        self.lock.acquire()
+        try:
             self._index.save_index(path)
+        finally:
+            self.lock.release()
 
     def set_ef(self, ef: int) -> None:
         """Set how many candidates a search keeps."""
@@ -94,7 +98,7 @@ class Graph:
 
     def __len__(self) -> int:
         """Rows that a search can return."""
-        return int(self._index.element_count) - self._marked
+        return self._count - self._marked
 
     def add(self, vectors: Floats, rows: Ints, threads: int | None = None) -> None:
         """Insert rows; call with few at a time once searches use the graph."""
@@ -103,6 +107,7 @@ class Graph:
             if needed > self._index.max_elements:
                 self._index.resize_index(max(needed, self._index.max_elements * 2))
             self._index.add_items(vectors, rows, num_threads=threads or self._threads)
+            self._count = int(self._index.element_count)
 
     def mark_deleted(self, rows: Ints) -> None:
         """Keep rows from results; rows not in the graph, or marked before, are passed over."""
@@ -133,10 +138,14 @@ class Graph:
                 finally:
                     self._index.set_ef(self.ef)
         else:
-            with self.lock.shared():
+            self.lock.acquire()
+            try:
                 labels, distances = self._search(queries, fetch)
+            finally:
+                self.lock.release()
         scores = -np.sqrt(distances) if self._metric == "l2" else 1.0 - distances
-        return labels[:, :k].astype(np.int64), scores[:, :k]
+        rows: Ints = labels.view(np.int64)
+        return rows[:, :k], scores[:, :k]
 
     def _search(self, queries: Floats, k: int) -> tuple[Ints, Floats]:
         while True:

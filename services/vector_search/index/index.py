@@ -61,6 +61,7 @@ class Index:
         self._recent: deque[Floats] = deque(maxlen=_AUDITED)
         self._closing = threading.Event()
         self._tuned_at = 0
+        self._audited = False
 
     # -- what it holds
 
@@ -134,6 +135,10 @@ class Index:
         state = self._state
         rows, graph, indexed = state
         view = rows.view
+        if wanted is None and ef is None and not exactly and graph is not None:
+            found = self._whole(queries, k, state, remember=remember)
+            if found is not None:
+                return found
         allowed: Flags | None = None
         if wanted is not None:
             numbers = view.numbers[: view.size]
@@ -148,12 +153,26 @@ class Index:
             exact=exactly,
             exact_below=self._exact_below,
         )
-        metrics.SEARCHES.labels(path=plan.way).inc(len(queries))
+        metrics.BY_PATH[plan.way].inc(len(queries))
         if graph is None or plan.way in ("exact", "filtered-exact"):
             return self._exactly(queries, view, k, dead=rows.dead, allowed=allowed, way=plan.way)
         if wanted is None and remember:
             self._recent.append(queries[:1])
         return self._by_graph(queries, k, state, view, allowed=allowed, plan=plan, ef=ef)
+
+    def _whole(self, queries: Floats, k: int, state: State, *, remember: bool) -> Found | None:
+        """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
+        rows, graph, indexed = state
+        view = rows.view
+        if graph is None or view.size != indexed or rows.dead or indexed < self._exact_below:
+            return None
+        found, scores = graph.query(queries, k)
+        if rows.view is not view or rows.dead or found.shape[1] < min(k, indexed):
+            return None
+        if remember:
+            self._recent.append(queries[:1])
+        metrics.BY_PATH["graph"].inc(len(queries))
+        return Found(list(view.labels[found]), list(scores), "graph")
 
     def _exactly(
         self, queries: Floats, view: View, k: int, *, dead: int, allowed: Flags | None, way: Path
@@ -193,7 +212,7 @@ class Index:
                 break
             if fetch >= plan.limit or found.shape[1] < fetch:
                 metrics.SLOW_PATHS.inc(len(queries))
-                metrics.SEARCHES.labels(path="scan").inc(len(queries))
+                metrics.BY_PATH["scan"].inc(len(queries))
                 mask = keep[: view.size].copy()
                 return self._exactly(queries, view, k, dead=1, allowed=mask, way="scan")
             fetch = min(fetch * planner.GROWTH, max(plan.limit, 1))
@@ -224,12 +243,17 @@ class Index:
         behind = count - indexed
         if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
             return self._rebuild(wants_graph)
-        if graph is not None and (self._unmarked or behind):
-            self._extend(graph, rows, indexed)
-            return True
-        if graph is not None and count > planner.RETUNE_GROWTH * self._tuned_at:
-            self._tune(graph, rows.view, graph.ef)
-        return False
+        if graph is None or not (self._unmarked or behind):
+            return False
+        if count > planner.RETUNE_GROWTH * self._tuned_at:
+            if behind < _AUDITED:
+                return False  # searched exactly until there are enough to choose ef by
+            view = rows.view
+            fresh = view.matrix[indexed : indexed + _AUDITED]
+            self._tune(graph, view, fresh, view.live[:indexed].copy(), graph.ef)
+            self._tuned_at = count
+        self._extend(graph, rows, indexed)
+        return True
 
     def _extend(self, graph: Graph, rows: Rows, indexed: int) -> None:
         with self._lock:
@@ -267,35 +291,42 @@ class Index:
             gone = rows.kill(now.labels[kept[~now.live[kept]]])
             self._unmarked = gone[gone < indexed].tolist()
             self._state = State(rows, graph, indexed)
+            self._tuned_at, self._audited = indexed, False
         metrics.COMPACTIONS.inc()
         return True
 
     def _build(self, rows: Rows) -> Graph | None:
+        """Build a graph over all rows; some go in last, as the queries that ef is chosen by."""
         view = rows.view
         graph = Graph(self.dimension, self.metric, int(view.size * 1.25), self._threads)
-        for begin in range(0, view.size, _BUILD_SLICE):
+        order = np.random.default_rng(view.size).permutation(view.size)
+        few = min(_AUDITED, view.size // 4)
+        order, held_out = np.sort(order[few:]), order[:few]
+        for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
             if self._closing.is_set():
                 return None
-            end = min(begin + _BUILD_SLICE, view.size)
-            graph.add(view.matrix[begin:end], np.arange(begin, end))
-        self._tune(graph, view)
+            if len(part):
+                graph.add(view.matrix[part], part)
+        mask = view.live[: view.size].copy()
+        mask[held_out] = False
+        self._tune(graph, view, view.matrix[held_out], mask)
+        if few:
+            graph.add(view.matrix[held_out], held_out)
         return graph
 
-    def _tune(self, graph: Graph, view: View, least: int = 0) -> None:
-        """Take the least ef of the ladder that finds the neighbours of stored vectors, themselves left out."""
-        live = np.flatnonzero(view.live[: view.size])
-        sample = np.random.default_rng(view.size).choice(
-            live, size=min(_AUDITED, len(live)), replace=False
-        )
-        queries, mask = view.matrix[sample], view.live[: view.size].copy()
-        truth, _ = exact.top_k(queries, view.matrix[: view.size], 11, self.metric, mask)
-        self._tuned_at = view.size
+    def _tune(self, graph: Graph, view: View, queries: Floats, mask: Flags, least: int = 0) -> None:
+        """Take the least ef of the ladder, from `least` on, that finds what exact search finds in `mask`.
+
+        The queries must not be in the graph: it finds the neighbours of its own rows too easily.
+        """
+        truth, _ = exact.top_k(queries, view.matrix[: len(mask)], 10, self.metric, mask)
         for ef in planner.EF_LADDER:
             if ef < least:
                 continue
-            graph.set_ef(ef)
-            found, _ = graph.query(queries, 11)
-            self.recall = _recall(found, truth, sample)
+            if ef != graph.ef:
+                graph.set_ef(ef)
+            found, _ = graph.query(queries, 10)
+            self.recall = _recall(found, truth)
             if self.recall >= planner.RECALL_GOAL:
                 return
 
@@ -306,26 +337,23 @@ class Index:
         if graph is None or not indexed:
             self.recall = 1.0
         elif recent:
-            queries, view = np.vstack(recent), rows.view
-            found, _ = graph.query(queries, 10)
+            view = rows.view
             mask = view.live[:indexed].copy()
-            truth, _ = exact.top_k(queries, view.matrix[:indexed], 10, self.metric, mask)
-            self.recall = _recall(found, truth, None)
-            ef = planner.next_ef(graph.ef, self.recall)
-            if ef != graph.ef:
-                graph.set_ef(ef)
+            self._tune(graph, view, np.vstack(recent), mask, graph.ef)
+            self._audited = self._audited or len(recent) == _AUDITED
         return self.recall
+
+    @property
+    def audit_due(self) -> bool:
+        """True once enough queries have come for the first audit of this graph."""
+        return not self._audited and len(self._recent) == _AUDITED and self._state.graph is not None
 
     def close(self) -> None:
         """Stop a rebuild in progress at its next slice."""
         self._closing.set()
 
 
-def _recall(found: Ints, truth: Ints, itself: Ints | None) -> float:
-    hits = total = 0
-    for position, (mine, right) in enumerate(zip(found, truth, strict=True)):
-        left_out = {int(itself[position])} if itself is not None else set()
-        wanted = set(right.tolist()) - left_out
-        hits += len(wanted & set(mine.tolist()))
-        total += len(wanted)
-    return hits / total if total else 1.0
+def _recall(found: Ints, truth: Ints) -> float:
+    pairs = zip(found.tolist(), truth.tolist(), strict=True)
+    hits = sum(len(set(mine) & set(right)) for mine, right in pairs)
+    return hits / truth.size if truth.size else 1.0
