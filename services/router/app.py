@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from services.router import metrics
 from services.router.api import (
@@ -20,6 +20,7 @@ from services.router.api import (
     search,
     sse,
 )
+from services.router.connection import Connection
 from services.router.context import ROUTER, Router
 from services.router.middleware import guard, outer
 
@@ -83,14 +84,17 @@ class Server:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._options: dict[str, Any] = {
+            "access_log": None,
+            "keepalive_timeout": min(HEADER_TIMEOUT_S, router.config.body_timeout_s),
+            "lingering_time": LINGER_S,
+        }
         self._runner = web.AppRunner(
             build(router),
             handle_signals=False,
             handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=HEADER_TIMEOUT_S,
-            lingering_time=LINGER_S,
             shutdown_timeout=1.0,
+            **self._options,
         )
         self._listener: asyncio.Server | None = None
 
@@ -107,12 +111,14 @@ class Server:
     def _factory(self) -> Callable[[], asyncio.Protocol]:
         server = self._runner.server
         assert server is not None
-        most = self._router.config.max_connections
+        most, loop = self._router.config.max_connections, asyncio.get_running_loop()
 
-        def make() -> RequestHandler | _Refuse:
+        def make() -> Connection | _Refuse:
             open_now = len(server.connections)
             metrics.CONNECTIONS.set(open_now)
-            return server() if open_now < most else _Refuse()
+            if open_now >= most:
+                return _Refuse()
+            return Connection(server, loop=loop, **self._options)
 
         return make
 
