@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
@@ -23,7 +23,6 @@ from . import errors, retry
 log = logging.getLogger("spillway_client")
 CONNECT_S = 5.0
 CANCEL_S = 2.0
-CANCEL_PATH = "/v1/requests/cancel"
 _BROKEN = (aiohttp.ClientError, ConnectionError, OSError, asyncio.TimeoutError)
 
 
@@ -141,7 +140,7 @@ class Transport:
         try:
             return await self._tries(call)
         except asyncio.CancelledError:
-            if key is not None and path != CANCEL_PATH:
+            if key is not None and not path.startswith("/v1/requests/"):
                 task = asyncio.create_task(self._cancel(key))
                 self._cancels.add(task)
                 task.add_done_callback(self._cancels.discard)
@@ -150,7 +149,9 @@ class Transport:
     async def _cancel(self, key: str) -> None:
         """End the work begun under a key, which a broken connection alone would leave running for a retry."""
         with contextlib.suppress(errors.SpillwayError):
-            await self.call("POST", CANCEL_PATH, body={"idempotency_key": key}, timeout_s=CANCEL_S)
+            await self.call(
+                "POST", f"/v1/requests/{quote(key, safe='')}/cancel", timeout_s=CANCEL_S
+            )
 
     async def _tries(self, call: Call) -> Answer:
         unclear = False

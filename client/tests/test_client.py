@@ -205,10 +205,8 @@ async def test_cancellation_ends_the_work(server: Server) -> None:
             await task
         await asyncio.wait_for(server.gone.wait(), 5)
 
-    assert server.seen[1].path == "/v1/requests/cancel"
-    assert json.loads(server.bodies[1]) == {
-        "idempotency_key": server.seen[0].headers["Idempotency-Key"]
-    }
+    key = server.seen[0].headers["Idempotency-Key"]
+    assert server.seen[1].path == f"/v1/requests/{key}/cancel"
 
 
 async def test_delete_whose_answer_was_lost(server: Server) -> None:

@@ -12,6 +12,7 @@ from common.ids import Family, family_of
 from common.messages import CollectionRecord, DeadLetter, ModelCard, decode, encode
 
 CLAIM_S = 24 * 3600
+BODY_HASH_BYTES = 16
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 
 
@@ -61,6 +62,11 @@ class Registry(Door):
                 )
             return str(stored[len(body_hash) :].decode())
         return request
+
+    async def claimed(self, tenant: str, key: str) -> str | None:
+        """Return the request that (tenant, key) was claimed for, or None."""
+        stored = await self.call("GET", f"idem:{tenant}:{key}")
+        return None if stored is None else str(stored[BODY_HASH_BYTES:].decode())
 
     async def unclaim(self, tenant: str, key: str, request: str) -> None:
         """Release a claim whose request was refused at the door."""

@@ -163,7 +163,7 @@ def test_models(instance: Running) -> None:
 
 async def test_ingest_through_kills(instance: Running, tmp_path: Path) -> None:
     """Router, worker and index killed during an ingest: it ends with every file in, once."""
-    for n in range(240):
+    for n in range(120):
         (tmp_path / f"{n:03}.txt").write_text(f"note {n}: " + "the water rises behind the dam " * 6)
     running = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli.main", "ingest", "killed", tmp_path, "--data-dir",
@@ -177,7 +177,7 @@ async def test_ingest_through_kills(instance: Running, tmp_path: Path) -> None:
         ids = [document.id async for document in client.documents("killed").iterate(page=100)]
 
     assert running.returncode == 0, out
-    assert sorted(ids) == [f"{n:03}.txt" for n in range(240)]
+    assert sorted(ids) == [f"{n:03}.txt" for n in range(120)]
 
 
 async def test_embeddings(client: sw.AsyncSpillway) -> None:
@@ -252,6 +252,25 @@ async def test_requests(client: sw.AsyncSpillway) -> None:
         await client.embeddings.create("other", idempotency_key="key-of-test")
 
 
+async def test_cancelling_the_task_ends_the_request(client: sw.AsyncSpillway) -> None:
+    """A cancelled call's request is cancelled at the server, though it would have survived a lost connection."""
+    texts = ["a long text to keep the worker busy " * 25] * 100
+    task = asyncio.create_task(
+        client.embeddings.create(texts, idempotency_key="to-cancel", timeout_s=120)
+    )
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(100):
+        state = (await client.requests.get("to-cancel")).state
+        if state not in {"queued", "running"}:
+            break
+        await asyncio.sleep(0.1)
+
+    assert state == "cancelled"
+
+
 async def test_errors(client: sw.AsyncSpillway) -> None:
     """The server's errors arrive as their classes, with code and request id."""
     with pytest.raises(sw.NotFoundError) as missing:
@@ -277,6 +296,8 @@ async def test_sample(
     for module in (textwrap, heapq):
         assert module.__file__ is not None
         shutil.copy(module.__file__, tmp_path)
+    (tmp_path / "README.md").write_text("# Spillway\n\nNothing accepted is lost.")
+    monkeypatch.setattr(sample, "_PROJECT", tmp_path)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sample, "MAX_DOCUMENTS", 40)
     said: list[str] = []
