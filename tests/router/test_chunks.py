@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def test_pieces_cover_the_text_within_the_limit(text: str, limit: int, overlap: 
             assert piece.start <= offsets[token][0]
             assert offsets[token][1] <= piece.end
     assert seen == set(range(len(offsets)))
-    for before, after in zip(pieces, pieces[1:], strict=False):
+    for before, after in pairwise(pieces):
         assert before.start < after.start <= before.end
         assert before.last - after.first <= overlap
         assert after.first > before.first

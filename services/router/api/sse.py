@@ -61,10 +61,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if request.method == "HEAD":
         return response
-    deadline_ms = state.deadline_ms if state else 0
-    stream = router.dispatch.journal.events(name, start, deadline_ms + 1000)
     try:
-        await _copy(stream, response)
+        if state is None or state.over:
+            for event in await router.bus.log(name, start):
+                await response.write(frame(event))
+        else:
+            until_ms = state.deadline_ms + 1000
+            await _copy(router.dispatch.journal.events(name, start, until_ms), response)
     except (TimeoutError, ConnectionResetError):
         return response
     await response.write_eof()
