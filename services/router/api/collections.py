@@ -22,12 +22,10 @@ from common.messages import (
 from services.router.context import ROUTER, TENANT, Router, reply
 from services.router.queue.dispatch import SEARCH_CLASSES, Ask, Caller
 from services.router.queue.plans import ReembedPlan
-from services.router.queue.writing import shard_families
+from services.router.queue.writing import await_served, shard_families
 from services.router.text.asks import Parcel, choose
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.replies import View
-
-_READY_S = 5.0
 
 
 def shown(record: CollectionRecord) -> dict[str, Any]:
@@ -58,7 +56,7 @@ async def create(request: web.Request) -> web.Response:
             code="collection_exists",
             param="name",
         )
-    await _await_served(router, record)
+    await await_served(router.bus, record)
     return reply(msgspec.json.encode(shown(record)), status=201)
 
 
@@ -122,20 +120,6 @@ async def _with_encoder(
         if body.document_prompt is None
         else body.document_prompt,
     )
-
-
-async def _await_served(router: Router, record: CollectionRecord) -> None:
-    """Wait a little until a replica serves every shard, so that the next request finds one."""
-    pause = 0.01
-    try:
-        async with asyncio.timeout(_READY_S):
-            for family in shard_families(record):
-                while not await router.bus.workers(family):
-                    await asyncio.sleep(pause)
-                    router.bus.forget_roster(family)
-                    pause = min(pause * 1.5, 0.2)
-    except TimeoutError:
-        return
 
 
 async def list_all(request: web.Request) -> web.Response:

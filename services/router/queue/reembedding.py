@@ -23,6 +23,7 @@ from services.router.queue.dispatch import SEARCH_CLASSES
 from services.router.queue.plans import ReembedPlan
 from services.router.queue.run import Run
 from services.router.queue.writing import (
+    await_served,
     body_of,
     documents_of,
     reembed_lock,
@@ -80,6 +81,7 @@ async def _shadow(run: Run, shadow: CollectionRecord) -> None:
         if left is not None and left.id != shadow.id:
             await run.tools.bus.remove_collection(left)
             await run.tools.bus.create_collection(shadow)
+    await await_served(run.tools.bus, shadow)
 
 
 async def _undo(run: Run, old: CollectionRecord, shadow: CollectionRecord) -> None:

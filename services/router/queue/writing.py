@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from common.bus import Bus
 from common.errors import Conflict, DeadlineExceeded, NotFound
 from common.ids import Family
 from common.messages import (
@@ -33,6 +35,7 @@ from services.router.text.tokens import Spec
 
 WRITE_BYTES = 4 * 1024 * 1024
 KNOWN_AT_ONCE = 500
+READY_S = 5.0
 _CHUNK_BYTES = 512 * 1024
 
 
@@ -44,6 +47,20 @@ def shard_of(document: str, shards: int) -> int:
 def shard_families(record: CollectionRecord) -> list[Family]:
     """Return the family of every shard of a collection."""
     return [Family(f"search.{record.id}", shard) for shard in range(record.shards)]
+
+
+async def await_served(bus: Bus, record: CollectionRecord) -> None:
+    """Wait a little until a replica serves every shard, so that the next request finds one."""
+    pause = 0.01
+    try:
+        async with asyncio.timeout(READY_S):
+            for family in shard_families(record):
+                while not await bus.workers(family):
+                    await asyncio.sleep(pause)
+                    bus.forget_roster(family)
+                    pause = min(pause * 1.5, 0.2)
+    except TimeoutError:
+        return
 
 
 async def known_of(

@@ -1,0 +1,264 @@
+"""Keys, tenants and quotas: what another tenant cannot see, what a key may spend, what a wrong key gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.bus import Bus
+from common.clock import SystemClock
+from common.config import Common
+from common.errors import NotFound, RateLimited, Unauthenticated
+from common.keys import KeyStore
+from tests.router.mesh import Mesh
+from tests.servers import Server
+
+
+class FakeBus:
+    """The few commands quotas use, over a dict, with a clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000
+        self.values: dict[str, int] = {}
+        self.ends: dict[str, int] = {}
+        self.clock: Any = self
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+    def now_ms(self) -> int:
+        return self.now
+
+    async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
+        verb, name = command[0], command[1]
+        if self.ends.get(name, self.now + 1) <= self.now:
+            self.values.pop(name, None)
+        if verb == "SET" and name not in self.values:
+            self.values[name], self.ends[name] = command[2], self.now + command[5]
+        elif verb in {"INCRBY", "DECRBY"}:
+            self.values[name] = self.values.get(name, 0) + command[2] * (
+                1 if verb == "INCRBY" else -1
+            )
+            return self.values[name]
+        elif verb == "PEXPIREAT":
+            self.ends[name] = command[2]
+        elif verb == "EXISTS":
+            return int(name in self.values)
+        elif verb == "DEL":
+            self.values.pop(name, None)
+        return None
+
+
+@given(
+    st.integers(1, 50), st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 10)), max_size=60)
+)
+def test_a_bucket_never_gives_more_than_its_rate(limit: int, steps: list[tuple[int, int]]) -> None:
+    """In any window a key spends at most a burst of one minute and what flowed in since."""
+    from common.keys import Key
+
+    async def spend() -> None:
+        bus = FakeBus()
+        store = KeyStore(bus)
+        key = Key(id="a", tenant="t", tokens_per_minute=limit)
+        began, spent = bus.now, 0
+        for wait_ms, cost in steps:
+            bus.now += wait_ms
+            try:
+                await store.charge(key, "r", cost, bus.now)
+            except RateLimited as error:
+                assert 0 < (error.retry_after_s or 0) <= 120
+            else:
+                spent += cost
+            assert spent <= limit + (bus.now - began) * limit / 60_000 + 1e-6
+
+    asyncio.run(spend())
+
+
+@pytest.fixture
+async def keys(shared_redis: Server) -> AsyncIterator[KeyStore]:
+    bus = await Bus.open(Common(redis_url=shared_redis.url), SystemClock())
+    yield KeyStore(bus)
+    await bus.close()
+
+
+async def test_keys_live_and_die(keys: KeyStore) -> None:
+    """A key is checked, rotated and revoked; its secret is nowhere in the store."""
+    key, secret = await keys.create("acme", name="ci", concurrency=2)
+    assert (await keys.check(secret)).tenant == "acme"
+    raw = await keys._bus.call("GET", "{key/" + key.id + "}:record")
+    assert secret.rsplit("-", 1)[1].encode() not in raw
+
+    _, fresh = await keys.rotate(key.id)
+    with pytest.raises(Unauthenticated):
+        await keys.check(secret)
+    assert (await keys.check(fresh)).name == "ci"
+    assert [item.id for item in await keys.list()] == [key.id]
+
+    assert await keys.revoke(key.id)
+    assert not await keys.revoke(key.id)
+    with pytest.raises(Unauthenticated):
+        await keys.check(fresh)
+    with pytest.raises(NotFound):
+        await keys.rotate(key.id)
+    for text in ("", "sk-sw-", "sk-sw-x-y", "Bearer", "sk-sw-aaaaaaaaaaaa-" + "é" * 30):
+        with pytest.raises(Unauthenticated):
+            await keys.check(text)
+    for tenant in ("", "A", "a/b", "x" * 64):
+        with pytest.raises(ValueError, match="tenant"):
+            await keys.create(tenant)
+
+
+async def test_concurrency_frees_itself(keys: KeyStore) -> None:
+    """No more requests at once than the key may run; a refund, an end or a dead router's lease frees its share."""
+    key, _ = await keys.create("acme", concurrency=2)
+    now = keys._bus.clock.now_ms()
+    await keys.charge(key, "a", 1, now + 60_000)
+    second = await keys.charge(key, "b", 1, now + 60_000)
+    with pytest.raises(RateLimited):
+        await keys.charge(key, "c", 1, now + 60_000)
+    await keys.refund(second)
+    await keys.charge(key, "c", 1, now + 150)
+    await asyncio.sleep(0.3)
+    await keys.charge(key, "d", 1, now + 60_000)
+    await keys.leave(key, "a")
+    await keys.charge(key, "e", 1, now + 60_000)
+
+
+# -- over HTTP -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keyed(mesh: Mesh) -> Iterator[str]:
+    """The URL of a router that wants keys."""
+    router = mesh.add_router("keyed", "--keys", "on")
+    url = mesh.address(router)
+    mesh.wait_ready(url)
+    yield url
+    assert router.stop() == 0
+
+
+async def _key(mesh: Mesh, tenant: str, **quota: int) -> str:
+    bus = await Bus.open(Common(redis_url=mesh.redis.url), SystemClock())
+    _, secret = await KeyStore(bus).create(tenant, **quota)
+    await bus.close()
+    return secret
+
+
+def _session(url: str, secret: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {secret}"})
+
+
+async def test_no_key_no_answer(mesh: Mesh, keyed: str) -> None:
+    """Without a key, or with a wrong one, every route but health is a 401, known or not."""
+    for headers in ({}, {"Authorization": "Bearer sk-sw-x-y"}, {"Authorization": "Basic abc"}):
+        async with aiohttp.ClientSession(keyed, headers=headers) as session:
+            for method, path in (*ROUTES, ("GET", "/nope")):
+                async with session.request(
+                    method, path.format(c="x", d="y", r="z"), json={}
+                ) as got:
+                    assert got.status == 401, (method, path)
+            async with session.get("/livez") as got:
+                assert got.status == 200
+
+
+ROUTES = (
+    ("GET", "/v1/collections/{c}"),
+    ("DELETE", "/v1/collections/{c}"),
+    ("POST", "/v1/collections/{c}/search"),
+    ("POST", "/v1/collections/{c}/reembed"),
+    ("GET", "/v1/collections/{c}/documents"),
+    ("POST", "/v1/collections/{c}/documents"),
+    ("POST", "/v1/collections/{c}/documents/delete"),
+    ("GET", "/v1/collections/{c}/documents/{d}"),
+    ("DELETE", "/v1/collections/{c}/documents/{d}"),
+    ("GET", "/v1/requests/{r}"),
+    ("DELETE", "/v1/requests/{r}"),
+    ("POST", "/v1/requests/{r}/cancel"),
+    ("GET", "/v1/requests/{r}/events"),
+)
+OPEN = {
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/rerank",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/v1/collections",
+}
+BODIES: dict[str, Any] = {
+    "search": {"text": "x"},
+    "documents": {"documents": [{"text": "x"}]},
+    "delete": {"ids": ["y"]},
+    "reembed": {},
+}
+
+
+async def test_another_tenant_finds_nothing(mesh: Mesh, keyed: str) -> None:
+    """Every route that names a tenant's thing is a 404 for everybody else, and leaves it as it was."""
+    owner, other = await _key(mesh, "owner"), await _key(mesh, "other")
+    async with _session(keyed, owner) as mine, _session(keyed, other) as theirs:
+        async with mine.post("/v1/collections", json={"name": "secret"}) as got:
+            assert got.status == 201
+        body = {"documents": [{"id": "y", "text": "hello"}]}
+        headers = {"Spillway-Resume": "60"}
+        async with mine.post("/v1/collections/secret/documents", json=body, headers=headers) as got:
+            request = got.headers["x-request-id"]
+        for method, path in ROUTES:
+            where = path.format(c="secret", d="y", r=request)
+            json = BODIES.get(path.rsplit("/", 1)[1], {}) if method == "POST" else None
+            async with theirs.request(method, where, json=json) as got:
+                assert got.status == 404, (method, where, await got.text())
+        async with theirs.get("/v1/collections") as got:
+            assert (await got.json())["data"] == []
+        async with theirs.post("/v1/collections", json={"name": "secret"}) as got:
+            assert got.status == 201
+        for session in (mine, theirs):
+            async with session.get("/v1/collections/secret") as got:
+                assert (await got.json())["stats"]["documents"] == (1 if session is mine else 0)
+            async with session.delete("/v1/collections/secret") as got:
+                assert got.status == 200
+
+
+def test_the_walk_covers_every_route() -> None:
+    """No route that names a tenant's thing is missing from the walk."""
+    import yaml
+
+    from tests.router.mesh import ROOT
+
+    paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
+    named = {
+        (method.upper(), path)
+        for path, item in paths.items()
+        for method in item
+        if method in {"get", "post", "delete"}
+        and path.startswith(("/v1", "/rerank"))
+        and path not in OPEN
+    }
+    places = {"c": "{name}", "d": "{id}", "r": "{id}"}
+
+    assert named == {(method, path.format(**places)) for method, path in ROUTES}
+
+
+async def test_quotas_are_429_with_the_seconds_to_wait(mesh: Mesh, keyed: str) -> None:
+    """Over a key's requests or tokens a minute the official client raises RateLimitError with Retry-After."""
+    secret = await _key(mesh, "small", requests_per_minute=3, tokens_per_minute=1000)
+    async with openai.AsyncOpenAI(base_url=f"{keyed}/v1", api_key=secret, max_retries=0) as client:
+        for _ in range(3):
+            await client.embeddings.create(model="sim", input="x")
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.embeddings.create(model="sim", input="x")
+
+    assert caught.value.code == "quota"
+    assert 1 <= int(caught.value.response.headers["Retry-After"]) <= 60
+    secret = await _key(mesh, "small", tokens_per_minute=10)
+    async with _session(keyed, secret) as session:
+        async with session.post("/v1/embeddings", json={"input": "word " * 50}) as got:
+            assert (got.status, (await got.json())["error"]["code"]) == (429, "quota")
+        async with session.post("/v1/embeddings", json={"input": "one"}) as got:
+            assert got.status == 200

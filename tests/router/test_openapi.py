@@ -1,0 +1,63 @@
+"""docs/openapi.yaml is what the router serves: the same routes, and answers that fit the document."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import aiohttp
+import yaml
+
+from tests.conftest import PROFILE, SEED
+from tests.router.mesh import ROOT, Mesh
+
+DOCUMENT = ROOT / "docs/openapi.yaml"
+CHECKS = "no_fault,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def _documented() -> set[tuple[str, str]]:
+    paths: dict[str, Any] = yaml.safe_load(DOCUMENT.read_text())["paths"]
+    verbs = {"get", "post", "put", "delete", "patch"}
+    return {(m.upper(), path) for path, item in paths.items() for m in item if m in verbs}
+
+
+def test_the_document_names_every_route() -> None:
+    """Routes of the application and of the document are the same."""
+    source = (ROOT / "services/router/app.py").read_text()
+    name = "/v1/collections/{name}"
+    found = re.findall(r"web\.(get|post|delete)\(\s*(f?\"[^\"]*\"|name),", source)
+    served = set()
+    for verb, text in found:
+        path = text.removeprefix("f").strip('"')
+        path = (
+            re.sub("^(name$|{name})", name, path)
+            .replace("{{", "{")
+            .replace("}}", "}")
+            .replace(":.+", "")
+        )
+        served.add((verb.upper(), path))
+
+    assert served == _documented()
+
+
+async def test_generated_requests_get_documented_answers(mesh: Mesh) -> None:
+    """Thousands of generated requests, valid and not: no crash, and only what the document says."""
+    async with (
+        aiohttp.ClientSession(mesh.url) as session,
+        session.post("/v1/collections", json={"name": "docs"}) as response,
+    ):
+        assert response.status in {201, 409}
+    examples = "400" if PROFILE == "soak" else "8"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", str(DOCUMENT), "--url", mesh.url]
+    command += ["--max-examples", examples, "--phases", "examples,coverage,fuzzing"]
+    command += ["--checks", CHECKS, "--request-timeout", "30", "--seed", str(SEED), "--no-color"]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.router.fuzz", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **hooks, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, cwd=mesh.directory, env=env, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
