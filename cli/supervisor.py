@@ -68,6 +68,9 @@ class Supervisor:
         elif record.get("event") == "health_served":
             process.health_port = int(record.get("health_port", 0))
             self._spawn(self._await_ready(process, process.pid), f"await-{process.name}")
+        elif record.get("event") == "condition_changed" and process.state == "starting":
+            if record.get("why"):
+                self._console.step(process.name, str(record["why"]))
         else:
             self._console.record(process.name, record)
 
@@ -180,7 +183,8 @@ class Supervisor:
 
             config = msgspec.structs.replace(config, redis_url=self.instance.redis_url)
         try:
-            bus = await Bus.open(config, SystemClock())
+            patience_s = min(_ASK_S, config.start_timeout_s)
+            bus = await Bus.open(config, SystemClock(), timeout_s=patience_s)
             try:
                 await durability.check(bus.call, config.durability)
             finally:

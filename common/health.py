@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LIVE_WITHIN_S = 10.0
 _MAX_WAIT_S = 30.0
+_DIGITS = re.compile(r"[\d.]+")
 
 
 class Health:
@@ -52,11 +54,14 @@ class Health:
 
     def set(self, name: str, ready: bool, why: str = "") -> None:
         """Say whether one condition holds, and if not, why (for people)."""
-        before = self._conditions.get(name)
-        self._conditions[name] = (ready, "" if ready else why)
-        if before is None or before[0] != ready:
-            self._log.info("condition_changed", condition=name, ready=ready, why="" if ready else why)
-        self._wake()
+        before = self._conditions.get(name, (not ready, ""))
+        now = (ready, "" if ready else why)
+        self._conditions[name] = now
+        # A reason that only counts up ("away for 3 s") is not news.
+        if (before[0], _DIGITS.sub("", before[1])) != (ready, _DIGITS.sub("", now[1])):
+            self._log.info("condition_changed", condition=name, ready=ready, why=now[1])
+        if before != now:
+            self._wake()
 
     def draining(self) -> None:
         """Be unready from now on: the process is about to stop."""

@@ -54,11 +54,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """With SPILLWAY_NO_SKIPS (the gate sets it) a test that could have run and was skipped is a failure."""
+    """In the gate (CI is set) a test that could have run and was skipped is a failure."""
     if not os.environ.get("CI") or not _skipped or exitstatus != 0:
         return
     can_install = os.geteuid() == 0 and Path("/usr/bin/apt-get").exists()
-    wrong = [line for line in _skipped if "no server: redis-server" not in line or can_install]
+    cannot = () if can_install else ("no server: redis-server",)
+    cannot += ("no AVX512",)  # the machine's, not ours to install
+    wrong = [line for line in _skipped if not any(reason in line for reason in cannot)]
     for line in wrong:
         print(f"skipped, but could have run: {line}")
     if wrong:

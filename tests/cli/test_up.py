@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.cli.conftest import Spillway
+from tests.servers import Server
 
 
 def test_detach_returns_ready_and_down_leaves_nothing(stubbed: Spillway) -> None:
@@ -162,3 +163,36 @@ def test_metrics_and_probes_of_a_service(stubbed: Spillway) -> None:
         for path in ("livez", "readyz", "startupz", "health", "metrics"):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
                 assert answer.status == 200
+
+
+def test_a_server_of_ones_own(stubbed: Spillway, redis_server: Server) -> None:
+    """With SPILLWAY_REDIS_URL no server is started, and one that would lose work is refused with a sentence."""
+    stubbed.env["SPILLWAY_REDIS_URL"] = redis_server.url
+    stubbed.up()
+    assert "redis-0" not in stubbed.pids()
+    stubbed.run("down")
+
+    redis_server.config_set("maxmemory-policy", "allkeys-lru")
+    refused = stubbed.run("up", "--port", "0")
+    assert refused.returncode == 2
+    assert "maxmemory-policy is allkeys-lru" in refused.stderr
+
+    redis_server.stop()
+    away = stubbed.run("up", "--port", "0", SPILLWAY_START_TIMEOUT_S="1")
+    assert away.returncode == 1
+    assert redis_server.url.removeprefix("redis://") in away.stdout
+
+
+def test_a_broken_store_says_why(stubbed: Spillway) -> None:
+    """A server that cannot read its own files again is named with what it said."""
+    stubbed.up()
+    stubbed.run("keys", "create", "--tenant", "a")
+    stubbed.run("down")
+    for path in (stubbed.data_dir / "redis" / "appendonlydir").glob("*.incr.aof"):
+        path.write_bytes(b"*3\r\n$3\r\nSET\r\nnonsense in the middle" + b"\r\n" * 100)
+
+    broken = stubbed.run("up", "--port", "0")
+
+    assert broken.returncode == 1
+    assert "redis ended with status 1 again and again" in broken.stdout
+    assert "Bad file format" in broken.stdout

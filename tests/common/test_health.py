@@ -88,3 +88,13 @@ async def test_metrics_name_the_build(served: tuple[Health, str]) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"{served[1]}/metrics") as answer:
         assert answer.content_type == "text/plain"
         assert 'spillway_build_info{commit="' in await answer.text()
+
+
+async def test_unnamed_conditions_count_too(tmp_path: Path) -> None:
+    """A condition that was not announced is waited for once it has been set; without any, nothing is ready."""
+    health = Health("x")
+    assert (health.ready, health.reasons) == (False, {"start": "starting"})
+
+    health.set("bus", True)
+
+    assert (health.ready, health.started, health.reasons) == (True, True, {})
