@@ -73,7 +73,9 @@ async def serve(
     runner = await health.serve(config.health_host, config.health_port)
     thread = ComputeThread()
     try:
+        health.set("model", ready=False, why="loading weights, choosing the precision")
         models = await thread.run(load_models, config)
+        health.set("model", ready=False, why="measuring its speed")
         measured = [await thread.run(calibrate, model, config.embed_slo_s) for model in models]
         health.set("model", ready=True)
         for model, result in zip(models, measured, strict=True):
