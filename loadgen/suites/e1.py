@@ -11,7 +11,6 @@ import importlib.metadata
 import inspect
 import pkgutil
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -216,9 +215,10 @@ def _real_texts(count: int) -> list[str]:
 
 
 # Modules whose import does nothing but define.
-_PLAIN = frozenset(
-    "argparse ast asyncio calendar collections concurrent contextlib csv datetime decimal difflib email "
-    "fractions functools heapq html inspect ipaddress json logging mailbox pathlib pickle random re shutil "
-    "socket statistics string subprocess tarfile tempfile textwrap threading typing unittest urllib uuid "
-    "weakref xml zipfile".split()
-) & frozenset(sys.stdlib_module_names)
+_PLAIN = frozenset({
+    "argparse", "ast", "asyncio", "calendar", "collections", "concurrent", "contextlib", "csv", "datetime",
+    "decimal", "difflib", "email", "fractions", "functools", "heapq", "html", "inspect", "ipaddress", "json",
+    "logging", "mailbox", "pathlib", "pickle", "random", "re", "shutil", "socket", "statistics", "string",
+    "subprocess", "tarfile", "tempfile", "textwrap", "threading", "typing", "unittest", "urllib", "uuid",
+    "weakref", "xml", "zipfile",
+})  # fmt: skip
