@@ -21,8 +21,13 @@ def problems(level: str, settings: Mapping[str, str]) -> list[str]:
         found.append(f"maxmemory-policy is {policy}, so it may drop work; expected noeviction")
     if level in {"process", "machine"} and settings.get("appendonly", "yes") != "yes":
         found.append("appendonly is no, so a restart loses accepted work; expected yes")
+    fsync = settings.get("appendfsync", "always")
+    if level == "process" and fsync == "everysec":
+        found.append(
+            "appendfsync is everysec, which may reply before write(2) while an fsync runs, so "
+            "kill -9 loses work; expected no or always"
+        )
     if level == "machine":
-        fsync = settings.get("appendfsync", "always")
         if fsync != "always":
             found.append(f"appendfsync is {fsync}, so power loss loses work; expected always")
     if level == "replicated" and settings.get("min-replicas-to-write", "1") == "0":

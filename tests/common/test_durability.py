@@ -35,11 +35,13 @@ async def test_broken_promises_are_named(redis_server: Server) -> None:
     """Every setting that breaks the promise is in the sentence."""
     redis_server.config_set("appendonly", "no")
     redis_server.config_set("maxmemory-policy", "allkeys-lru")
+    redis_server.config_set("appendfsync", "everysec")
 
     with pytest.raises(ConfigError) as error:
         await durability.check(_caller(redis_server), "process")
 
     assert "appendonly is no" in str(error.value)
+    assert "appendfsync is everysec" in str(error.value)
     assert "maxmemory-policy is allkeys-lru" in str(error.value)
 
 
