@@ -27,9 +27,8 @@ def problems(level: str, settings: Mapping[str, str]) -> list[str]:
             "appendfsync is everysec, which may reply before write(2) while an fsync runs, so "
             "kill -9 loses work; expected no or always"
         )
-    if level == "machine":
-        if fsync != "always":
-            found.append(f"appendfsync is {fsync}, so power loss loses work; expected always")
+    if level == "machine" and fsync != "always":
+        found.append(f"appendfsync is {fsync}, so power loss loses work; expected always")
     if level == "replicated" and settings.get("min-replicas-to-write", "1") == "0":
         found.append("min-replicas-to-write is 0, so a failover loses work; expected 1 or more")
     return found
