@@ -6,15 +6,12 @@ own fp32 vectors, on real texts.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import inspect
 import pkgutil
 import random
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +19,14 @@ import numpy as np
 from common.ml.cores import usable_cores
 from common.ml.encoder import Encoder
 from common.ml.files import find
-from loadgen import bodies, processes, stats
+from loadgen import bodies, stats
 from loadgen.document import Body, Options, Rival
-from loadgen.load import Load
-from loadgen.mesh import Mesh
-from loadgen.pairs import Blocks, measure_pairs, measure_pairs_async
-from loadgen.target import Target
+from loadgen.pairs import Blocks, measure_pairs
+from loadgen.suites import e1_mesh
 
 TEXTS = 32
 LENGTHS = (32, 128)
 KINDS = 8
-CLIENTS = 3
-ROUND = 3
 Encode = Callable[[list[str]], Any]
 
 
@@ -45,21 +38,20 @@ def run(options: Options) -> Body:
     ours = _Ours()
     candidates = _rivals()
     _accuracy(body, ours, candidates, options)
-    cells, chosen = [], {}
+    cells = []
     for length in LENGTHS:
         batches = [_texts(length, options.seed + kind) for kind in range(KINDS)]
-        chosen[length] = _best(candidates, batches[0], length, body.rivals[0], options)
+        best = _best(candidates, batches[0], length, body.rivals[0], options)
         blocks = measure_pairs(
             lambda n, batches=batches: ours(batches[n % KINDS]),  # type: ignore[misc]
-            lambda n, batches=batches, best=chosen[length]: best(batches[n % KINDS]),  # type: ignore[misc]
+            lambda n, batches=batches, best=best: best(batches[n % KINDS]),  # type: ignore[misc]
             pairs=options.rounds(300, 6),
         )
-        cells.append(_row(body, f"process/{length}", length, blocks, TEXTS, goal=1.4))
+        cells.append(_row(body, f"process/{length}", length, blocks))
     columns = ["tokens", "ours texts/s", "sentence-transformers texts/s", "ratio [95 %]"]
     columns.append("pairs (blocks dropped)")
     body.table("In process, 32 texts a request", columns, cells)
-    cells = asyncio.run(_through_mesh(body, options, chosen))
-    body.table(f"Through the mesh, {CLIENTS} clients, 32 texts a request", columns, cells)
+    e1_mesh.measure(body, options)
     body.rivals[0].measured = True
     body.notes.append(
         f"{usable_cores()} threads; ours computes in {ours.encoder.dtype}. int8 is not offered: with a scale per "
@@ -138,49 +130,17 @@ def _best(
     return candidates[fastest]
 
 
-def _row(
-    body: Body, name: str, length: int, blocks: Blocks, texts: int, *, goal: float
-) -> list[str]:
+def _row(body: Body, name: str, length: int, blocks: Blocks) -> list[str]:
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
     body.samples[name] = blocks.samples()
-    body.met[name] = stats.verdict(ratio, goal, 1.0)
-    speeds = (texts / float(np.median(times)) for times in (blocks.ours, blocks.theirs))
+    body.met[name] = stats.verdict(ratio, 1.4, 1.0)
+    speeds = (TEXTS / float(np.median(times)) for times in (blocks.ours, blocks.theirs))
     return [
         str(length),
         *(f"{speed:,.0f}" for speed in speeds),
         f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
         f"{ratio['n']} ({blocks.dropped})",
     ]
-
-
-async def _through_mesh(body: Body, options: Options, chosen: dict[int, Encode]) -> list[list[str]]:
-    cells = []
-    with tempfile.TemporaryDirectory(prefix="spillway-e1-") as folder:
-        services = [processes.router(), processes.gpu_worker()]
-        async with Mesh(Path(folder), services) as mesh, Target([mesh.url]) as target:
-            for length in LENGTHS:
-                requests = bodies.embed(TEXTS, length, seed=options.seed)
-                load = Load(target, requests)
-                texts = [_texts(length, options.seed + kind) for kind in range(ROUND)]
-
-                async def ours(_number: int, load: Load = load) -> None:
-                    done = await load.closed(CLIENTS, count=ROUND)
-                    if any(not sample.ok for sample in done.samples):
-                        raise RuntimeError(f"requests failed: {done.summary()['codes']}")
-
-                async def theirs(
-                    _number: int, texts: list[list[str]] = texts, length: int = length
-                ) -> None:
-                    for batch in texts:
-                        chosen[length](batch)
-
-                before = mesh.cpu_seconds()
-                blocks = await measure_pairs_async(ours, theirs, pairs=options.rounds(300, 3))
-                after = mesh.cpu_seconds()
-                cells.append(_row(body, f"mesh/{length}", length, blocks, ROUND * TEXTS, goal=1.3))
-                used = ", ".join(f"{name} {after[name] - before[name]:.1f}" for name in after)
-                body.notes.append(f"CPU seconds of the mesh at {length} tokens: {used}.")
-    return cells
 
 
 def _accuracy(body: Body, ours: _Ours, candidates: dict[str, Encode], options: Options) -> None:
