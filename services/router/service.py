@@ -8,7 +8,7 @@ import ipaddress
 import ssl
 from contextlib import AsyncExitStack
 
-from common import log
+from common import durability, log
 from common.bus import Bus, BusDown, Consumer, Journal
 from common.clock import SystemClock
 from common.config import RouterConfig
@@ -61,13 +61,26 @@ def tls_context(config: RouterConfig) -> ssl.SSLContext | None:
 async def _open_bus(
     config: RouterConfig, clock: SystemClock, health: Health, stopping: asyncio.Event
 ) -> Bus | None:
-    """Connect, however long that takes; None if told to stop meanwhile."""
+    """Connect, however long that takes; None if told to stop meanwhile.
+
+    ConfigError if the server does not keep the durability that the config names.
+    """
     while not stopping.is_set():
+        bus = None
         try:
-            return await Bus.open(config, clock, timeout_s=5.0)
+            bus = await Bus.open(config, clock, timeout_s=5.0)
+            await durability.check(bus.call, config.durability)
         except BusDown as error:
             health.set("bus", False, error.message)  # noqa: FBT003
             _log.warning("bus_awaited", error=error.message)
+        except ConfigError:
+            if bus is not None:
+                await bus.close()
+            raise
+        else:
+            return bus
+        if bus is not None:
+            await bus.close()
     return None
 
 
