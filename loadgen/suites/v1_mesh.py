@@ -14,7 +14,7 @@ from loadgen import arrivals, bodies, processes, stats, vectors
 from loadgen.document import Body, Options
 from loadgen.load import Load
 from loadgen.mesh import Mesh
-from loadgen.pairs import measure_pairs_async
+from loadgen.pairs import measure_sides, timed
 from loadgen.target import Target
 from loadgen.vectors import DataSet, Rows
 from services.vector_search.index.index import Index
@@ -90,7 +90,9 @@ async def _batches(body: Body, options: Options, index: Index, data: DataSet, me
                 index.search(data.queries[start : start + BATCH], K)
 
         before = mesh.cpu_seconds()
-        blocks = await measure_pairs_async(through_mesh, in_process, pairs=options.rounds(300, 5))
+        blocks = await measure_sides(
+            timed(through_mesh), timed(in_process), pairs=options.rounds(300, 5)
+        )
         after = mesh.cpu_seconds()
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
     speeds = [ROUND * BATCH / float(np.median(t)) for t in (blocks.ours, blocks.theirs)]
