@@ -68,6 +68,11 @@ def applied(family: Family) -> str:
     return f"{tag(family)}:applied"
 
 
+def blocked(family: Family) -> str:
+    """Why a shard's writes are not applied at present, with a TTL."""
+    return f"{tag(family)}:blocked"
+
+
 def snapshots(family: Family) -> str:
     """Replica to the id its snapshot covers."""
     return f"{tag(family)}:snapshots"

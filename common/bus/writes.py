@@ -11,6 +11,7 @@ from common.bus.connection import BusDown, BusFull
 from common.bus.journal import Journal
 from common.bus.registry import Registry
 from common.bus.roster import hash_of
+from common.errors import Unavailable
 from common.ids import Family
 from common.messages import BadMessage, Event, Write, decode, encode
 
@@ -50,7 +51,10 @@ class Writes(Registry):
     async def await_applied(
         self, collection: str, shard: int, entry: str, ack: int, journal: Journal, deadline_ms: int
     ) -> bool:
-        """Wait until `ack` replicas have applied and synced `entry`; False if the deadline passed first."""
+        """Wait until `ack` replicas have applied and synced `entry`; False if the deadline passed first.
+
+        Unavailable (`disk_full`) while a replica says that it cannot store and too few others have.
+        """
         family = shard_family(collection, shard)
         bell = journal.bell(write_bell(collection, shard), family)
         try:
@@ -62,8 +66,24 @@ class Writes(Registry):
                 if left_s <= 0:
                     return False
                 await bell.wait(min(left_s, 1.0))
+                await self._check_blocked(family)
         finally:
             bell.close()
+
+    async def _check_blocked(self, family: Family) -> None:
+        code = await self.call("GET", keys.blocked(family))
+        if code is not None:
+            raise Unavailable(
+                "the write is kept and will be applied when vector_search can store again "
+                f"({code.decode()}); repeating it is safe",
+                code=code.decode(),
+                retry_after_s=5,
+            )
+
+    async def publish_blocked(self, collection: str, shard: int, code: str, for_s: float) -> None:
+        """Tell who waits for writes why they are not applied; holds `for_s` seconds, "" ends it at once."""
+        name = keys.blocked(shard_family(collection, shard))
+        await self.call(*(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name)))
 
     async def read_writes(
         self, after: Mapping[Shard, str], block_ms: int = 1000

@@ -13,7 +13,14 @@ import structlog
 
 from common.bus import BusDown, Consumer, Lease
 from common.clock import Clock
-from common.errors import DeadlineExceeded, InvalidRequest, NotFound, SpillwayError, Unavailable
+from common.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    SpillwayError,
+    TooLarge,
+    Unavailable,
+)
 from common.messages import (
     BadMessage,
     DocumentsWork,
@@ -69,7 +76,7 @@ class Unit:
         self._advanced = asyncio.Event()
 
     async def reach(self, after: str, timeout_s: float) -> Shard:
-        """Return the shard once it has applied `after`; Unavailable (`replica_behind`) after the timeout."""
+        """Return the shard once it has applied `after`; Unavailable (`not_applied`) after the timeout."""
         try:
             wanted = parse_id(after)
         except ValueError as error:
@@ -84,7 +91,7 @@ class Unit:
         except TimeoutError as error:
             raise Unavailable(
                 f"write {after} has not been applied here yet",
-                code="replica_behind",
+                code="not_applied",
                 retry_after_s=1,
             ) from error
 
@@ -277,10 +284,7 @@ class QueryLoop:
         try:
             await self.consumer.finish(job.lease, outcome)
         except ValueError as error:
-            too_large = InvalidRequest(
-                f"{error}; ask for less at once (smaller k or limit, or no text)",
-                code="result_too_large",
-            )
+            too_large = TooLarge(f"{error}; ask for less at once (smaller k or limit, or no text)")
             await self._refuse(job.lease, too_large)
         except BusDown as error:
             _log.warning("result_lost", job=job.lease.job, error=str(error))

@@ -254,6 +254,8 @@ class Replica:
             self._put_off[key] = asyncio.get_running_loop().time() + _RETRY_S
             await self._flag(key, error.code)
             return
+        if self._put_off.pop(key, None) is not None:
+            await self._flag(key, "")
         unit.advanced()
         self._work.set()
         if shard.dropped:
@@ -271,8 +273,7 @@ class Replica:
     async def _flag(self, key: Key, code: str) -> None:
         """Tell routers why writes are not applied, for as long as that is so."""
         with contextlib.suppress(BusDown, BusFull):
-            name = f"{{search.{key[0]}/{key[1]}}}:blocked"
-            await self._bus.call("SET", name, code, "PX", int(3000 * _RETRY_S))
+            await self._bus.publish_blocked(*key, code, 3 * _RETRY_S)
 
     # -- tidying
 

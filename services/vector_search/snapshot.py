@@ -137,7 +137,7 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Loade
             return None
         labels = np.load(labels_path)
         capacity = int(manifest.rows * 1.25) + 1
-        graph = Graph.load(str(graph_path), dimension, metric, threads, capacity)
+        graph = Graph(dimension, metric, capacity, threads, path=str(graph_path))
     except (OSError, ValueError, RuntimeError):
         metrics.DAMAGED.labels(what="snapshot").inc()
         return None

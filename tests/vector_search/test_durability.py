@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,7 @@ import pytest
 from common.errors import InternalError, Unavailable
 from common.messages import DocumentsWork, Write
 from services.vector_search.shard import Shard
-from tests.vector_search.samples import DIMENSION, ask, document, settle, shard, write
+from tests.vector_search.samples import DIMENSION, ask, document, full_disk, settle, shard, write
 
 EYE = np.eye(DIMENSION)
 
@@ -135,17 +132,6 @@ def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     assert path.read_bytes() == b"no database" * 1000
 
 
-@contextmanager
-def _full_disk(limit: int) -> Iterator[None]:
-    """No file may grow beyond `limit` bytes: what writing to a full disk does, without filling one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def _apply_all(one: Shard, writes: list[Write]) -> None:
     for n, each in enumerate(writes):
         one.apply(f"{n + 2}-0", each)
@@ -160,7 +146,7 @@ def test_a_full_disk_puts_writes_off_and_loses_nothing(tmp_path: Path, room: int
     one.sync()
     sizes = [path.stat().st_size for path in (tmp_path / "0").iterdir()]
     big = [write(n + 1, [document(f"b{n}", EYE[1], "x" * 50_000)]) for n in range(3)]
-    with _full_disk(max(sizes) + room):
+    with full_disk(max(sizes) + room):
         with pytest.raises(Unavailable) as caught:
             _apply_all(one, big)
         assert caught.value.code == "disk_full"

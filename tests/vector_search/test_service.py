@@ -14,6 +14,7 @@ import pytest
 from common.bus import Bus, Journal, NewJob
 from common.clock import SystemClock
 from common.config import SearchConfig
+from common.errors import Unavailable
 from common.ids import Family, job_id, ulid
 from common.messages import (
     CollectionRecord,
@@ -26,7 +27,7 @@ from common.messages import (
 )
 from services.vector_search.replica import Replica
 from tests.servers import Server
-from tests.vector_search.samples import DIMENSION, document, write
+from tests.vector_search.samples import DIMENSION, document, full_disk, write
 
 ROUTER = "router-1"
 
@@ -235,3 +236,28 @@ async def test_kill_9_loses_no_acknowledged_write(
     assert found == {f"d{i}" for i in range(confirmed + 1)}
     child.terminate()
     assert await asyncio.wait_for(child.wait(), 20) == 0
+
+
+async def test_a_full_disk_is_said_and_the_write_follows(
+    mesh: Mesh, replica: Any, tmp_path: Path
+) -> None:
+    """While nothing can be stored a write is answered `disk_full` and queries go on; later it is applied."""
+    await replica()
+    record = await mesh.create()
+    await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
+    with full_disk(30_000):
+        with pytest.raises(Unavailable) as caught:
+            await mesh.put(record, 1, document("b", np.eye(DIMENSION)[1], "x" * 60_000))
+        assert caught.value.code == "disk_full"
+        assert await mesh.search(record, np.ones(DIMENSION)) == ["a"]
+    third = document("c", np.eye(DIMENSION)[2])
+
+    async def stored() -> bool:
+        try:
+            await mesh.put(record, 2, third)
+        except Unavailable:
+            return False
+        return True
+
+    await _until(stored)
+    assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "b", "c"]

@@ -21,66 +21,74 @@ EF_CONSTRUCTION = 200
 
 
 class TurnLock:
-    """Many searches or one writer; a waiting writer goes next, so neither starves the other."""
+    """Many searches or one writer, by turns: a writer waits for running searches, then for those that waited for
+    the last writer; so neither starves the other.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._readers = 0
         self._writing = False
-        self._waiting = 0
-        self.contended = False
+        self._writers_waiting = 0
+        self._readers_waiting = 0
+        self._owed = 0  # searches that waited for the last writer and have not begun
 
     def acquire(self) -> None:
         """Enter beside other searches; `release` when done."""
         with self._condition:
-            if self._writing or self._waiting:
-                self.contended = True
-                self._condition.wait_for(lambda: not (self._writing or self._waiting))
+            if self._writing or (self._writers_waiting and not self._owed):
+                self._readers_waiting += 1
+                self._condition.wait_for(self._reader_may_enter)
+                self._readers_waiting -= 1
+            if self._owed:
+                self._owed -= 1
             self._readers += 1
+
+    def _reader_may_enter(self) -> bool:
+        return not self._writing and (self._owed > 0 or not self._writers_waiting)
 
     def release(self) -> None:
         """Leave after `acquire`."""
         with self._condition:
             self._readers -= 1
-            if self._waiting and not self._readers:
+            if self._writers_waiting and not self._readers:
                 self._condition.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the lock as the writer."""
         with self._condition:
-            self._waiting += 1
-            self._condition.wait_for(lambda: not (self._writing or self._readers))
-            self._waiting -= 1
+            self._writers_waiting += 1
+            self._condition.wait_for(lambda: not (self._writing or self._readers or self._owed))
+            self._writers_waiting -= 1
             self._writing = True
         try:
             yield
         finally:
             with self._condition:
                 self._writing = False
+                self._owed = self._readers_waiting
                 self._condition.notify_all()
 
 
 class Graph:
     """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
 
-    def __init__(self, dimension: int, metric: Metric, capacity: int, threads: int) -> None:
+    def __init__(
+        self, dimension: int, metric: Metric, capacity: int, threads: int, *, path: str = ""
+    ) -> None:
+        """Make an empty graph, or load a saved one from `path`; RuntimeError if that is none."""
         self._metric: Metric = metric
         self._threads = threads
         self.lock = TurnLock()
         self._index = hnswlib.Index("l2" if metric == "l2" else "ip", dimension)
-        self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
-        self._count = self._marked = 0
+        if path:
+            self._index.load_index(path, max_elements=capacity)
+        else:
+            self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
+        self._count = int(self._index.element_count)
+        self._marked = 0
         self.set_ef(64)
-
-    @classmethod
-    def load(cls, path: str, dimension: int, metric: Metric, threads: int, capacity: int) -> Graph:
-        """Load a saved graph; RuntimeError if the file is not one."""
-        graph = cls(dimension, metric, 1, threads)
-        graph._index.load_index(path, max_elements=capacity)
-        graph._count = int(graph._index.element_count)
-        graph.set_ef(64)
-        return graph
 
     def save(self, path: str) -> None:
         """Write the graph to a file; searches go on meanwhile."""

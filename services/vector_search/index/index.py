@@ -8,6 +8,7 @@ swapped in. So a write never waits for the graph and a search always sees it.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import Literal, NamedTuple
 
@@ -18,8 +19,9 @@ from services.vector_search.index import exact
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, Rows, View
 
-# Rows put into a graph that is being searched: a turn of about 5 ms.
-_SLICE = 16
+# What searches wait for while rows are put into the graph, and how many rows that may be at most.
+_TURN_S = 0.003
+_SLICE = 32
 _BUILD_SLICE = 2000
 _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
@@ -62,6 +64,7 @@ class Index:
         self._closing = threading.Event()
         self._tuned_at = 0
         self._audited = False
+        self._slice = 4
 
     # -- what it holds
 
@@ -261,16 +264,17 @@ class Index:
         if unmarked:
             graph.mark_deleted(np.array(unmarked, np.int64))
         view = rows.view
-        end = min(indexed + _SLICE, view.size)
+        end = min(indexed + self._slice, view.size)
+        began = time.perf_counter()
         fresh = np.arange(indexed, end)[view.live[indexed:end]]
         if len(fresh):
             graph.add(view.matrix[fresh], fresh, threads=1)
         with self._lock:
             self._unmarked += fresh[~rows.view.live[fresh]].tolist()
             self._state = State(rows, graph, end)
-        if graph.lock.contended:
-            graph.lock.contended = False
-            self._closing.wait(0.002)  # searches queue up behind a writer that comes right back
+        if len(fresh):
+            fitting = int(len(fresh) * _TURN_S / (time.perf_counter() - began))
+            self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
 
     def _rebuild(self, with_graph: bool) -> bool:
         old = self._state.rows
