@@ -7,6 +7,7 @@ Every test file is one piece; a piece that has passed at this commit is not run 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -36,11 +37,15 @@ def pieces() -> dict[str, str]:
     return found
 
 
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False).stdout
+
+
 def commit() -> str:
-    """Return the checkout's commit, marked if files differ from it."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Return the checkout's commit; with changes that are not committed, also their hash."""
+    name = _git("rev-parse", "--short=12", "HEAD").decode().strip() or "unknown"
+    changes = _git("diff", "HEAD")
+    return f"{name}+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else name
 
 
 def read_state() -> dict[str, Any]:
