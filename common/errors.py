@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+MAX_MESSAGE = 1000
+
 
 class SpillwayError(Exception):
     """Base of every error shown to a client.
@@ -43,6 +45,8 @@ class SpillwayError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        if len(message) > MAX_MESSAGE:  # it may quote what a client sent
+            message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 4 :]}"
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from common import log
-from common.errors import InternalError, InvalidRequest, RequestTimeout, SpillwayError
+from common.errors import InternalError, InvalidRequest, RequestTimeout, SpillwayError, Unavailable
 from common.ids import ulid
-from services.router.middleware import error_response
+from services.router.middleware import error_response, from_http
 
+_BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError)
+TOO_MANY = Unavailable("too many connections; try again", code="too_many_connections")
 _log = log.get("router")
 
 
 class Connection(RequestHandler):
     """aiohttp's connection with our errors; a head that does not arrive in `keepalive_timeout` gets 408."""
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_begun", "_most")
+
+    def __init__(self, manager: web.Server, most: int, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._most = most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or say that there are too many connections, and close."""
+        assert isinstance(transport, asyncio.Transport)
+        if self._manager is None or len(self._manager.connections) >= self._most:
+            transport.write(_raw(b"503 Service Unavailable", TOO_MANY))
+            transport.close()
+            self._manager = None
+            return
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; remember whether they began a head that is not complete yet."""
@@ -31,7 +50,7 @@ class Connection(RequestHandler):
             error = RequestTimeout(
                 f"the request's head did not arrive within {self.keepalive_timeout:g} s"
             )
-            self.transport.write(_raw(error))
+            self.transport.write(_raw(b"408 Request Timeout", error))
         super()._process_keepalive()
 
     def handle_error(
@@ -56,17 +75,36 @@ class Connection(RequestHandler):
         else:
             reason = (message or "it cannot be parsed").partition("\n")[0].rstrip(":")
             error = InvalidRequest(f"the request is not HTTP/1.1: {reason}", code="invalid_http")
-        response = error_response(error)
-        response.headers["x-request-id"] = f"req-{ulid()}"
+        response = _with_id(error_response(error))
         response.force_close()
         return response
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response; what aiohttp refuses before the application is asked gets our shape, too."""
+        if isinstance(resp, web.HTTPException):
+            resp = _with_id(from_http(resp, request))
+        return await super().finish_response(request, resp, start_time)
 
-def _raw(error: SpillwayError) -> bytes:
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a fault; a body that was broken on its way is the client's, who has been told."""
+        if not isinstance(kw.get("exc_info"), _BROKEN_BODY):
+            _log.error(
+                "connection_failed", what=args[0] if args else "", exc_info=kw.get("exc_info")
+            )
+
+
+def _with_id(response: web.Response) -> web.Response:
+    response.headers["x-request-id"] = f"req-{ulid()}"
+    return response
+
+
+def _raw(status: bytes, error: SpillwayError) -> bytes:
     body = error_response(error).body
     assert isinstance(body, bytes)
     return (
-        b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
         b"x-should-retry: true\r\nx-request-id: req-%s\r\nContent-Length: %d\r\n\r\n%s"
-        % (ulid().encode(), len(body), body)
+        % (status, ulid().encode(), len(body), body)
     )

@@ -35,7 +35,8 @@ async def read_body(request: web.Request, config: RouterConfig) -> bytes:
             f"the body did not arrive within {config.body_timeout_s:g} s; {size} bytes came"
         ) from None
     except (web.RequestPayloadError, HttpProcessingError, ClientError) as error:
-        raise InvalidRequest(f"the body is broken: {error}", code="invalid_body") from None
+        reason = " ".join(str(error).removeprefix("400, message:").split())
+        raise InvalidRequest(f"the body is broken: {reason}", code="invalid_body") from None
     return b"".join(chunks)
 
 

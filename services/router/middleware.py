@@ -48,7 +48,7 @@ def error_response(error: SpillwayError) -> web.Response:
     return response
 
 
-def _from_http(error: web.HTTPException, request: web.Request) -> web.Response:
+def from_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """Return aiohttp's own refusals in our shape; OPTIONS of a known path is answered."""
     known: SpillwayError
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -104,7 +104,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
             _log.error("request_failed", request_id=request[REQUEST_ID], code=error.code)
         return error_response(error)
     except web.HTTPException as error:
-        return _from_http(error, request)
+        return from_http(error, request)
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - the boundary of a request: a bug must not end the connection silently

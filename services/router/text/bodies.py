@@ -27,7 +27,7 @@ class EmbeddingsBody(Struct, frozen=True):
     input: str | list[str | int | list[int]]
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     truncate: bool = False
     user: str | None = None
 
@@ -45,7 +45,7 @@ class RerankBody(Struct, frozen=True):
     documents: list[str | TextDocument] | None = None
     texts: list[str] | None = None
     model: ModelName | None = None
-    top_n: Annotated[int, Meta(ge=1)] | None = None
+    top_n: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     return_documents: bool = False
     raw_scores: bool = False
     return_text: bool = False
