@@ -76,15 +76,17 @@ class Door(Roster):
         deadline_ms: int,
         prefer: str | None = None,
         value_s: float = 3600.0,
+        share: float = 1.0,
         replay_of: str = "",
     ) -> Admission:
         """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
 
         Idempotent by job id. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
-        shared lane's + `value_s`. Raises BusDown; a full bus is a refusal with reason "bus_full".
+        shared lane's + `value_s`. `share` < 1 keeps the rest of a lane's depth for others: bulk work leaves room for
+        what someone waits for. Raises BusDown; a full bus is a refusal with reason "bus_full".
         """
         family = family_of(jobs[0].id)
-        call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, replay_of)
+        call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, share, replay_of)
         known = self.knows_roster(family)
         admission = await self._admit(family, *call)
         if admission.reason == "no_worker":
@@ -103,11 +105,13 @@ class Door(Roster):
         deadline_ms: int,
         prefer: str | None,
         value_s: float,
+        share: float,
         replay_of: str,
     ) -> Admission:
         hearts = await self.hearts(family)
         names: list[str] = [keys.use(family), keys.workers(family)]
-        args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, len(classes)]
+        args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, share]
+        args.append(len(classes))
         for cls in classes:
             names.append(keys.lane(family, cls))
             args.append(cls)

@@ -26,7 +26,7 @@ from common.messages import WorkerRecord, encode
 RECOVER_S = 0.5
 BEAT_S = 1.0
 REAP_S = 60.0
-RECONCILE_S = 5.0
+RECONCILE_S = 2.0
 _log = structlog.get_logger("bus")
 
 

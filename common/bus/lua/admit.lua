@@ -1,8 +1,8 @@
 -- Admits all jobs to the first lane that can hold them and finish them in time, or none.
 -- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
--- ARGV router tenant deadline replay_of full_share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
+-- ARGV router tenant deadline replay_of full_share share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
 local use, workers = key(), key()
-local router, tenant, deadline, replay_of, full_share = arg(), arg(), num(), arg(), num()
+local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
 local classes, alive, jobs = {}, {}, {}
 for i = 1, num() do classes[i] = {name = arg(), lane = key()} end
 local preferred, value_s = arg(), num()
@@ -31,7 +31,8 @@ local function predicted(cap, held_items, held_tokens)
   return cap.b + (cap.ai * (held_items + items) + cap.at * (held_tokens + tokens)) / n
 end
 local function try(class, lane, cap, held_items, held_tokens)
-  local over_items, over_tokens = held_items + items - cap.items, held_tokens + tokens - cap.tokens
+  local part = held_items > 0 and share or 1 -- an empty lane takes one job however small the share
+  local over_items, over_tokens = held_items + items - cap.items * part, held_tokens + tokens - cap.tokens * part
   if over_items > 0 or over_tokens > 0 then
     reason = over_tokens > 0 and over_items <= 0 and 'tokens' or 'depth'
     retry = cap.b + (cap.ai * math.max(over_items, 0) + cap.at * math.max(over_tokens, 0)) / math.max(cap.n, 1)
