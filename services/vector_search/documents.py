@@ -341,6 +341,12 @@ class Documents:
                     [checksum(row[3]) == row[2] for row in part],
                 )
 
+    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the labels of all chunks, rising."""
+        with self._reader() as reader:
+            rows = reader.execute("SELECT label FROM chunk ORDER BY label")
+            return np.fromiter((row[0] for row in rows), dtype=np.int64)
+
     @property
     def next_number(self) -> int:
         """The number the next document will get: all in use are smaller."""

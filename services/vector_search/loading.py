@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from common.messages import CollectionRecord
@@ -19,12 +21,12 @@ def load_rows(
 
     A chunk whose vector is damaged is left out of searches and counted.
     """
-    chunks = list(documents.chunks())
-    stored = np.concatenate([np.zeros(0, np.int64), *(part.labels for part in chunks)])
+    stored = documents.labels()
     if saved is not None and _fits(saved, stored):
-        return _beside(chunks, record, saved.labels), saved.graph, len(saved.labels)
+        rows = _beside(documents.chunks(), record, saved.labels)
+        return rows, saved.graph, len(saved.labels)
     rows = Rows(record.dimension, max(1024, len(stored)))
-    for part in chunks:
+    for part in documents.chunks():
         vectors, sound = _vectors(part, record)
         rows.append(vectors, part.labels[sound], part.numbers[sound])
     return rows, None, 0
@@ -49,7 +51,7 @@ def _vectors(part: StoredChunks, record: CollectionRecord) -> tuple[Floats, Ints
     return prepare(vectors, record.metric), np.array(sound, np.int64)
 
 
-def _beside(chunks: list[StoredChunks], record: CollectionRecord, labels: Ints) -> Rows:
+def _beside(chunks: Iterator[StoredChunks], record: CollectionRecord, labels: Ints) -> Rows:
     """Place chunks at the graph's rows; rows whose chunk is gone stay empty and dead."""
     rows = Rows(record.dimension, int(len(labels) * 1.1) + 1024)
     rows.append(

@@ -30,6 +30,7 @@ _BLOCK_MS = 250
 _RETRY_S = 1.0
 _GONE_S = 2.0
 _SNAPSHOT_S = 30.0
+_SNAPSHOT_CHECK_S = 1.0
 _PROBES = (1, 32)
 _DEPTH_ITEMS = (256, 10_000)
 _DEPTH_TOKENS = 1 << 30
@@ -84,6 +85,7 @@ class Replica:
                 ("registry", self._follow()),
                 ("writes", self._apply_writes()),
                 ("tidy", self._tidy()),
+                ("snapshots", self._snapshots_taken()),
             )
         ]
         stop = loop.create_task(stopping.wait())
@@ -102,8 +104,8 @@ class Replica:
             event.set()
         loops = [task for task, _ in self._loops.values()]
         await asyncio.wait([*loops, *tasks, *self._retired], timeout=self._config.drain_s)
-        with contextlib.suppress(SpillwayError):
-            await self._snapshot_all(at_close=True)
+        await self._snapshot_all()
+        await self._keep_graphs()
         await self._holdings.close()
         for pool in (self._searchers, self._writer, self._tidier):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -291,32 +293,45 @@ class Replica:
             for unit in list(self._holdings.units.values()):
                 if unit.shard is not None and (due or unit.shard.audit_due):
                     await self._tidied(unit.shard.audit)
-            await self._snapshot_all()
             if not busy:
+                await self._keep_graphs()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(self._config.audit_s, _SNAPSHOT_S) / 2):
                         await self._work.wait()
 
-    async def _tidied(self, function: Callable[[], T]) -> T | None:
+    async def _tidied(
+        self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
+    ) -> T | None:
         try:
-            return await self._run(self._tidier, function)
+            return await self._run(pool or self._tidier, function)
         except Exception:  # noqa: BLE001 - tidying one shard must not end the service
             _log.exception("tidying_failed")
             return None
 
-    async def _snapshot_all(self, *, at_close: bool = False) -> None:
+    async def _snapshots_taken(self) -> None:
+        """Keep logs and streams short, beside long builds."""
+        while not self._stopping.is_set():
+            await self._snapshot_all()
+            await self._pause(_SNAPSHOT_CHECK_S)
+
+    async def _snapshot_all(self) -> None:
         now = asyncio.get_running_loop().time()
         for key, unit in list(self._holdings.units.items()):
             shard = unit.shard
             if shard is None or not shard.log_bytes:
                 continue
             last = self._snapshots.setdefault(key, now)
-            if at_close or shard.snapshot_due or now - last >= _SNAPSHOT_S:
+            if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
                 self._snapshots[key] = now
-                covered = await self._tidied(shard.snapshot)
+                covered = await self._tidied(shard.snapshot, self._writer)
                 if covered is not None and unit.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.publish_snapshot(*key, self._name, covered)
+
+    async def _keep_graphs(self) -> None:
+        for unit in list(self._holdings.units.values()):
+            if unit.shard is not None:
+                await self._tidied(unit.shard.keep_graph)
 
 
 def apply_batch(shard: Shard, batch: list[Entry]) -> None:

@@ -389,7 +389,7 @@ class Shard:
     def snapshot(self) -> str | None:
         """Bound the log; return the applied id that no longer needs the stream, None if it could not be done now.
 
-        Call from the thread that calls `maintain`. Searches go on; writes wait while the database is checkpointed.
+        Searches go on; writes wait while the database is checkpointed.
         """
         began = time.monotonic()
         try:
@@ -399,19 +399,28 @@ class Shard:
                 applied = self._documents.applied
                 if not self._documents.checkpoint(applied[0]):
                     return None
-            saved = self._index.saved()
-            if saved is not None and len(saved[1]) >= _GRAPH_GROWTH * self._snapshot_rows:
-                graph, labels = saved
-                snapshot.save(
-                    self._directory, graph, labels, format_id(applied), self._index.recall
-                )
-                self._snapshot_rows = len(labels)
-            with self._writing:
                 self._log.remove(segments)
-        except (OSError, RuntimeError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error) as error:
             raise _storage_error(error) from error
+        metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
         metrics.SNAPSHOT_SECONDS.observe(time.monotonic() - began)
         return format_id(applied)
+
+    def keep_graph(self) -> bool:
+        """Save the graph if it grew or shrank much since it was last saved; from the thread of `maintain`."""
+        saved = self._index.saved()
+        if saved is None:
+            return False
+        graph, labels = saved
+        low, high = self._snapshot_rows / _GRAPH_GROWTH, self._snapshot_rows * _GRAPH_GROWTH
+        if low < len(labels) < high:
+            return False
+        try:
+            snapshot.save(self._directory, graph, labels, self.applied, self._index.recall)
+        except (OSError, RuntimeError) as error:
+            raise _storage_error(error) from error
+        self._snapshot_rows = len(labels)
+        return True
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

@@ -200,7 +200,7 @@ async def test_kill_9_loses_no_acknowledged_write(
     """The process is killed again and again under writes; every write that was confirmed is there."""
     record = await mesh.create()
     confirmed = 0
-    for _ in range(3):
+    for _ in range(2):
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -201,7 +201,7 @@ def test_a_graph_is_built_extended_compacted_and_found_again(tmp_path: Path) -> 
     assert one.stats()["deleted_ratio"] == 0.0
     assert recall("graph") >= 0.95
     assert one.audit() >= 0.95
-    assert one.snapshot() == "3-0"
+    assert (one.snapshot(), one.keep_graph()) == ("3-0", True)
     one.close()
     one = shard(tmp_path, exact_below=500)
     assert recall("graph") >= 0.95
