@@ -51,12 +51,19 @@ async def parcels(run: Run, plan: ParcelsPlan) -> RequestResult:
 
 
 async def embed(
-    run: Run, stage: str, spec: Spec, lists: Sequence[list[int]], parcel: tuple[int, int]
+    run: Run,
+    stage: str,
+    spec: Spec,
+    lists: Sequence[list[int]],
+    parcel: tuple[int, int],
+    *,
+    bulk: bool | None = None,
 ) -> bytes:
-    """Return the float32 rows of token lists, in order."""
+    """Return the float32 rows of token lists, in order; `bulk` as in `Run.gather`."""
     if not lists:
         return b""
     limits = Limits(len(lists), 1 << 40, *parcel)
     families = await _families(run, spec.name, (await run.tools.cards.card(spec.name)).partitions)
-    _, results = await run.gather(stage, families, EMBED_CLASSES, parcels_of(spec, lists, limits))
+    cut = parcels_of(spec, lists, limits)
+    _, results = await run.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
     return b"".join(cast("EmbedResult", result).vectors for result in results)

@@ -19,6 +19,7 @@ from services.router.text.pool import TextPool
 
 _FIRST_S, _MOST_S = 0.02, 1.0
 _AT_ONCE = 64
+BULK_SHARE = 0.5
 
 
 class Tools(msgspec.Struct, frozen=True):
@@ -67,12 +68,14 @@ class Run:
         parcels: Sequence[Parcel],
         *,
         most: int = _AT_ONCE,
+        bulk: bool | None = None,
     ) -> tuple[list[str], list[Result]]:
         """Run one job per parcel (in families[i % n]) and return their ids and results, in order.
 
         Jobs enter as lanes have room, until the deadline; a repeated stage finds the jobs that exist. The first error
-        cancels the rest.
+        cancels the rest. `bulk` (by default: more than one parcel) leaves half of each lane to single requests.
         """
+        share = BULK_SHARE if (len(parcels) > 1 if bulk is None else bulk) else 1.0
         ids = [
             child_id(self.request, families[i % len(families)], stage, i)
             for i in range(len(parcels))
@@ -84,7 +87,7 @@ class Run:
             while following < len(ids) or waiting:
                 timeout: float | None = None
                 if following < len(ids) and len(waiting) < most:
-                    if await self._admit(ids[following], classes, parcels[following]):
+                    if await self._admit(ids[following], classes, parcels[following], share):
                         ending = self.tools.journal.end(ids[following], self.deadline_ms)
                         waiting[asyncio.create_task(ending)] = following
                         following, pause = following + 1, _FIRST_S
@@ -100,7 +103,7 @@ class Run:
         self._open -= set(ids)
         return ids, [results[i] for i in range(len(ids))]
 
-    async def _admit(self, job: str, classes: Sequence[str], parcel: Parcel) -> bool:
+    async def _admit(self, job: str, classes: Sequence[str], parcel: Parcel, share: float) -> bool:
         if self.tools.bus.clock.now_ms() >= self.deadline_ms:
             raise DeadlineExceeded("the deadline passed before the request's last job was admitted")
         self._open.add(job)
@@ -111,6 +114,7 @@ class Run:
                 router=self.tools.journal.router,
                 tenant=self.tenant,
                 deadline_ms=self.deadline_ms,
+                share=share,
             )
         except Unavailable:
             return False

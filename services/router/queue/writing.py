@@ -119,7 +119,7 @@ async def documents_of(
         spec = await encoder_of(run, record)
         pieces = await _split(run, record, spec, [item.text or "" for item in plain])
         lists = [ids for parts in pieces for _, _, ids in parts]
-        rows = await embed(run, stage, spec, lists, parcel)
+        rows = await embed(run, stage, spec, lists, parcel, bulk=True)
     parts_of = {item.id: parts for item, parts in zip(plain, pieces, strict=True)}
     out: list[Document] = []
     row = 0
