@@ -9,19 +9,18 @@ applied, so replaying the log is idempotent.
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
 
 from common.messages import Document, Hit, StoredDocument
-from services.vector_search.filters import Attributes, Filter, attributes
+from services.vector_search.chunks import Added, StoredChunks, byte_offsets, checksum, size_of
+from services.vector_search.filters import Filter, attributes
 from services.vector_search.log import EntryId, format_id, parse_id
+from services.vector_search.readers import Readers, connect
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -51,48 +50,6 @@ SEEN_MS = 24 * 3600 * 1000
 _json = msgspec.json.Encoder()
 
 
-def checksum(vector: bytes) -> int:
-    """Return the signed xxh3-64 kept beside a vector, so that a damaged one is found at start."""
-    value = int(xxhash.xxh3_64_intdigest(vector))
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def byte_offsets(document: Document) -> dict[int, int]:
-    """Return where each chunk boundary (in characters) stands in the UTF-8 text, in one pass."""
-    bounds = sorted({bound for chunk in document.chunks for bound in (chunk.start, chunk.end)})
-    text = document.text or ""
-    if text.isascii():
-        return {bound: bound for bound in bounds}
-    offsets, before, size = {}, 0, 0
-    for bound in bounds:
-        size += len(text[before:bound].encode())
-        before = bound
-        offsets[bound] = size
-    return offsets
-
-
-def _size(document: StoredDocument) -> int:
-    return 4 * len(document.text or "") + len(document.vectors or b"") + len(document.id)
-
-
-class Added(NamedTuple):
-    """What storing a document made, and the labels of the chunks it replaced."""
-
-    number: int
-    labels: list[int]
-    replaced: list[int]
-    attributes: Attributes
-
-
-class StoredChunks(NamedTuple):
-    """A run of chunks in label order; `sound` is False where a vector's checksum is wrong."""
-
-    labels: np.ndarray[Any, np.dtype[np.int64]]
-    numbers: np.ndarray[Any, np.dtype[np.int64]]
-    vectors: list[bytes]
-    sound: list[bool]
-
-
 class Documents:
     """The store of one shard: one writer at a time, many readers; sqlite3 errors pass through.
 
@@ -102,21 +59,10 @@ class Documents:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer = self._connect()
+        self._writer = connect(path)
         self._writer.executescript(_SCHEMA)
-        self._readers: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._closed = False
+        self._readers = Readers(path)
         self._load_state()
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, timeout=10
-        )
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA cache_size=-16384")
-        return connection
 
     def _load_state(self) -> None:
         state = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
@@ -232,29 +178,11 @@ class Documents:
 
     # -- reading
 
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            if self._closed:
-                raise sqlite3.ProgrammingError("the store is closed")
-            connection = self._readers.pop() if self._readers else None
-        if connection is None:
-            connection = self._connect()
-        try:
-            yield connection
-        finally:
-            with self._lock:
-                if not self._closed:
-                    self._readers.append(connection)
-                    connection = None
-            if connection is not None:
-                connection.close()
-
     def hits(
         self, labels: Sequence[int], *, with_text: bool, with_metadata: bool
     ) -> dict[int, Hit]:
         """Return a hit with score 0 for each label that still exists."""
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             rows = reader.execute(
                 _HITS, (with_text, with_metadata, _json.encode(list(labels)).decode())
             )
@@ -273,13 +201,13 @@ class Documents:
 
     def matching(self, condition: Filter) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the numbers of the documents a filter matches."""
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             rows = reader.execute(condition.sql, condition.parameters).fetchall()
         return np.fromiter((row[0] for row in rows), dtype=np.int64, count=len(rows))
 
     def get(self, ids: Sequence[str], *, text: bool, vectors: bool) -> list[StoredDocument]:
         """Return the documents that exist, in the order asked."""
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             rows = reader.execute(
                 "SELECT * FROM document WHERE id IN (SELECT value FROM json_each(?))",
                 (_json.encode(list(ids)).decode(),),
@@ -301,12 +229,12 @@ class Documents:
             sql = sql.replace("id > ?", "id >= ?", 1)
         found: list[StoredDocument] = []
         size = 0
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             for row in reader.execute(sql, parameters):
                 if len(found) == limit or (found and size > PAGE_BYTES):
                     return found, found[-1].id
                 found.append(self._stored(reader, row, text=text, vectors=vectors))
-                size += _size(found[-1]) + len(row[4])
+                size += size_of(found[-1]) + len(row[4])
         return found, None
 
     @staticmethod
@@ -329,7 +257,7 @@ class Documents:
 
     def chunks(self, batch: int = 4096) -> Iterator[StoredChunks]:
         """Yield every chunk in label order."""
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             rows = reader.execute(
                 "SELECT label, document, checksum, vector FROM chunk ORDER BY label"
             )
@@ -343,7 +271,7 @@ class Documents:
 
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the labels of all chunks, rising."""
-        with self._reader() as reader:
+        with self._readers.one() as reader:
             rows = reader.execute("SELECT label FROM chunk ORDER BY label")
             return np.fromiter((row[0] for row in rows), dtype=np.int64)
 
@@ -360,9 +288,5 @@ class Documents:
 
     def close(self) -> None:
         """Close; readers at work finish first."""
-        with self._lock:
-            self._closed = True
-            readers, self._readers = self._readers, []
-        for reader in readers:
-            reader.close()
+        self._readers.close()
         self._writer.close()

@@ -8,7 +8,8 @@ import numpy as np
 
 from common.messages import CollectionRecord
 from services.vector_search import metrics
-from services.vector_search.documents import Documents, StoredChunks
+from services.vector_search.chunks import StoredChunks
+from services.vector_search.documents import Documents
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Floats, Ints, Rows, prepare
 from services.vector_search.snapshot import Loaded

@@ -6,18 +6,16 @@ index published, in this order. Whatever fails before the commit is taken back w
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from common.config import SearchConfig
-from common.errors import InternalError, InvalidRequest, SpillwayError, Unavailable
+from common.errors import InternalError, InvalidRequest, SpillwayError
 from common.messages import (
     BadMessage,
     CollectionRecord,
@@ -28,36 +26,23 @@ from common.messages import (
     SearchWork,
     Write,
     decode,
-    encode,
 )
 from services.vector_search import metrics, snapshot
+from services.vector_search.batch import Batch, encoded, vectors_of
 from services.vector_search.documents import Documents
-from services.vector_search.filters import Attributes, Filter
-from services.vector_search.index.index import Found, Index
-from services.vector_search.index.rows import Floats, Ints, prepare
+from services.vector_search.filters import Filter
+from services.vector_search.index.index import Index
+from services.vector_search.index.rows import Floats, prepare
 from services.vector_search.loading import load_rows
 from services.vector_search.log import EntryId, WriteLog, format_id, parse_id
 from services.vector_search.masks import Masks
+from services.vector_search.passages import Passages
+from services.vector_search.storage import is_full, reserve, storage_error
 
 Outcome = Literal["applied", "old", "repeated", "refused"]
 _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
-# Kept free for the database's own needs (checkpoint, rollback) when the disk runs full.
-RESERVE_BYTES = 16 * 1024 * 1024
 MAX_K = 10_000
-
-
-class _Batch:
-    """What has been staged since the last sync."""
-
-    def __init__(self, applied: EntryId, mark: int) -> None:
-        self.applied = applied
-        self.mark = mark
-        self.vectors: list[Floats] = []
-        self.labels: list[int] = []
-        self.numbers: list[int] = []
-        self.removed: list[int] = []
-        self.attributes: list[tuple[int, Attributes]] = []
 
 
 class Shard:
@@ -78,7 +63,7 @@ class Shard:
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
         self._publishing = threading.Lock()
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._snapshot_rows = 0
         directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -89,13 +74,14 @@ class Shard:
             )
             self._load(threads)
             self._masks = Masks(self._documents)
+            self._passages = Passages(self._documents)
             self._replay()
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> SpillwayError:
-        if _disk_full(error):
-            return _storage_error(error)
+        if is_full(error):
+            return storage_error(error)
         return InternalError(
             f"shard {self._name} in {self._directory} cannot be opened: {error}; expected the files of a shard",
             code="shard_damaged",
@@ -145,17 +131,17 @@ class Shard:
                 return "old"
             try:
                 if self._batch is None:
-                    self._reserve()
+                    reserve(self._directory)
                     self._documents.begin()
-                    self._batch = _Batch(last, self._log.mark())
-                payload = _encoded(write)
+                    self._batch = Batch(last, self._log.mark())
+                payload = encoded(write)
                 outcome = self._stage(self._batch, entry, write) if payload else "refused"
                 if log and payload and outcome == "applied":
                     self._log.append(entry, payload)
                 self._batch.applied = entry
             except (OSError, sqlite3.Error) as error:
                 self._take_back()
-                raise _storage_error(error) from error
+                raise storage_error(error) from error
             return outcome
 
     def skip(self, entry_id: str) -> None:
@@ -165,61 +151,22 @@ class Shard:
             try:
                 if self._batch is None:
                     self._documents.begin()
-                    self._batch = _Batch(self._documents.applied, self._log.mark())
+                    self._batch = Batch(self._documents.applied, self._log.mark())
             except sqlite3.Error as error:
-                raise _storage_error(error) from error
+                raise storage_error(error) from error
             self._batch.applied = max(self._batch.applied, entry)
         metrics.WRITES.labels(outcome="refused").inc()
 
-    def _reserve(self) -> None:
-        if shutil.disk_usage(self._directory).free < RESERVE_BYTES:
-            raise OSError(28, "less than 16 MiB free")
-
-    def _stage(self, batch: _Batch, entry: EntryId, write: Write) -> Outcome:
+    def _stage(self, batch: Batch, entry: EntryId, write: Write) -> Outcome:
         if not self._documents.first_time(write.request, write.index, entry[0]):
             return "repeated"
         if write.drop:
             self.dropped = True
             return "applied"
-        vectors = self._vectors(write)
-        if vectors is None:
+        vectors = vectors_of(write, self.record)
+        if vectors is None or not batch.stage(write, vectors, self._documents):
             return "refused"
-        self._documents.savepoint()
-        labels: list[int] = []
-        numbers: list[int] = []
-        removed: list[int] = []
-        judged: list[tuple[int, Attributes]] = []
-        try:
-            for identity in write.deletes:
-                removed += self._documents.delete(identity)
-            for document in write.upserts:
-                added = self._documents.put(document)
-                labels += added.labels
-                numbers += [added.number] * len(added.labels)
-                removed += added.replaced
-                judged.append((added.number, added.attributes))
-        except (ValueError, TypeError, OverflowError, RecursionError, KeyError):
-            self._documents.undo()
-            return "refused"
-        batch.vectors.append(vectors)
-        batch.labels += labels
-        batch.numbers += numbers
-        batch.removed += removed
-        batch.attributes += judged
         return "applied"
-
-    def _vectors(self, write: Write) -> Floats | None:
-        """Return the vectors of all chunks as rows to index, None if anything does not fit."""
-        size = self.record.dimension * 4
-        for document in write.upserts:
-            end = len(document.text) if document.text is not None else None
-            for chunk in document.chunks:
-                fits = 0 <= chunk.start <= chunk.end and (end is None or chunk.end <= end)
-                if len(chunk.vector) != size or not fits:
-                    return None
-        joined = b"".join(c.vector for document in write.upserts for c in document.chunks)
-        vectors = np.frombuffer(joined, "<f4").reshape(-1, self.record.dimension)
-        return prepare(vectors, self.record.metric) if np.isfinite(vectors).all() else None
 
     def sync(self) -> None:
         """Make the staged batch durable, then visible. Unavailable(`disk_full`): the batch is taken back."""
@@ -236,12 +183,12 @@ class Shard:
                     self._publish(batch)
             except (OSError, sqlite3.Error) as error:
                 self._take_back()
-                raise _storage_error(error) from error
+                raise storage_error(error) from error
             metrics.VECTORS.labels(index=self._name).set(self._index.live)
             metrics.DELETED_RATIO.labels(index=self._name).set(self._index.deleted_ratio)
             metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
 
-    def _publish(self, batch: _Batch) -> None:
+    def _publish(self, batch: Batch) -> None:
         self._masks.extend(batch.attributes)
         empty = np.zeros((0, self.record.dimension), np.float32)
         self._index.publish(
@@ -272,7 +219,7 @@ class Shard:
                 found = self._index.search(
                     queries, work.k, wanted=wanted, ef=work.ef, exactly=work.exact
                 )
-            complete, hits = self._hits(found, work)
+            complete, hits = self._passages.of(found, work)
             if complete:
                 break
             if attempt + 1 < _ATTEMPTS:
@@ -296,24 +243,6 @@ class Shard:
         if not np.isfinite(vectors).all():
             raise InvalidRequest("query vectors hold NaN or infinity", code="invalid_vector")
         return prepare(vectors, self.record.metric)
-
-    def _hits(self, found: Found, work: SearchWork) -> tuple[bool, list[list[Hit]]]:
-        pairs: list[tuple[Ints, Floats]] = list(zip(found.labels, found.scores, strict=True))
-        if work.min_score is not None:
-            pairs = [(labels[s >= work.min_score], s[s >= work.min_score]) for labels, s in pairs]
-        wanted = {label for labels, _ in pairs for label in labels.tolist()}
-        known = self._documents.hits(
-            sorted(wanted), with_text=work.with_text, with_metadata=work.with_metadata
-        )
-        hits = [
-            [
-                msgspec.structs.replace(known[label], score=score)
-                for label, score in zip(labels.tolist(), scores.tolist(), strict=True)
-                if label in known
-            ]
-            for labels, scores in pairs
-        ]
-        return len(known) == len(wanted), hits
 
     def documents(self, work: DocumentsWork) -> DocumentsResult:
         """Read documents by id, a page of them, or the statistics."""
@@ -355,7 +284,7 @@ class Shard:
         work = SearchWork(collection=self.record.id, vectors=b"", k=10)
         began = time.perf_counter()
         found = self._index.search(prepare(vectors, self.record.metric), 10, remember=False)
-        self._hits(found, work)
+        self._passages.of(found, work)
         return time.perf_counter() - began
 
     # -- background, one thread
@@ -401,7 +330,7 @@ class Shard:
                     return None
                 self._log.remove(segments)
         except (OSError, sqlite3.Error) as error:
-            raise _storage_error(error) from error
+            raise storage_error(error) from error
         metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
         metrics.SNAPSHOT_SECONDS.observe(time.monotonic() - began)
         return format_id(applied)
@@ -418,7 +347,7 @@ class Shard:
         try:
             snapshot.save(self._directory, graph, labels, self.applied, self._index.recall)
         except (OSError, RuntimeError) as error:
-            raise _storage_error(error) from error
+            raise storage_error(error) from error
         self._snapshot_rows = len(labels)
         return True
 
@@ -433,26 +362,3 @@ class Shard:
                 self._documents.close()
                 for gauge in (metrics.VECTORS, metrics.DELETED_RATIO, metrics.LOG_BYTES):
                     gauge.remove(self._name)
-
-
-def _encoded(write: Write) -> bytes | None:
-    try:
-        return encode(write)
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _disk_full(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
-    return isinstance(error, OSError) and error.errno in (27, 28, 122)
-
-
-def _storage_error(error: Exception) -> SpillwayError:
-    if _disk_full(error):
-        return Unavailable(
-            f"the disk of vector_search is full ({error}); searches go on, writes wait for space",
-            code="disk_full",
-            retry_after_s=5.0,
-        )
-    return InternalError(f"storing failed: {error}", code="storage_failed")
