@@ -26,12 +26,6 @@ from services.router.middleware import guard, outer
 
 HEADER_TIMEOUT_S = 30.0
 LINGER_S = 2.0
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b"Connection: close\r\nContent-Length: 123\r\n\r\n"
-    b'{"error":{"message":"too many connections; try again","type":"server_error","param":null,'
-    b'"code":"too_many_connections"}}  \n'
-)
 
 
 def build(router: Router) -> web.Application:
@@ -69,16 +63,6 @@ def build(router: Router) -> web.Application:
     return app
 
 
-class _Refuse(asyncio.Protocol):
-    """Answers a connection over `max_connections` at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say why, and close."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
-        transport.close()
-
-
 class Server:
     """The listening socket: connections are counted, idle or slow ones are closed."""
 
@@ -113,12 +97,9 @@ class Server:
         assert server is not None
         most, loop = self._router.config.max_connections, asyncio.get_running_loop()
 
-        def make() -> Connection | _Refuse:
-            open_now = len(server.connections)
-            metrics.CONNECTIONS.set(open_now)
-            if open_now >= most:
-                return _Refuse()
-            return Connection(server, loop=loop, **self._options)
+        def make() -> Connection:
+            metrics.CONNECTIONS.set(len(server.connections))
+            return Connection(server, most, loop=loop, **self._options)
 
         return make
 

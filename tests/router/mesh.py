@@ -72,6 +72,13 @@ class Mesh:
         self.directory = Path(tempfile.mkdtemp(prefix="spillway-mesh-"))
         self.redis = Server("valkey").start()
         self.processes: list[Process] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
         self.worker = self.add(
             "gpu_worker", "0", "--device", "sim", "--alpha", "0.0002", "--threads", "1"
         )

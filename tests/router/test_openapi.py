@@ -6,9 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from typing import Any
 
-import aiohttp
 import yaml
 
 from tests.conftest import PROFILE, SEED
@@ -43,14 +43,11 @@ def test_the_document_names_every_route() -> None:
     assert served == _documented()
 
 
-async def test_generated_requests_get_documented_answers(mesh: Mesh) -> None:
+def test_generated_requests_get_documented_answers(mesh: Mesh) -> None:
     """Thousands of generated requests, valid and not: no crash, and only what the document says."""
-    async with (
-        aiohttp.ClientSession(mesh.url) as session,
-        session.post("/v1/collections", json={"name": "docs"}) as response,
-    ):
-        assert response.status in {201, 409}
-    examples = "400" if PROFILE == "soak" else "8"
+    body = b'{"name": "docs"}'
+    urllib.request.urlopen(f"{mesh.url}/v1/collections", data=body, timeout=30).close()
+    examples = "400" if PROFILE == "soak" else "5"
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(DOCUMENT), "--url", mesh.url]
     command += ["--max-examples", examples, "--phases", "examples,coverage,fuzzing"]
     command += ["--checks", CHECKS, "--request-timeout", "30", "--seed", str(SEED), "--no-color"]

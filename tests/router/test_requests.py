@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import uuid
 from typing import Any
@@ -87,14 +86,17 @@ async def test_two_at_once_under_one_key_are_one_request(http: aiohttp.ClientSes
     assert first == second
 
 
-async def _left(http: aiohttp.ClientSession, key: str, **headers: str) -> str:
-    """Send a request, leave before its answer, and return its id."""
+async def _left(http: aiohttp.ClientSession, mesh: Mesh, key: str, **headers: str) -> str:
+    """Send a request, leave as soon as it runs, and return its id."""
+    before = set(await _running(mesh))
     body = {"input": [f"{key} text {index}" for index in range(2000)]}
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.6):
-            async with http.post("/v1/embeddings", json=body, headers=headers) as response:
-                await response.read()
-    return key
+    asking = asyncio.create_task(_post(http, body, **headers))
+    async with asyncio.timeout(20):
+        while not (running := set(await _running(mesh)) - before):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    return running.pop()
 
 
 async def _running(mesh: Mesh) -> list[str]:
@@ -119,18 +121,11 @@ async def test_a_disconnect_cancels_an_attached_request(
     http: aiohttp.ClientSession, mesh: Mesh
 ) -> None:
     """A client that leaves cancels its request, unless it said that it comes back."""
-    leaving = asyncio.create_task(_left(http, "attached"))
-    await asyncio.sleep(0.4)
-    attached = await _running(mesh)
-    await leaving
-    leaving = asyncio.create_task(_left(http, "resumable", **{"Spillway-Resume": "60"}))
-    await asyncio.sleep(0.4)
-    resumable = [name for name in await _running(mesh) if name not in attached]
-    await leaving
+    attached = await _left(http, mesh, "attached")
+    resumable = await _left(http, mesh, "resumable", **{"Spillway-Resume": "60"})
 
-    assert 1 == len(attached) == len(resumable)
-    assert await _await_state(http, attached[0], {"cancelled", "result", "error"}) == "cancelled"
-    assert await _await_state(http, resumable[0], {"cancelled", "result", "error"}) == "result"
+    assert await _await_state(http, attached, {"cancelled", "result", "error"}) == "cancelled"
+    assert await _await_state(http, resumable, {"cancelled", "result", "error"}) == "result"
 
 
 async def test_cancel_ends_a_request(http: aiohttp.ClientSession, mesh: Mesh) -> None:
