@@ -293,6 +293,11 @@ def supervise(plan: Plan, console: Console, done: Callable[[Plan], None]) -> int
 async def _supervised(plan: Plan, console: Console, done: Callable[[Plan], None]) -> int:
     supervisor = Supervisor(plan, console)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, supervisor.on_signal)
-    return await supervisor.run(done)
+    try:
+        return await supervisor.run(done)
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,13 @@ import redis
 
 START_S = 15.0
 SLOTS = 16384
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _packaged(package: str, pattern: str) -> Path | None:
@@ -129,8 +138,14 @@ class Server:
         arguments = [str(self.binary)]
         for name, value in self.options.items():
             arguments += [f"--{name}", value]
+        # A killed run leaves no server behind; the signal comes when the starting thread ends, so only from this one.
+        in_main = threading.current_thread() is threading.main_thread()
         self.process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent if in_main else None,
         )
         give_up = time.monotonic() + START_S
         while True:
