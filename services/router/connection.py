@@ -45,7 +45,7 @@ class Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         waiting = self._waiter is not None and not self._waiter.done()
-        late = self._loop.time() > self._next_keepalive_close_time
+        late = self._loop.time() >= self._next_keepalive_close_time
         if waiting and late and getattr(self, "_begun", False) and self.transport is not None:
             error = RequestTimeout(
                 f"the request's head did not arrive within {self.keepalive_timeout:g} s"

@@ -33,17 +33,20 @@ class World:
         self.processes = [
             self.spawn("gpu_worker", "--device", "sim", "--alpha", "0.0001", "--beta", "0.001"),
             self.spawn("vector_search", "--search-threads", "1", *search_flags),
-            self.spawn(
-                "router", "--port", "0", "--keys", "on", "--drain-s", "3",
-                "--body-timeout-s", str(BODY_TIMEOUT_S), "--max-body-bytes", str(MAX_BODY), *flags,
-            ),
-        ]  # fmt: skip
+            self.spawn_router("0", *flags),
+        ]
         self.keys = asyncio.run(self._make_keys())
         self.port = self.processes[-1].ports()["port"]
         self._wait_ready()
 
     def spawn(self, service: str, *flags: str) -> Process:
         return Process(service, self.directory, self.redis.url, "0", *flags).start()
+
+    def spawn_router(self, instance: str, *flags: str) -> Process:
+        """Start a router with keys and short limits; the caller stops one it asked for."""
+        limits = ["--body-timeout-s", str(BODY_TIMEOUT_S), "--max-body-bytes", str(MAX_BODY)]
+        flags = ("--port", "0", "--keys", "on", "--drain-s", "3", *limits, *flags)
+        return Process("router", self.directory, self.redis.url, instance, *flags).start()
 
     @property
     def router(self) -> Process:
