@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import random
@@ -23,11 +22,14 @@ START_S = 15.0
 SLOTS = 16384
 
 
-_libc = ctypes.CDLL(None)
+def _tied_to_us() -> list[str]:
+    """Return what makes a server end with the run that started it, where that is to be had.
 
-
-def _end_with_parent() -> None:
-    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    The signal comes when the starting thread ends, so only the main thread may ask for it.
+    """
+    if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):
+        return ["setpriv", "--pdeathsig", "KILL", "--"]
+    return []
 
 
 def _packaged(package: str, pattern: str) -> Path | None:
@@ -135,17 +137,14 @@ class Server:
 
     def start(self) -> Server:
         """Start the process on its old data and wait until it answers PING."""
-        arguments = [str(self.binary)]
+        arguments = [*_tied_to_us(), str(self.binary)]
         for name, value in self.options.items():
             arguments += [f"--{name}", value]
-        # A killed run leaves no server behind; the signal comes when the starting thread ends, so only from this one.
-        in_main = threading.current_thread() is threading.main_thread()
         self.process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent if in_main else None,
         )
         give_up = time.monotonic() + START_S
         while True:
