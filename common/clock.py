@@ -19,10 +19,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks, with a measured offset to Redis' TIME (see `common.bus.connection`)."""
+    """The machine's clocks, with a measured offset to Redis' TIME (see `common.bus.connection`).
+
+    Between measurements time goes on by the monotonic clock, so a step of the machine's clock changes nothing.
+    """
 
     def __init__(self) -> None:
-        self.offset_ms = 0.0
+        self.offset_ms = (time.time() - time.monotonic()) * 1000
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
@@ -30,4 +33,4 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch by the bus' clock."""
-        return int(time.time() * 1000 + self.offset_ms)
+        return int(time.monotonic() * 1000 + self.offset_ms)

@@ -127,6 +127,8 @@ class Holder:
             if not verdict.startswith(b"gap:"):
                 break
             event = msgspec.structs.replace(event, index=int(verdict[4:]))
+        if verdict == b"early":
+            await self.give_back([lease])  # this process' clock is ahead: another try, uncharged
         self._forget(lease)
         if verdict == b"ok" and router.decode() != lease.router:
             await self._ring(lease, router.decode(), event)

@@ -61,7 +61,7 @@ class Recovery(Door):
     async def held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
         """Return up to `count` leases of one consumer on one lane, oldest first."""
         lane = keys.lane(family, cls)
-        rows = await self.call("XPENDING", lane, GROUP, "-", "+", count, consumer)
+        rows = await self._of_group("XPENDING", lane, GROUP, "-", "+", count, consumer)
         entries = []
         for row in rows:
             found = await self.call("XRANGE", lane, row[0], row[0])
@@ -70,7 +70,7 @@ class Recovery(Door):
 
     async def _unread(self, family: Family, cls: str, count: int) -> list[Entry]:
         lane = keys.lane(family, cls)
-        groups = await self.call("XINFO", "GROUPS", lane) if await self.call("EXISTS", lane) else []
+        groups = await self._of_group("XINFO", "GROUPS", lane)
         last = b"0-0"
         for flat in groups:
             group = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -220,9 +220,7 @@ class Recovery(Door):
 
     async def _consumers(self, family: Family, cls: str) -> set[str]:
         lane = keys.lane(family, cls)
-        if not await self.call("XLEN", lane) and not await self.call("EXISTS", lane):
-            return set()
-        reply = await self.call("XINFO", "CONSUMERS", lane, GROUP)
+        reply = await self._of_group("XINFO", "CONSUMERS", lane, GROUP)
         named = (dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in reply)
         return {name for name in named if name != RETURNED}
 

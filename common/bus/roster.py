@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
 
 from common.bus import keys
 from common.bus.connection import Connection
@@ -92,10 +94,17 @@ class Roster(Connection):
 
     async def pending(self, family: Family, cls: str) -> dict[str, int]:
         """Return consumer -> number of leases on one lane."""
-        if not await self.call("EXISTS", keys.lane(family, cls)):
-            return {}
-        reply = await self.call("XPENDING", keys.lane(family, cls), keys.GROUP)
-        return {name.decode(): int(count) for name, count in reply[3] or ()}
+        reply = await self._of_group("XPENDING", keys.lane(family, cls), keys.GROUP)
+        return {name.decode(): int(count) for name, count in (reply[3] or () if reply else ())}
+
+    async def _of_group(self, *command: object) -> Any:
+        """Ask a lane's group; an empty list where there is none: a lane may be reaped at any moment."""
+        try:
+            return await self.call(*command)
+        except ResponseError as error:
+            if "NOGROUP" in str(error) or "no such key" in str(error):
+                return []
+            raise
 
 
 def hash_of(reply: list[bytes]) -> dict[bytes, bytes]:
