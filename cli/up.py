@@ -17,6 +17,7 @@ from cli.instance import Instance
 from cli.plan import Plan, make
 from cli.supervisor import supervise
 from common import log, metrics
+from common.config import Common
 
 NAME = "up"
 HELP = "start an instance: the server, the services, the sample collection"
@@ -59,7 +60,8 @@ def _command(plan: Plan) -> tuple[str, str]:
     """Return how this user calls the command, and what tells it which instance."""
     script = Path(sys.executable).with_name("spillway")
     command = "spillway" if shutil.which("spillway") else _short(script)
-    return command, "" if plan.port == 8080 else f" --url {plan.url}"
+    default = Instance.at(Common().data_dir).data_dir == plan.instance.data_dir
+    return command, "" if default else f" --data-dir {shlex.quote(_short(plan.instance.data_dir))}"
 
 
 def _welcome(plan: Plan, console: Console) -> None:
@@ -125,6 +127,6 @@ def _detach(args: argparse.Namespace, plan: Plan) -> int:
 
 def _detached(plan: Plan, pid: int) -> int:
     url = Instance.at(plan.config.data_dir).read_note("supervisor").get("url", plan.url)
-    command, _ = _command(plan)
-    print(f"spillway: ready at {url} (process {pid}); `{command} down` stops it")
+    command, where = _command(plan)
+    print(f"spillway: ready at {url} (process {pid}); `{command} down{where}` stops it")
     return 0
