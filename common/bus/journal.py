@@ -30,6 +30,7 @@ class Bell:
         journal.waiting[family] += 1
         self._rung: asyncio.Queue[Event | None] = asyncio.Queue()
         journal.bells[name].add(self._rung)
+        self._open = True
 
     async def wait(self, seconds: float) -> Event | None:
         """Return the event it rang with, or None after `seconds` or for an event too large for the journal."""
@@ -39,7 +40,10 @@ class Bell:
         return None
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; once is enough."""
+        if not self._open:
+            return
+        self._open = False
         bells = self._journal.bells
         bells[self._name].discard(self._rung)
         if not bells[self._name]:
@@ -123,14 +127,17 @@ class Journal:
             for bell in bells:
                 bell.put_nowait(event)
 
-    async def events(self, job: str, start: int, deadline_ms: int) -> AsyncIterator[Event]:
+    async def events(
+        self, job: str, start: int, deadline_ms: int, bell: Bell | None = None
+    ) -> AsyncIterator[Event]:
         """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
 
-        Ends without an outcome when the deadline passes.
+        Ends without an outcome when the deadline passes. A `bell` that was there before the job was admitted spares
+        the first look at the log.
         """
-        bell = self.bell(job, family_of(job))
+        expected, look = start, bell is None
+        bell = bell or self.bell(job, family_of(job))
         try:
-            expected, look = start, True
             while True:
                 if look:
                     for event in await self._logged(job, expected):
@@ -157,9 +164,9 @@ class Journal:
             return [event for item in raw if (event := decode(item, Event)).index >= start]
         return []
 
-    async def end(self, job: str, deadline_ms: int) -> Event:
+    async def end(self, job: str, deadline_ms: int, bell: Bell | None = None) -> Event:
         """Return the outcome of a job; an "expired" event made here if the deadline passed first."""
-        async for event in self.events(job, 0, deadline_ms):
+        async for event in self.events(job, 0, deadline_ms, bell):
             if event.ends:
                 return event
         return Event(

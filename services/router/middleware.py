@@ -70,6 +70,13 @@ def from_http(error: web.HTTPException, request: web.BaseRequest) -> web.Respons
     return error_response(known)
 
 
+def _id(request: web.Request) -> str:
+    """Return the request's id: its job's, or one of its own where it came to none."""
+    if REQUEST_ID not in request:
+        request[REQUEST_ID] = f"req-{ulid()}"
+    return request[REQUEST_ID]
+
+
 def _route(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "unmatched"
@@ -80,7 +87,6 @@ async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every response an id, every error its shape, and count it."""
     router = request.app[ROUTER]
     began = time.perf_counter()
-    request[REQUEST_ID] = f"req-{ulid()}"
     router.entered()
     response: web.StreamResponse | None = None
     try:
@@ -92,7 +98,7 @@ async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         metrics.REQUESTS.labels(*labels, str(status)).inc()
         metrics.DURATION.labels(*labels).observe(time.perf_counter() - began)
     if not response.prepared:
-        response.headers["x-request-id"] = request[REQUEST_ID]
+        response.headers["x-request-id"] = _id(request)
     return response
 
 
@@ -101,14 +107,14 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except SpillwayError as error:
         if error.http_status == 500:
-            _log.error("request_failed", request_id=request[REQUEST_ID], code=error.code)
+            _log.error("request_failed", request_id=_id(request), code=error.code)
         return error_response(error)
     except web.HTTPException as error:
         return from_http(error, request)
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - the boundary of a request: a bug must not end the connection silently
-        _log.exception("request_crashed", request_id=request[REQUEST_ID], route=_route(request))
+        _log.exception("request_crashed", request_id=_id(request), route=_route(request))
         return error_response(InternalError("an internal error; the log has it under x-request-id"))
 
 

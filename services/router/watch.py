@@ -62,6 +62,7 @@ class Watch:
             await self._family(family)
         ready = any(family.name in router.depths for family in encoders if _embeds(family))
         router.health.set("workers", ready, "" if ready else "no worker that embeds is up")
+        await router.dispatch.sweep()
         for family in self._used(set(encoders)):
             await self._family(family)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from common import log
-from common.bus import Bus, BusDown, BusFull, Journal, NewJob
+from common.bus import Bus, BusDown, BusFull, Journal, NewJob, keys
+from common.bus.journal import Bell
 from common.errors import (
     Conflict,
     DeadlineExceeded,
@@ -33,6 +35,8 @@ SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
 DELIVERED_S = 30.0
 AFTER_S = 600
+_SWEPT_KEYS = 400
+_MOST_DELIVERED = 500_000
 _log = log.get("router")
 
 
@@ -119,8 +123,10 @@ def refusal(reason: str, retry_after_s: float) -> SpillwayError:
 class Dispatch:
     """Admits requests and waits for them; one a router."""
 
-    def __init__(self, bus: Bus, journal: Journal, keys: KeyStore, background: Background) -> None:
-        self.bus, self.journal, self.keys = bus, journal, keys
+    def __init__(
+        self, bus: Bus, journal: Journal, key_store: KeyStore, background: Background
+    ) -> None:
+        self.bus, self.journal, self.keys = bus, journal, key_store
         self.background = background
         self.router = journal.router
         self.prefer: dict[Family, str] = {}
@@ -128,11 +134,15 @@ class Dispatch:
         self.draining = False
         self.on_flagged: Callable[[], None] = lambda: None
         self._readers: dict[str, int] = {}
+        self._delivered: deque[tuple[float, str]] = deque(maxlen=_MOST_DELIVERED)
 
     # -- the door --------------------------------------------------------------------------------------
 
-    async def submit(self, caller: Caller, ask: Ask) -> str:
-        """Claim, charge and admit; return the request's id. Raises 409, 429 or 503 with nothing left behind."""
+    async def submit(self, caller: Caller, ask: Ask) -> tuple[str, Bell | None]:
+        """Claim, charge and admit; return the request's id, and its bell if it is new.
+
+        Raises 409, 429 or 503 with nothing left behind.
+        """
         request = job_id(ask.family, ulid(self.bus.clock.now_ms()))
         claimed = False
         if caller.idempotency_key:
@@ -142,7 +152,7 @@ class Dispatch:
         try:
             if caller.key is not None:
                 charge = await self._charge(caller, caller.key, request, ask.charge_tokens)
-            await self._admit(caller, ask, request)
+            bell = await self._admit(caller, ask, request)
         except SpillwayError:
             if charge is not None:
                 await self.keys.refund(charge)
@@ -152,7 +162,7 @@ class Dispatch:
         if not caller.attached:
             await self._keep_view(request, ask.view, caller.deadline_ms)
         metrics.TOKENS.labels(ask.view.model, "input").inc(ask.charge_tokens)
-        return request
+        return request, bell
 
     async def _claim(self, caller: Caller, request: str) -> str:
         claimed = await self.bus.claim(
@@ -172,25 +182,33 @@ class Dispatch:
             error.retry_after_s = retry_after(error.retry_after_s or 1.0)
             raise
 
-    async def _admit(self, caller: Caller, ask: Ask, request: str) -> None:
+    async def _admit(self, caller: Caller, ask: Ask, request: str) -> Bell | None:
         family = family_of(request)
         self.families[family] = self.bus.clock.monotonic()
-        admission = await self.bus.admit(
-            [NewJob(request, ask.parcel.payload, ask.parcel.items, ask.parcel.tokens)],
-            classes=ask.classes,
-            router=self.router,
-            tenant=caller.tenant,
-            deadline_ms=caller.deadline_ms,
-            prefer=self.prefer.get(family),
-        )
+        bell = self.journal.bell(request, family)
+        kept = False
+        try:
+            admission = await self.bus.admit(
+                [NewJob(request, ask.parcel.payload, ask.parcel.items, ask.parcel.tokens)],
+                classes=ask.classes,
+                router=self.router,
+                tenant=caller.tenant,
+                deadline_ms=caller.deadline_ms,
+                prefer=self.prefer.get(family),
+            )
+            kept = admission.outcome == "admitted"
+        finally:
+            if not kept:
+                bell.close()
         if admission.outcome == "refused":
             if caller.deadline_ms <= self.bus.clock.now_ms():
                 raise DeadlineExceeded("the deadline passed before the request could be admitted")
             raise refusal(admission.reason, admission.retry_after_s)
         if admission.outcome == "exists":
             await self.bus.adopt(request, self.router)
-        else:
-            metrics.ADMITTED.labels(family.name, admission.lane).inc()
+            return None
+        metrics.ADMITTED.labels(family.name, admission.lane).inc()
+        return bell
 
     async def foresee(
         self, family: Family, classes: Sequence[str], items: int, tokens: int, deadline_ms: int
@@ -217,8 +235,8 @@ class Dispatch:
         """Submit a request and return its id and result, or raise its error; a disconnect cancels it if attached."""
         submitted = asyncio.create_task(self.submit(caller, ask))
         try:
-            request = await asyncio.shield(submitted)
-            event = await self.wait(request, caller.deadline_ms)
+            request, bell = await asyncio.shield(submitted)
+            event = await self.wait(request, caller.deadline_ms, bell)
         except asyncio.CancelledError:
             self.background.spawn(self._abandon(submitted, caller))
             raise
@@ -228,21 +246,25 @@ class Dispatch:
         metrics.OUTCOMES.labels(lane, "ok" if event.kind == "result" else event.kind).inc()
         return request, result_of(event)
 
-    async def wait(self, request: str, deadline_ms: int) -> Event:
+    async def wait(self, request: str, deadline_ms: int, bell: Bell | None = None) -> Event:
         """Return a request's outcome; counts as a reader of it while waiting."""
         self._readers[request] = self._readers.get(request, 0) + 1
         try:
-            return await self.journal.end(request, deadline_ms)
+            return await self.journal.end(request, deadline_ms, bell)
         finally:
             self._readers[request] -= 1
             if self._readers[request] == 0:
                 del self._readers[request]
 
-    async def _abandon(self, submitted: asyncio.Task[str], caller: Caller) -> None:
+    async def _abandon(
+        self, submitted: asyncio.Task[tuple[str, Bell | None]], caller: Caller
+    ) -> None:
         try:
-            request = await submitted
+            request, bell = await submitted
         except SpillwayError:
             return
+        if bell is not None:
+            bell.close()
         if caller.key is not None:
             await self.keys.leave(caller.key, request)
         if self.draining or (caller.idempotency_key and caller.resume_s <= 0):
@@ -273,11 +295,22 @@ class Dispatch:
     def delivered(self, caller: Caller, request: str, jobs: Sequence[str] = ()) -> None:
         """Let what an attached request left on the bus go soon: its client has the result."""
         if caller.attached:
-            self.background.spawn(self._shorten([request, *jobs]))
+            now = self.bus.clock.monotonic()
+            self._delivered.extend((now, job) for job in (request, *jobs))
 
-    async def _shorten(self, jobs: Sequence[str]) -> None:
-        for job in jobs:
-            await self.bus.shorten(job, DELIVERED_S)
+    async def sweep(self) -> None:
+        """Remove what was delivered some time ago, many jobs a command: one command a job would cost more than its end.
+
+        What a stopping router leaves goes by its own time to live.
+        """
+        before = self.bus.clock.monotonic() - DELIVERED_S
+        by_family: dict[Family, list[str]] = {}
+        while self._delivered and self._delivered[0][0] < before:
+            _, job = self._delivered.popleft()
+            by_family.setdefault(family_of(job), []).extend((keys.log(job), keys.job(job)))
+        for names in by_family.values():
+            for first in range(0, len(names), _SWEPT_KEYS):
+                await self.bus.call("UNLINK", *names[first : first + _SWEPT_KEYS])
 
     # -- views: how a request that may be asked for later wants its result shown -------------------------
 

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from common.bus import Bus, Journal, Lease, NewJob
+from common.bus.journal import Bell
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable
-from common.ids import Family, child_id
+from common.ids import Family, child_id, family_of
 from common.messages import Event, Result
 from services.router.cards import Cards
 from services.router.queue.outcomes import error_of, result_of
@@ -82,13 +83,19 @@ class Run:
         ]
         results: dict[int, Result] = {}
         waiting: dict[asyncio.Task[Event], int] = {}
+        bells: dict[str, Bell] = {}
         following, pause = 0, _FIRST_S
         try:
             while following < len(ids) or waiting:
                 timeout: float | None = None
                 if following < len(ids) and len(waiting) < most:
-                    if await self._admit(ids[following], classes, parcels[following], share):
-                        ending = self.tools.journal.end(ids[following], self.deadline_ms)
+                    job = ids[following]
+                    bells[job] = self.tools.journal.bell(job, family_of(job))
+                    outcome = await self._admit(job, classes, parcels[following], share)
+                    if outcome != "admitted":
+                        bells.pop(job).close()
+                    if outcome != "refused":
+                        ending = self.tools.journal.end(job, self.deadline_ms, bells.get(job))
                         waiting[asyncio.create_task(ending)] = following
                         following, pause = following + 1, _FIRST_S
                         continue
@@ -100,10 +107,12 @@ class Run:
         finally:
             for task in waiting:
                 task.cancel()
+            for bell in bells.values():
+                bell.close()
         self._open -= set(ids)
         return ids, [results[i] for i in range(len(ids))]
 
-    async def _admit(self, job: str, classes: Sequence[str], parcel: Parcel, share: float) -> bool:
+    async def _admit(self, job: str, classes: Sequence[str], parcel: Parcel, share: float) -> str:
         if self.tools.bus.clock.now_ms() >= self.deadline_ms:
             raise DeadlineExceeded("the deadline passed before the request's last job was admitted")
         self._open.add(job)
@@ -117,10 +126,10 @@ class Run:
                 share=share,
             )
         except Unavailable:
-            return False
+            return "refused"
         if admission.outcome == "exists":
             await self.tools.bus.adopt(job, self.tools.journal.router)
-        return admission.outcome != "refused"
+        return admission.outcome
 
     async def _collect(
         self,
