@@ -150,3 +150,24 @@ async def test_many_documents_are_reranked(http: aiohttp.ClientSession) -> None:
 
     assert results[0]["index"] == 70
     assert sorted(range(80)) == sorted(item["index"] for item in results)
+
+
+async def test_what_cannot_be_done_in_time_is_refused_with_the_wait(
+    http: aiohttp.ClientSession,
+) -> None:
+    """A deadline no lane can meet is a 429 with a computed Retry-After; one that is over already a 504."""
+    body = {"input": [f"text {index}" for index in range(32)]}
+    async with http.post(
+        "/v1/embeddings", json=body, headers={"Spillway-Timeout": "0.009"}
+    ) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) in {(429, "deadline"), (504, "deadline_exceeded")}
+        if response.status == 429:
+            assert 1 <= int(response.headers["Retry-After"]) <= 60
+    body = {"input": [f"text {index}" for index in range(2000)]}
+    async with http.post(
+        "/v1/embeddings", json=body, headers={"Spillway-Timeout": "0.3"}
+    ) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (429, "deadline")
+        assert 1 <= int(response.headers["Retry-After"]) <= 60

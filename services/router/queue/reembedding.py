@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import cast
 
 import msgspec
 
-from common.bus import BusDown
+from common.bus import BusDown, keys
+from common.bus.writes import shard_family
 from common.documents import document_hash
 from common.errors import Conflict, SpillwayError, Unprocessable
 from common.messages import (
@@ -34,6 +36,7 @@ from services.router.text.asks import Parcel
 from services.router.text.collections import StoreItem
 
 PAGE = 50
+SETTLE_S = 1.0
 
 
 async def reembed(run: Run, plan: ReembedPlan) -> RequestResult:
@@ -104,13 +107,21 @@ async def _copy(
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
     done, page = 0, 0
-    for family in shard_families(old):
+    await asyncio.sleep(
+        SETTLE_S
+    )  # writes that passed the lock before it was taken are in the stream by then
+    for shard, family in enumerate(shard_families(old)):
+        newest = await run.tools.bus.call(
+            "XREVRANGE", keys.writes(shard_family(old.id, shard)), "+", "-", "COUNT", 1
+        )
+        after = newest[0][0].decode() if newest else None
         cursor: str | None = None
         while True:
             work = DocumentsWork(
                 collection=old.id,
                 op="list",
                 cursor=cursor,
+                after=after,
                 limit=PAGE,
                 with_text=True,
                 with_vectors=False,
