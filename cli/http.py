@@ -33,11 +33,10 @@ class NoServer(Exception):
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add --url, --api-key and --data-dir."""
+    """Add --url and --data-dir; the key is SPILLWAY_API_KEY only, since `ps` shows arguments."""
     parser.add_argument(
         "--url", help="the server (default: SPILLWAY_URL, else the instance of the data directory)"
     )
-    parser.add_argument("--api-key", help="default: SPILLWAY_API_KEY, which `ps` does not show")
     parser.add_argument(
         "--data-dir", default=argparse.SUPPRESS, help="where to look for a running instance"
     )
@@ -45,7 +44,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def endpoint(args: argparse.Namespace, env: Mapping[str, str]) -> Endpoint:
     """Return the server to talk to; NoServer or ConfigError if there is none to be found."""
-    key = args.api_key or env.get("SPILLWAY_API_KEY") or None
+    key = env.get("SPILLWAY_API_KEY") or None
     url = args.url or env.get("SPILLWAY_URL")
     if url:
         return Endpoint(url, key)
