@@ -15,7 +15,7 @@ CANDIDATE_S = 3e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
-EF_LADDER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+EF_LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 RECALL_GOAL = 0.97
 # ef is chosen anew when the rows have grown this much since.
 RETUNE_GROWTH = 1.3

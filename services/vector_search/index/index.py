@@ -30,10 +30,10 @@ Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
 
 
 class Found(NamedTuple):
-    """Labels and scores of each query, best first, and the way they were found."""
+    """Labels and scores of each query (rows of a matrix, or a list), best first, and the way they were found."""
 
-    labels: list[Ints]
-    scores: list[Floats]
+    labels: list[Ints] | Ints
+    scores: list[Floats] | Floats
     path: Path
 
 
@@ -175,7 +175,7 @@ class Index:
         if remember:
             self._recent.append(queries[:1])
         metrics.BY_PATH["graph"].inc(len(queries))
-        return Found(list(view.labels[found]), list(scores), "graph")
+        return Found(view.labels[found], scores, "graph")
 
     def _exactly(
         self, queries: Floats, view: View, k: int, *, dead: int, allowed: Flags | None, way: Path
@@ -183,7 +183,7 @@ class Index:
         if allowed is None and dead:
             allowed = view.live[: view.size].copy()
         found, scores = exact.top_k(queries, view.matrix[: view.size], k, self.metric, allowed)
-        return Found(list(view.labels[found]), list(scores), way)
+        return Found(view.labels[found], scores, way)
 
     def _by_graph(
         self,
@@ -226,7 +226,7 @@ class Index:
             )
             found, scores = np.hstack([found, tail + indexed]), np.hstack([scores, near])
         elif good.all():
-            return Found(list(view.labels[found[:, :k]]), list(scores[:, :k]), way)
+            return Found(view.labels[found[:, :k]], scores[:, :k], way)
         found, scores = exact.rank(found, scores, k)
         sound = np.isfinite(scores)
         return Found(
