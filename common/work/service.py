@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from pathlib import Path
 
@@ -28,6 +29,11 @@ _log = structlog.get_logger("work")
 
 def load_models(config: WorkerConfig) -> list[Model]:
     """Load the encoder, and the cross-encoder if one is configured; ConfigError says what cannot be had."""
+    for name in ("embed_slo_s", "alpha", "beta", "drain_s"):
+        if not math.isfinite(getattr(config, name)):
+            raise ConfigError(
+                f"SPILLWAY_{name.upper()} is {getattr(config, name)}; expected a finite number"
+            )
     if config.device == "sim":
         from common.ml.sim import SimModel  # noqa: PLC0415 - each device loads only what it needs
 
