@@ -17,9 +17,9 @@ from common.config import SearchConfig
 from common.errors import SpillwayError
 from common.messages import CollectionRecord, Write, encode
 from services.vector_search import metrics
-from services.vector_search.loop import Unit
 from services.vector_search.records import save_record, stored_records
 from services.vector_search.shard import Shard
+from services.vector_search.unit import Unit
 
 Key = tuple[str, int]
 T = TypeVar("T")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import structlog
 
 from common.bus import BusDown, Consumer, Lease
@@ -19,19 +18,16 @@ from common.errors import (
     NotFound,
     SpillwayError,
     TooLarge,
-    Unavailable,
 )
 from common.messages import (
     BadMessage,
     DocumentsWork,
     Result,
-    SearchResult,
     SearchWork,
     decode_work,
 )
-from services.vector_search import metrics
-from services.vector_search.log import parse_id
-from services.vector_search.shard import Shard
+from services.vector_search.execute import alike, execute
+from services.vector_search.unit import Unit
 
 MAX_JOBS = 128
 MAX_QUERIES = 256
@@ -49,57 +45,6 @@ class Job(NamedTuple):
     lease: Lease
     work: SearchWork | DocumentsWork
     generation: int
-
-
-class Unit:
-    """One shard as the mesh sees it: its data (None once dropped or damaged) and who waits for its writes."""
-
-    def __init__(self, collection: str, number: int, shard: Shard | SpillwayError) -> None:
-        self.collection = collection
-        self.number = number
-        self.shard = shard if isinstance(shard, Shard) else None
-        self.error = shard if isinstance(shard, SpillwayError) else None
-        self._advanced = asyncio.Event()
-
-    def drop(self) -> Shard | None:
-        """Let go of the data; queries from now on are told that the collection is gone."""
-        shard, self.shard = self.shard, None
-        self.error = NotFound(
-            f"collection {self.collection} was deleted", code="collection_not_found"
-        )
-        self.advanced()
-        return shard
-
-    def advanced(self) -> None:
-        """Wake those who wait for a write."""
-        self._advanced.set()
-        self._advanced = asyncio.Event()
-
-    async def reach(self, after: str, timeout_s: float) -> Shard:
-        """Return the shard once it has applied `after`; Unavailable (`not_applied`) after the timeout."""
-        try:
-            wanted = parse_id(after)
-        except ValueError as error:
-            raise InvalidRequest(f"after: {error}", param="after") from error
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    advanced, shard = self._advanced, self.open()
-                    if parse_id(shard.applied) >= wanted:
-                        return shard
-                    await advanced.wait()
-        except TimeoutError as error:
-            raise Unavailable(
-                f"write {after} has not been applied here yet",
-                code="not_applied",
-                retry_after_s=1,
-            ) from error
-
-    def open(self) -> Shard:
-        """Return the shard, or raise why there is none."""
-        if self.shard is None:
-            raise self.error or NotFound("no such shard", code="collection_not_found")
-        return self.shard
 
 
 class QueryLoop:
@@ -230,13 +175,13 @@ class QueryLoop:
         if not held:
             self._pending = []
             return []
-        key, queries = _alike(held[0].work), 0
+        key, queries = alike(held[0].work), 0
         batch: list[Job] = []
         rest: list[Job] = []
         for job in held:
             fits = job is held[0] or (
                 key is not None
-                and _alike(job.work) == key
+                and alike(job.work) == key
                 and queries + job.lease.items <= MAX_QUERIES
             )
             (batch if fits else rest).append(job)
@@ -294,57 +239,6 @@ class QueryLoop:
             await self.consumer.refuse(lease, error)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))
-
-
-def _alike(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return what searches must share to run as one batch; None for what runs alone."""
-    if isinstance(work, DocumentsWork):
-        return None
-    return msgspec.msgpack.encode(msgspec.structs.replace(work, vectors=b"", after=None))
-
-
-def execute(
-    unit: Unit, works: Sequence[SearchWork | DocumentsWork]
-) -> list[Result | SpillwayError]:
-    """Run one batch; what is wrong with one job is its outcome and no other's."""
-    first = works[0]
-    if len(works) > 1 and isinstance(first, SearchWork):
-        try:
-            return _together(unit.open(), [work for work in works if isinstance(work, SearchWork)])
-        except SpillwayError:
-            pass  # one of them is bad: each alone
-    outcomes: list[Result | SpillwayError] = []
-    for work in works:
-        try:
-            shard = unit.open()
-            outcomes.append(
-                shard.search(work) if isinstance(work, SearchWork) else shard.documents(work)
-            )
-        except SpillwayError as error:
-            outcomes.append(error)
-        except Exception as error:  # noqa: BLE001 - one query's failure is its own
-            _log.exception("query_failed", collection=unit.collection)
-            metrics.FAILURES.inc()
-            outcomes.append(
-                unit.error
-                or Unavailable(f"the search failed: {type(error).__name__}", code="search_failed")
-            )
-    return outcomes
-
-
-def _together(shard: Shard, works: list[SearchWork]) -> list[Result | SpillwayError]:
-    size = shard.record.dimension * 4
-    if any(not work.vectors or len(work.vectors) % size for work in works):
-        raise InvalidRequest("a query has another dimension", code="dimension_mismatch")
-    joined = msgspec.structs.replace(works[0], vectors=b"".join(work.vectors for work in works))
-    found = shard.search(joined)
-    outcomes: list[Result | SpillwayError] = []
-    at = 0
-    for work in works:
-        hits = found.hits[at : at + len(work.vectors) // size]
-        outcomes.append(SearchResult(hits=hits, applied=found.applied, path=found.path))
-        at += len(hits)
-    return outcomes
 
 
 async def _wait(event: asyncio.Event) -> None:

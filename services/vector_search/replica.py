@@ -22,15 +22,15 @@ from common.messages import BadMessage, WorkerRecord, Write
 from services.vector_search import metrics
 from services.vector_search.holdings import Holdings, Key
 from services.vector_search.log import parse_id
-from services.vector_search.loop import MAX_QUERIES, QueryLoop, Unit
+from services.vector_search.loop import MAX_QUERIES, QueryLoop
 from services.vector_search.shard import Shard
+from services.vector_search.tidy import Tidier
+from services.vector_search.unit import Unit
 
 _REFRESH_S = 0.25
 _BLOCK_MS = 250
 _RETRY_S = 1.0
 _GONE_S = 2.0
-_SNAPSHOT_S = 30.0
-_SNAPSHOT_CHECK_S = 1.0
 _PROBES = (1, 32)
 _DEPTH_ITEMS = (256, 10_000)
 _DEPTH_TOKENS = 1 << 30
@@ -51,7 +51,6 @@ class Replica:
         self._name = name
         self._searchers = ThreadPoolExecutor(config.search_threads or cores, "search")
         self._writer = ThreadPoolExecutor(1, "write")
-        self._tidier = ThreadPoolExecutor(1, "tidy", initializer=_be_nice)
         self._holdings = Holdings(
             root,
             bus,
@@ -64,10 +63,16 @@ class Replica:
         self._loops: dict[Key, tuple[asyncio.Task[None], asyncio.Event]] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._put_off: dict[Key, float] = {}
-        self._snapshots: dict[Key, float] = {}
         self._targets: dict[Key, str] = {}
-        self._work = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._tidier = Tidier(
+            self._holdings,
+            bus,
+            self._stopping,
+            replica=name,
+            audit_s=config.audit_s,
+            writer=self._writer,
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping`, then drain; an unexpected error of any part ends it."""
@@ -84,8 +89,8 @@ class Replica:
             for name, part in (
                 ("registry", self._follow()),
                 ("writes", self._apply_writes()),
-                ("tidy", self._tidy()),
-                ("snapshots", self._snapshots_taken()),
+                ("tidy", self._tidier.run()),
+                ("snapshots", self._tidier.take_snapshots()),
             )
         ]
         stop = loop.create_task(stopping.wait())
@@ -93,7 +98,7 @@ class Replica:
             await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stopping.set()
-            self._work.set()
+            self._tidier.wake()
             stop.cancel()
             await self._drain(tasks)
         for task in tasks:
@@ -104,10 +109,10 @@ class Replica:
             event.set()
         loops = [task for task, _ in self._loops.values()]
         await asyncio.wait([*loops, *tasks, *self._retired], timeout=self._config.drain_s)
-        await self._snapshot_all()
-        await self._keep_graphs()
+        await self._tidier.finish()
         await self._holdings.close()
-        for pool in (self._searchers, self._writer, self._tidier):
+        self._tidier.close()
+        for pool in (self._searchers, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> T:
@@ -150,7 +155,7 @@ class Replica:
         key = unit.collection, unit.number
         self._targets.pop(key, None)
         self._put_off.pop(key, None)
-        self._snapshots.pop(key, None)
+        self._tidier.forget(key)
         task, stop = self._loops.pop(key)
 
         async def end() -> None:
@@ -259,7 +264,7 @@ class Replica:
         if self._put_off.pop(key, None) is not None:
             await self._flag(key, "")
         unit.advanced()
-        self._work.set()
+        self._tidier.wake()
         if shard.dropped:
             await self._holdings.drop(key[0])
             return
@@ -277,62 +282,6 @@ class Replica:
         with contextlib.suppress(BusDown, BusFull):
             await self._bus.publish_blocked(*key, code, 3 * _RETRY_S)
 
-    # -- tidying
-
-    async def _tidy(self) -> None:
-        audited = asyncio.get_running_loop().time()
-        while not self._stopping.is_set():
-            self._work.clear()
-            busy = False
-            for unit in list(self._holdings.units.values()):
-                if unit.shard is not None and not self._stopping.is_set():
-                    busy |= await self._tidied(unit.shard.maintain) or False
-            now = asyncio.get_running_loop().time()
-            due = now - audited >= self._config.audit_s
-            audited = now if due else audited
-            for unit in list(self._holdings.units.values()):
-                if unit.shard is not None and (due or unit.shard.audit_due):
-                    await self._tidied(unit.shard.audit)
-            if not busy:
-                await self._keep_graphs()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(self._config.audit_s, _SNAPSHOT_S) / 2):
-                        await self._work.wait()
-
-    async def _tidied(
-        self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
-    ) -> T | None:
-        try:
-            return await self._run(pool or self._tidier, function)
-        except Exception:  # noqa: BLE001 - tidying one shard must not end the service
-            _log.exception("tidying_failed")
-            return None
-
-    async def _snapshots_taken(self) -> None:
-        """Keep logs and streams short, beside long builds."""
-        while not self._stopping.is_set():
-            await self._snapshot_all()
-            await self._pause(_SNAPSHOT_CHECK_S)
-
-    async def _snapshot_all(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for key, unit in list(self._holdings.units.items()):
-            shard = unit.shard
-            if shard is None or not shard.log_bytes:
-                continue
-            last = self._snapshots.setdefault(key, now)
-            if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
-                self._snapshots[key] = now
-                covered = await self._tidied(shard.snapshot, self._writer)
-                if covered is not None and unit.shard is not None:
-                    with contextlib.suppress(BusDown, BusFull):
-                        await self._bus.publish_snapshot(*key, self._name, covered)
-
-    async def _keep_graphs(self) -> None:
-        for unit in list(self._holdings.units.values()):
-            if unit.shard is not None:
-                await self._tidied(unit.shard.keep_graph)
-
 
 def apply_batch(shard: Shard, batch: list[Entry]) -> None:
     """Apply entries of one shard in order, with one sync for all."""
@@ -346,8 +295,3 @@ def apply_batch(shard: Shard, batch: list[Entry]) -> None:
 
 def _probe(shard: Shard, queries: int) -> float:
     return sorted(shard.probe(queries) for _ in range(3))[1]
-
-
-def _be_nice() -> None:
-    """Let searches go before building, on this thread and those it starts."""
-    os.setpriority(os.PRIO_PROCESS, 0, 10)

@@ -1,0 +1,128 @@
+"""What is done between queries and writes: indexing, compaction, audits, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import structlog
+
+from common.bus import Bus, BusDown, BusFull
+from services.vector_search.holdings import Holdings, Key
+
+_SNAPSHOT_S = 30.0
+_SNAPSHOT_CHECK_S = 1.0
+T = TypeVar("T")
+_log = structlog.get_logger("vector_search")
+
+
+class Tidier:
+    """Looks after all shards of a replica; `wake` when there may be something to do.
+
+    Builds run on a thread of its own that yields to searches; snapshots run on `writer`, since writes wait for them
+    anyway, so that a long build never lets logs and streams grow.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        bus: Bus,
+        stopping: asyncio.Event,
+        *,
+        replica: str,
+        audit_s: float,
+        writer: ThreadPoolExecutor,
+    ) -> None:
+        self._holdings = holdings
+        self._bus = bus
+        self._stopping = stopping
+        self._replica = replica
+        self._audit_s = audit_s
+        self._writer = writer
+        self._pool = ThreadPoolExecutor(1, "tidy", initializer=_be_nice)
+        self._work = asyncio.Event()
+        self._snapshots: dict[Key, float] = {}
+
+    def wake(self) -> None:
+        """Say that there may be something to do."""
+        self._work.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a shard that is gone."""
+        self._snapshots.pop(key, None)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def finish(self) -> None:
+        """Take last snapshots, so that the next start is quick."""
+        await self._snapshot_all()
+        await self._keep_graphs()
+
+    async def run(self) -> None:
+        """Index, compact and audit, whenever there is need, until the stop."""
+        audited = asyncio.get_running_loop().time()
+        while not self._stopping.is_set():
+            self._work.clear()
+            busy = False
+            for unit in list(self._holdings.units.values()):
+                if unit.shard is not None and not self._stopping.is_set():
+                    busy |= await self._tidied(unit.shard.maintain) or False
+            now = asyncio.get_running_loop().time()
+            due = now - audited >= self._audit_s
+            audited = now if due else audited
+            for unit in list(self._holdings.units.values()):
+                if unit.shard is not None and (due or unit.shard.audit_due):
+                    await self._tidied(unit.shard.audit)
+            if not busy:
+                await self._keep_graphs()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(self._audit_s, _SNAPSHOT_S) / 2):
+                        await self._work.wait()
+
+    async def _tidied(
+        self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
+    ) -> T | None:
+        try:
+            loop = asyncio.get_running_loop()
+            return await asyncio.shield(loop.run_in_executor(pool or self._pool, function))
+        except Exception:  # noqa: BLE001 - tidying one shard must not end the service
+            _log.exception("tidying_failed")
+            return None
+
+    async def take_snapshots(self) -> None:
+        """Keep logs and streams short, beside long builds."""
+        while not self._stopping.is_set():
+            await self._snapshot_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SNAPSHOT_CHECK_S):
+                    await self._stopping.wait()
+
+    async def _snapshot_all(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for key, unit in list(self._holdings.units.items()):
+            shard = unit.shard
+            if shard is None or not shard.log_bytes:
+                continue
+            last = self._snapshots.setdefault(key, now)
+            if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
+                self._snapshots[key] = now
+                covered = await self._tidied(shard.snapshot, self._writer)
+                if covered is not None and unit.shard is not None:
+                    with contextlib.suppress(BusDown, BusFull):
+                        await self._bus.publish_snapshot(*key, self._replica, covered)
+
+    async def _keep_graphs(self) -> None:
+        for unit in list(self._holdings.units.values()):
+            if unit.shard is not None:
+                await self._tidied(unit.shard.keep_graph)
+
+
+def _be_nice() -> None:
+    """Let searches go before building, on this thread and those it starts."""
+    os.setpriority(os.PRIO_PROCESS, 0, 10)
