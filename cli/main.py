@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from common import metrics
+from common import log, metrics
 from common.errors import ConfigError, SpillwayError
 
 # name -> (module, function that adds it, function that runs it, help)
@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _, run, _ = COMMANDS[args.command]
         status: int = getattr(importlib.import_module(module), run)(args)
     except ConfigError as error:
-        sys.stderr.write(f"spillway: {error}\n")
+        sys.stderr.write(f"spillway: {log.mask(str(error))}\n")
         return 2
     except SpillwayError as error:
-        sys.stderr.write(f"spillway: {error.message}\n")
+        sys.stderr.write(f"spillway: {log.mask(error.message)}\n")
         return 1
     except KeyboardInterrupt:
         return 130

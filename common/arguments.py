@@ -6,22 +6,34 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from common.config import Common, load
 from common.errors import ConfigError
+from common.log import mask
 
 _INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 # Shown by `ps` to every user of the machine, so they come from the environment or the file only.
 SECRET_FIELDS = frozenset({"redis_url"})
 C = TypeVar("C", bound=Common)
+_SHOWN = 500
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with status 2 and one sentence, in which no secret is repeated."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line."""
+        shown = mask(message).encode("unicode_escape").decode()[:_SHOWN]
+        sys.stderr.write(f"spillway: {shown}; {self.prog} --help shows the flags\n")
+        raise SystemExit(2)
 
 
 def parser(cls: type[Common], prog: str) -> argparse.ArgumentParser:
     """Return a parser with --config, --instance and one flag per field of `cls`."""
-    made = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=cls.__doc__)
+    made = Parser(prog=prog, allow_abbrev=False, description=cls.__doc__)
     made.add_argument("--config", metavar="FILE", help="a TOML file with fields as names")
     made.add_argument("--instance", metavar="NAME", default="0", help="tells replicas apart")
     for field in msgspec.structs.fields(cls):
@@ -59,5 +71,5 @@ def parse(
             )
         return build(cls, parsed, env), parsed.instance
     except ConfigError as error:
-        sys.stderr.write(f"spillway: {error}\n")
+        sys.stderr.write(f"spillway: {mask(str(error))}\n")
         raise SystemExit(2) from error

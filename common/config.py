@@ -6,10 +6,11 @@ sentence that names the variable, the value and what is expected. The environmen
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -17,10 +18,14 @@ from msgspec import Meta
 from common.errors import ConfigError
 
 PREFIX = "SPILLWAY_"
+_FILE_BYTES = 1 << 20
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 50)]
+Count = Annotated[int, Meta(ge=0, le=1 << 50)]
+Threads = Annotated[int, Meta(ge=0, le=1024)]
+Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
+# Part of paths and of keys in Redis.
+InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +72,11 @@ class WorkerConfig(Common, frozen=True):
     embed_slo_s: Seconds = 2.0
     device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    threads: Count = 0
+    threads: Threads = 0
     role: Literal["overflow"] = "overflow"
     partition: Count = 0
-    alpha: Annotated[float, Meta(ge=0)] = 0.0
-    beta: Annotated[float, Meta(ge=0)] = 0.005
+    alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    beta: Annotated[float, Meta(ge=0, le=3600)] = 0.005
 
 
 class SearchConfig(Common, frozen=True):
@@ -79,11 +84,11 @@ class SearchConfig(Common, frozen=True):
 
     search_ack: Positive = 1
     search_slo_s: Seconds = 1.0
-    search_threads: Count = 0
+    search_threads: Threads = 0
     exact_below: Count = 10_000
     snapshot_bytes: Positive = 64 * 1024 * 1024
     audit_s: Seconds = 30.0
-    replica: str = ""
+    replica: InstanceName = ""
 
 
 class SupervisorConfig(Common, frozen=True):
@@ -92,7 +97,7 @@ class SupervisorConfig(Common, frozen=True):
     redis_port: Port = 0
     redis_server: str = ""
     redis_maxmemory: str = "1gb"
-    overflow_workers: Count = 1
+    overflow_workers: Annotated[int, Meta(ge=0, le=256)] = 1
     sample: bool = True
     start_timeout_s: Seconds = 300.0
 
@@ -117,20 +122,44 @@ def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
         value = value.strip()
         if kind is bool and value.lower() in {"1", "true", "yes", "on", "0", "false", "no", "off"}:
             return value.lower() in {"1", "true", "yes", "on"}
+        if not value.isprintable():
+            raise ConfigError(
+                f"{source} is {_shown(value)}: expected text without control characters"
+            )
     try:
-        return msgspec.convert(value, kind, strict=not isinstance(value, str))
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source} is {value!r}: {error}") from error
+        found = msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except (msgspec.ValidationError, ValueError) as error:
+        words = get_args(kind) if get_origin(kind) is Literal else ()
+        expected = f"expected one of {', '.join(words)}" if words else _clip(str(error))
+        raise ConfigError(f"{source} is {_shown(value)}: {expected}") from error
+    if isinstance(found, float) and not math.isfinite(found):
+        raise ConfigError(f"{source} is {_shown(value)}: expected a finite number")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
 
 
 def _file_values(path: str) -> dict[str, Any]:
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        if Path(path).exists() and not Path(path).is_file():  # a device or a pipe may never end
+            raise ConfigError(f"config file {path}: expected a regular file")
+        with Path(path).open("rb") as file:
+            content = file.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
+            raise ConfigError(f"config file {path}: expected at most {_FILE_BYTES} bytes")
+        return tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path}: {error}; expected TOML") from error
-    return values
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"config file {path}: {_clip(reason)}; expected TOML") from error
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def load(
@@ -150,7 +179,7 @@ def load(
     for name, value in (_file_values(path) if path else {}).items():
         if name.upper() not in known:
             raise ConfigError(
-                f"config file {path}: unknown name {name!r}; expected one of {_near(name, known)}"
+                f"config file {path}: unknown name {_shown(name)}; expected one of {_near(name, known)}"
             )
         if name in fields:
             values[name] = _value(cls, name, value, f"config file {path}: {name}")
@@ -159,7 +188,9 @@ def load(
             continue
         name = variable.removeprefix(PREFIX)
         if name not in known:
-            raise ConfigError(f"unknown variable {variable}; expected one of {_near(name, known)}")
+            raise ConfigError(
+                f"unknown variable {_clip(variable)}; expected one of {_near(name, known)}"
+            )
         if name.lower() in fields and text != "":
             values[name.lower()] = _value(cls, name.lower(), text, variable)
     for name, value in (args or {}).items():

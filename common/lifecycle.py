@@ -26,11 +26,12 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int
     long, 2 = a configuration that cannot be used (one sentence on stderr).
     """
     logger = log.get("lifecycle")
+    os.umask(0o077)  # documents, indexes and notes are for this user only, wherever the data directory lies
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_supervised(main, drain_s))
     except ConfigError as error:
-        sys.stderr.write(f"spillway: {error}\n")
+        sys.stderr.write(f"spillway: {log.mask(str(error))}\n")
         return 2
     except Exception:
         logger.exception("service_failed")
