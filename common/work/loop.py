@@ -182,15 +182,14 @@ class EmbeddingLoop:
         for job in batch:
             self._metrics.batch_wait.observe(started - job.read_at)
         computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
-        if not ask_first:
-            await self._drop_stopped(batch)
+        wanted = batch if ask_first else await self._drop_stopped(batch)
         ran = await computing
         self._consumer.progressed()
         self._running = []
         self._observe(batch, ran, predicted)
         if self._finishing is not None:
             await self._finishing
-        self._finishing = asyncio.create_task(self._finish(batch, ran), name="finish")
+        self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
 
     async def _drop_stopped(self, batch: list[Job]) -> list[Job]:
         """Ask which held jobs were cancelled or fenced off; drop them from the queue and from `batch`."""
@@ -207,9 +206,11 @@ class EmbeddingLoop:
 
     # -- ending ----------------------------------------------------------------------------------------
 
-    async def _finish(self, batch: Sequence[Job], ran: Ran) -> None:
-        ends = (self._end(job, out) for job, out in zip(batch, ran.outcomes, strict=True))
-        await asyncio.gather(*ends)
+    async def _finish(self, batch: Sequence[Job], ran: Ran, wanted: Sequence[Job]) -> None:
+        """End the jobs that nobody stopped while they ran."""
+        kept = {job.lease.job for job in wanted}
+        pairs = zip(batch, ran.outcomes, strict=True)
+        await asyncio.gather(*(self._end(job, out) for job, out in pairs if job.lease.job in kept))
 
     async def _end(self, job: Job, outcome: Result | Failure) -> None:
         try:
