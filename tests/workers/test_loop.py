@@ -139,8 +139,8 @@ async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
             assert rows(await desk.end(job)) == [TinyModel.row([n, n]), TinyModel.row([n])]
         ends = [await desk.end(job) for job in bad]
         assert [end.kind for end in ends] == ["dead", "dead"]
-        assert worker.count("dead") == 2
-        assert worker.count("ok") == 7
+    assert worker.count("dead") == 2
+    assert worker.count("ok") == 7
     letters = await bus.dead_letters(FAMILY)
     assert sorted(letter.job for letter in letters) == sorted(bad)
     assert {letter.attempts for letter in letters} == {3}
@@ -208,8 +208,8 @@ async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
     async with running(bus) as one, running(bus) as two:
         jobs = await asyncio.gather(*(desk.admit([n + 1, n + 2]) for n in range(150)))
         events = await asyncio.gather(*(desk.end(job) for job in jobs))
-        assert one.count("ok") + two.count("ok") == 150
 
+    assert one.count("ok") + two.count("ok") == 150
     assert [rows(event) for event in events] == [
         [TinyModel.row([n + 1, n + 2])] for n in range(150)
     ]
