@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +57,10 @@ def trace(path: Path, speed: float = 1.0) -> list[float]:
     """
     offsets: list[float] = []
     first = 0.0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
+    try:
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: expected a regular file of JSON lines")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if not line.strip():
                 continue
             at = _timestamp(path, number, line)
@@ -66,17 +69,26 @@ def trace(path: Path, speed: float = 1.0) -> list[float]:
             if offsets and offset < offsets[-1]:
                 raise TraceError(f"{path}, line {number}: the timestamp goes back in time")
             offsets.append(offset)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; expected a file of JSON lines") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 at byte {error.start}; expected JSON lines") from error
+    if not offsets:
+        raise TraceError(f"{path}: no line; expected one object with a 'timestamp' a line")
     return offsets
 
 
 def _timestamp(path: Path, number: int, line: str) -> float:
     try:
         value = json.loads(line)["timestamp"]
-        return value / 1000.0 if isinstance(value, int) else float(value)
-    except (ValueError, KeyError, TypeError) as error:
+        at = value / 1000.0 if isinstance(value, int) else float(value)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(
-            f"{path}, line {number}: expected an object with a numeric 'timestamp' ({error!r})"
+            f"{path}, line {number}: expected an object with a numeric 'timestamp' ({repr(error)[:200]})"
         ) from error
+    if not math.isfinite(at):
+        raise TraceError(f"{path}, line {number}: the timestamp is {at}; expected a finite number")
+    return at
 
 
 def named(

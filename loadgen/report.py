@@ -17,6 +17,10 @@ RESULTS = ROOT / "docs" / "benchmarks"
 _SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
 
 
+class ReportError(Exception):
+    """A result file cannot be used; the message names it and what is expected."""
+
+
 def render(found: dict[str, Any]) -> str:
     """Return one document's tables, verdicts, notes and origin as Markdown."""
     parts = []
@@ -66,9 +70,23 @@ def rewrite(text: str, results: Path = RESULTS) -> str:
 
     def section(match: re.Match[str]) -> str:
         path = results / f"{match['id']}.json"
-        body = (
-            render(msgspec.json.decode(path.read_bytes())) if path.exists() else "Not measured.\n"
-        )
+        if not path.exists():
+            return f"{match[1]}\nNot measured.\n\n{match[4]}"
+        try:
+            body = render(msgspec.json.decode(path.read_bytes()))
+        except (
+            msgspec.DecodeError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise ReportError(
+                f"{path}: {type(error).__name__} {str(error)[:200]}; expected what `spillway bench --json` writes"
+            ) from error
+        except OSError as error:
+            raise ReportError(f"{path}: {error.strerror}; expected a file") from error
         return f"{match[1]}\n{body}\n{match[4]}"
 
     return _SECTION.sub(section, text)
@@ -80,7 +98,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it differs")
     check = parser.parse_args(argv).check
     before = DOCS.read_text(encoding="utf-8")
-    after = rewrite(before)
+    try:
+        after = rewrite(before)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
     if check:
         if before != after:
             print("docs/benchmarks.md does not match docs/benchmarks/*.json", file=sys.stderr)

@@ -37,9 +37,11 @@ SUITES = {
         Suite("V1", "Vector search against hnswlib", ("hnswlib",)),
         Suite("V2", "Filtered search: k whenever k match"),
         Suite("F1", "kill -9 of any process under load"),
+        Suite("F2", "Cancel and disconnect: work stops"),
         Suite("F3", "One hung worker"),
         Suite("F4", "SIGTERM with requests in flight"),
         Suite("F5", "Memory under sustained load"),
+        Suite("F6", "Fuzzed API and hostile inputs"),
     )
 }
 

@@ -42,7 +42,7 @@ async def _run(body: Body, options: Options, folder: Path) -> None:
         # Documents of a filter lie together, and mostly far from the query: the hard case.
         "clustered": np.argsort(np.argsort(base[:, 0])) * BUCKETS // count,
     }
-    services = [processes.router(), processes.vector_search()]
+    services = [processes.router(), processes.sim_worker(), processes.vector_search()]
     cells: list[list[str]] = []
     short, recalls = 0, list[float]()
     async with Mesh(folder, services) as mesh, AsyncSpillway(mesh.url, timeout_s=300) as client:

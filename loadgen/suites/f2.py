@@ -1,0 +1,36 @@
+"""F2: cancelled and abandoned work stops within one step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgen import stats
+from loadgen.document import Body, Options
+from loadgen.faults.f2 import SLACK_S, STEP_S, Stop, measure
+
+
+def run(options: Options) -> Body:
+    """Stop requests by cancel and by disconnect (20 rounds each; quick: 1)."""
+    stops = measure(options.rounds(20, 1))
+    body = Body(samples={"stops": msgspec.to_builtins(stops)}, notes=["Simulated device."])
+    ways = sorted({stop.way for stop in stops})
+    rows = [_row(way, [stop for stop in stops if stop.way == way]) for way in ways]
+    columns = ["stopped by", "jobs", "over after p50 (ms)", "slowest (ms)", "ended as", "went on"]
+    body.table("Jobs queued and running, steps of 200 ms", columns, rows)
+    slowest = max((max(stop.over_s, default=0.0) for stop in stops), default=0.0)
+    left = sum(stop.left for stop in stops)
+    late = slowest > STEP_S + SLACK_S
+    body.met["work stops within one step"] = "missed" if left or late else "goal"
+    return body
+
+
+def _row(way: str, stops: list[Stop]) -> list[str]:
+    over = [value for stop in stops for value in stop.over_s]
+    found = stats.percentiles(over)
+    ends: dict[str, int] = {}
+    for stop in stops:
+        for name, count in stop.ends.items():
+            ends[name] = ends.get(name, 0) + count
+    told = ", ".join(f"{count} {name}" for name, count in sorted(ends.items()))
+    cells = [f"{found[key] * 1e3:.0f}" if found else "-" for key in ("p50", "max")]
+    return [way, str(len(over)), *cells, told, str(sum(stop.left for stop in stops))]
