@@ -94,7 +94,7 @@ class KeyStore:
         if min(requests_per_minute, tokens_per_minute, concurrency) < 0:
             raise ValueError("a quota is negative: expected 0 (unlimited) or more")
         key_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
-        secret = secrets.token_urlsafe(32)
+        secret = secrets.token_hex(32)
         key = Key(
             id=key_id,
             tenant=tenant,
@@ -122,7 +122,7 @@ class KeyStore:
             raise NotFound(
                 f"no key {key_id!r}; `spillway keys list` shows them", code="key_not_found"
             )
-        secret = secrets.token_urlsafe(32)
+        secret = secrets.token_hex(32)
         key = msgspec.structs.replace(key, digest=_digest(secret))
         await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key), "XX")
         self._checked.pop(key_id, None)

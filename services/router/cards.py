@@ -90,8 +90,8 @@ class Cards:
     async def _spec(self, card: ModelCard) -> Spec:
         digest = hashlib.blake2b(f"{card.name}:{card.fingerprint}".encode(), digest_size=16)
         path = self._directory / f"{digest.hexdigest()}.json"
-        if not path.exists():
-            text = await self._bus.tokenizer(card.name)
+        text = await self._bus.tokenizer(card.name)
+        if not path.exists() or path.read_bytes() != text:  # damaged, or half written
             self._directory.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(f".{os.getpid()}.tmp")
             fresh.write_bytes(text)

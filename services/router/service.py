@@ -16,9 +16,10 @@ from common.errors import ConfigError
 from common.health import Health
 from common.keys import KeyStore
 from services.router.app import Server
+from services.router.background import Background
 from services.router.cards import Cards
 from services.router.context import Router
-from services.router.queue.dispatch import Background, Dispatch
+from services.router.queue.dispatch import Dispatch
 from services.router.queue.pipeline import Pipeline
 from services.router.queue.run import Tools
 from services.router.text.pool import TextPool

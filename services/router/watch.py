@@ -24,6 +24,7 @@ class Watch:
         self._router = router
         self._task: asyncio.Task[None] | None = None
         self._lanes: set[str] = set()
+        self._seen: set[str] = set()
 
     def start(self) -> None:
         """Begin to look."""
@@ -56,6 +57,7 @@ class Watch:
         router = self._router
         await router.bus.call("PING", timeout_s=1.0)
         self._note_bus()
+        self._seen = set()
         metrics.TEXT_RESTARTS.set(router.pool.restarts)
         encoders = await router.families()
         for family in encoders:
@@ -65,6 +67,9 @@ class Watch:
         await router.dispatch.sweep()
         for family in self._used(set(encoders)):
             await self._family(family)
+        for gone in self._lanes - self._seen:
+            _forget(gone)
+        self._lanes = self._seen
 
     def _used(self, but: set[Family]) -> list[Family]:
         now, seen = self._router.clock.monotonic(), self._router.dispatch.families
@@ -86,6 +91,7 @@ class Watch:
         else:
             self._router.depths.pop(family.name, None)
         for cls, lane in shared.items():
+            self._seen.add(f"{family}:{cls}")
             _gauge(f"{family}:{cls}", lane)
 
 
@@ -100,3 +106,12 @@ def _gauge(name: str, lane: LaneState) -> None:
     metrics.USED.labels(name, "tokens").set(lane.tokens)
     metrics.OLDEST.labels(name).set(lane.oldest_age_s)
     metrics.PENDING.labels(name).set(lane.pending)
+
+
+def _forget(name: str) -> None:
+    """Drop the gauges of a lane nobody uses any more."""
+    for gauge in (metrics.DEPTH, metrics.USED):
+        for unit in ("items", "tokens"):
+            gauge.remove(name, unit)
+    metrics.OLDEST.remove(name)
+    metrics.PENDING.remove(name)

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from common import log
-from common.bus import Bus, BusDown, BusFull, Journal, NewJob, keys
+from common.bus import Bus, BusDown, Journal, NewJob
 from common.bus.journal import Bell
 from common.errors import (
     Conflict,
     DeadlineExceeded,
-    NotFound,
     RateLimited,
     SpillwayError,
-    Unavailable,
 )
 from common.ids import Family, family_of, job_id, ulid
 from common.keys import Charge, Key, KeyStore
 from common.messages import Event, Result, WorkerRecord
 from services.router import metrics
+from services.router.background import Background
+from services.router.queue.keeping import Keeping
 from services.router.queue.outcomes import result_of
+from services.router.queue.refusals import class_of, kind_of, refusal, retry_after
 from services.router.text.asks import Parcel
 from services.router.text.replies import View
 
 EMBED_CLASSES = ("gpu", "cpu")
 SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
-DELIVERED_S = 30.0
-AFTER_S = 600
-_SWEPT_KEYS = 400
-_MOST_DELIVERED = 500_000
 _log = log.get("router")
 
 
@@ -66,67 +60,14 @@ class Ask(NamedTuple):
     charge_tokens: int = 0
 
 
-class Background:
-    """Tasks nobody awaits, kept and logged."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run `work` to its end; an error is logged."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            level = _log.warning if isinstance(error, BusDown) else _log.error
-            level("background_failed", error=repr(error))
-
-    async def stop(self, timeout_s: float) -> None:
-        """Wait for the tasks, then cancel what is left."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def retry_after(seconds: float) -> float:
-    """Return a computed wait, clamped to 1..60 s and jittered so that refused clients do not return at once."""
-    return float(min(60, max(1, math.ceil(seconds * random.uniform(1.0, 1.3)))))
-
-
-def refusal(reason: str, retry_after_s: float) -> SpillwayError:
-    """Return the error of a refused admission."""
-    metrics.REFUSED.labels(reason).inc()
-    wait = retry_after(retry_after_s)
-    if reason == "no_worker":
-        return Unavailable(
-            "no worker of this kind is up; try again", code="no_worker", retry_after_s=wait
-        )
-    if reason == "bus_full":
-        return BusFull("the bus is full; running work goes on, try again later", retry_after_s=wait)
-    sentences = {
-        "depth": "every lane holds as many items as it can finish in time",
-        "tokens": "every lane holds as many tokens as it can finish in time",
-        "deadline": "no lane could finish this before its deadline",
-    }
-    return RateLimited(
-        f"busy: {sentences.get(reason, reason)}; come back after Retry-After",
-        code=reason,
-        retry_after_s=wait,
-    )
-
-
-class Dispatch:
+class Dispatch(Keeping):
     """Admits requests and waits for them; one a router."""
 
     def __init__(
         self, bus: Bus, journal: Journal, key_store: KeyStore, background: Background
     ) -> None:
-        self.bus, self.journal, self.keys = bus, journal, key_store
+        super().__init__(bus)
+        self.journal, self.keys = journal, key_store
         self.background = background
         self.router = journal.router
         self.prefer: dict[Family, str] = {}
@@ -134,7 +75,6 @@ class Dispatch:
         self.draining = False
         self.on_flagged: Callable[[], None] = lambda: None
         self._readers: dict[str, int] = {}
-        self._delivered: deque[tuple[float, str]] = deque(maxlen=_MOST_DELIVERED)
 
     # -- the door --------------------------------------------------------------------------------------
 
@@ -153,6 +93,11 @@ class Dispatch:
             if caller.key is not None:
                 charge = await self._charge(caller, caller.key, request, ask.charge_tokens)
             bell = await self._admit(caller, ask, request)
+        except BusDown:
+            # The job may be in: a retry under the same key attaches to it, so the claim stays.
+            if charge is not None:
+                self.background.spawn(self.keys.refund(charge))
+            raise
         except SpillwayError:
             if charge is not None:
                 await self.keys.refund(charge)
@@ -160,7 +105,7 @@ class Dispatch:
                 await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
             raise
         if not caller.attached:
-            await self._keep_view(request, ask.view, caller.deadline_ms)
+            await self.keep_view(request, ask.view, caller.deadline_ms)
         metrics.TOKENS.labels(ask.view.model, "input").inc(ask.charge_tokens)
         return request, bell
 
@@ -207,7 +152,7 @@ class Dispatch:
         if admission.outcome == "exists":
             await self.bus.adopt(request, self.router)
             return None
-        metrics.ADMITTED.labels(family.name, admission.lane).inc()
+        metrics.ADMITTED.labels(kind_of(family), class_of(admission.lane)).inc()
         return bell
 
     async def foresee(
@@ -242,7 +187,7 @@ class Dispatch:
             raise
         if caller.key is not None and caller.key.concurrency:
             self.background.spawn(self.keys.leave(caller.key, request))
-        lane = family_of(request).name
+        lane = kind_of(family_of(request))
         metrics.OUTCOMES.labels(lane, "ok" if event.kind == "result" else event.kind).inc()
         return request, result_of(event)
 
@@ -283,69 +228,11 @@ class Dispatch:
             self.on_flagged()
         return verdict
 
-    async def note_reader(self, request: str) -> None:
-        """Remember that somebody came back for a request, at whichever router."""
-        await self.bus.call("SET", _key(request, "seen"), self.bus.clock.now_ms(), "EX", AFTER_S)
-
-    async def seen(self, request: str, within_s: float) -> bool:
-        """Return whether somebody came back for a request within the last `within_s`."""
-        raw = await self.bus.call("GET", _key(request, "seen"))
-        return raw is not None and self.bus.clock.now_ms() - int(raw) <= within_s * 1000
-
     def delivered(self, caller: Caller, request: str, jobs: Sequence[str] = ()) -> None:
         """Let what an attached request left on the bus go soon: its client has the result."""
         if caller.attached:
-            now = self.bus.clock.monotonic()
-            self._delivered.extend((now, job) for job in (request, *jobs))
-
-    async def sweep(self) -> None:
-        """Remove what was delivered some time ago, many jobs a command: one command a job would cost more than its end.
-
-        What a stopping router leaves goes by its own time to live.
-        """
-        before = self.bus.clock.monotonic() - DELIVERED_S
-        by_family: dict[Family, list[str]] = {}
-        while self._delivered and self._delivered[0][0] < before:
-            _, job = self._delivered.popleft()
-            by_family.setdefault(family_of(job), []).extend((keys.log(job), keys.job(job)))
-        for names in by_family.values():
-            for first in range(0, len(names), _SWEPT_KEYS):
-                await self.bus.call("UNLINK", *names[first : first + _SWEPT_KEYS])
-
-    # -- views: how a request that may be asked for later wants its result shown -------------------------
-
-    async def _keep_view(self, request: str, view: View, deadline_ms: int) -> None:
-        ttl_ms = max(deadline_ms - self.bus.clock.now_ms(), 0) + AFTER_S * 1000
-        await self.bus.call(
-            "SET", _key(request, "view"), msgspec.msgpack.encode(view), "PX", ttl_ms
-        )
-
-    async def view(self, request: str) -> View | None:
-        """Return how a request's result is to be shown, if that was kept."""
-        raw = await self.bus.call("GET", _key(request, "view"))
-        return None if raw is None else msgspec.msgpack.decode(raw, type=View)
-
-    async def owned(self, request: str, tenant: str) -> None:
-        """Check that a request exists and is the tenant's; NotFound otherwise."""
-        try:
-            family_of(request)
-        except ValueError:
-            raise _no_request(request) from None
-        state = await self.bus.job(request)
-        if state is None or state.tenant != tenant:
-            raise _no_request(request)
+            self.deliver(request, jobs)
 
 
 def _seconds(worker: WorkerRecord, items: int, tokens: int) -> float:
     return worker.beta_s + worker.alpha_items_s * items + worker.alpha_tokens_s * tokens
-
-
-def _key(request: str, what: str) -> str:
-    return "{" + str(family_of(request)) + "}:" + what + ":" + request
-
-
-def _no_request(request: str) -> NotFound:
-    return NotFound(
-        f"no request {request[:120]!r}: unknown, or expired ten minutes after its deadline",
-        code="request_not_found",
-    )

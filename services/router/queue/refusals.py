@@ -1,0 +1,48 @@
+"""What a refused request is told, and how lanes are named in metrics."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from common.bus import BusFull
+from common.errors import RateLimited, SpillwayError, Unavailable
+from common.ids import Family
+from services.router import metrics
+
+
+def kind_of(family: Family) -> str:
+    """Return a family's name for metrics: those of collections count as one, for there may be many."""
+    return "search" if family.name.startswith("search.") else family.name
+
+
+def class_of(lane: str) -> str:
+    """Return a lane's class for metrics: workers' own lanes count as one."""
+    return "own" if lane.startswith("w.") else lane
+
+
+def retry_after(seconds: float) -> float:
+    """Return a computed wait, clamped to 1..60 s and jittered so that refused clients do not return at once."""
+    return float(min(60, max(1, math.ceil(seconds * random.uniform(1.0, 1.3)))))
+
+
+def refusal(reason: str, retry_after_s: float) -> SpillwayError:
+    """Return the error of a refused admission."""
+    metrics.REFUSED.labels(reason).inc()
+    wait = retry_after(retry_after_s)
+    if reason == "no_worker":
+        return Unavailable(
+            "no worker of this kind is up; try again", code="no_worker", retry_after_s=wait
+        )
+    if reason == "bus_full":
+        return BusFull("the bus is full; running work goes on, try again later", retry_after_s=wait)
+    sentences = {
+        "depth": "every lane holds as many items as it can finish in time",
+        "tokens": "every lane holds as many tokens as it can finish in time",
+        "deadline": "no lane could finish this before its deadline",
+    }
+    return RateLimited(
+        f"busy: {sentences.get(reason, reason)}; come back after Retry-After",
+        code=reason,
+        retry_after_s=wait,
+    )
