@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -170,10 +171,14 @@ class Consumer(Reader):
             if time.time() - last > TTL_MS / 1000 - 2 * BEAT_S:
                 self.bus.suspect()  # this process or the machine stood still: so may others have
             try:
-                await self._settle()
+                used = await self.bus.use(self.family)
+                if not any(any(size) for size in used.values()):
+                    self._quiet = self._want_take = False
+                    continue
+                await self._settle(used)
                 await self._take()
                 if turn % 2 == 0:
-                    await self._adopt()
+                    await self._adopt(used)
             except BusDown:
                 pass
             except ResponseError as error:
@@ -181,13 +186,14 @@ class Consumer(Reader):
                     _log.exception("recovery_failed", worker=self.worker)
             except Exception:  # noqa: BLE001 - recovery must outlive a bad reply
                 _log.exception("recovery_failed", worker=self.worker)
-            last = time.time()
+            finally:
+                last = time.time()
 
-    async def _settle(self) -> None:
+    async def _settle(self, used: Iterable[str]) -> None:
         for cls in self.record.classes:
             for done in await self.bus.settle(self.family, cls, self.worker):
                 _log.warning("lease_settled", job=done.entry.job, verdict=done.verdict)
-        for cls in await self.bus.use(self.family):
+        for cls in used:
             if cls.startswith("w.") and cls != self.lanes[0]:
                 await self.bus.settle_own_lane(
                     self.family, cls[2:], self.worker, self.record.classes[0]

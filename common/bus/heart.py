@@ -97,15 +97,25 @@ class Heart:
         while not self._stop.wait(EVERY_S):
             with self._lock:
                 pulses = [p for p in self._pulses if not p.overdue]
+            client = self._renew(client, pulses)
+        self._close(client)
+
+    def _renew(self, client: Any, pulses: list[Pulse]) -> Any:
+        """Renew every pulse; returns the client to go on with, or None where it failed."""
+        failed = False
+        for pulse in pulses:
             try:
                 client = client or self._client()
-                for pulse in pulses:
-                    if not client.pexpire(pulse.key, TTL_MS):
-                        pulse.lost.set()
+                if not client.pexpire(pulse.key, TTL_MS):
+                    pulse.lost.set()
             except (RedisError, OSError):
-                self._close(client)
-                client = None
-        self._close(client)
+                failed = True
+                if not self._cluster:
+                    break  # in a Cluster the other nodes' hearts must not wait for this one
+        if failed:
+            self._close(client)
+            return None
+        return client
 
     @staticmethod
     def _close(client: Any) -> None:

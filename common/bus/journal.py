@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import structlog
 
 from common.bus import keys
 from common.bus.connection import BLOCK_MS, BusDown, Connection
 from common.ids import Family, family_of
-from common.messages import Event, decode
+from common.messages import BadMessage, Event, decode
 
 _log = structlog.get_logger("bus")
 IDLE_S = 60.0
@@ -123,13 +123,15 @@ class Journal:
         entry = dict(zip(flat[::2], flat[1::2], strict=True))
         bells = self.bells.get(entry[b"j"].decode())
         if bells:
-            event = decode(entry[b"e"], Event) if entry[b"e"] else None
+            event = None
+            with contextlib.suppress(BadMessage):  # then the log says what it is
+                event = decode(entry[b"e"], Event) if entry[b"e"] else None
             for bell in bells:
                 bell.put_nowait(event)
 
     async def events(
         self, job: str, start: int, deadline_ms: int, bell: Bell | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
 
         Ends without an outcome when the deadline passes. A `bell` that was there before the job was admitted spares
@@ -166,9 +168,10 @@ class Journal:
 
     async def end(self, job: str, deadline_ms: int, bell: Bell | None = None) -> Event:
         """Return the outcome of a job; an "expired" event made here if the deadline passed first."""
-        async for event in self.events(job, 0, deadline_ms, bell):
-            if event.ends:
-                return event
+        async with contextlib.aclosing(self.events(job, 0, deadline_ms, bell)) as events:
+            async for event in events:
+                if event.ends:
+                    return event
         return Event(
             index=-1,
             kind="expired",

@@ -117,13 +117,13 @@ class Holder:
             lease, Event(index=index, kind=kind, code=error.code, message=error.message)
         )
 
-    async def _end(self, lease: Lease, event: Event) -> str:
+    async def _end(self, lease: Lease, event: Event, *, timeout_s: float = 120.0) -> str:
         lease = self._held[lease.job] if self._is_held(lease) else lease
         names = [keys.use(self.family), *self._keys(lease)]
         head = [lease.worker, 1, lease.job, lease.entry, lease.epoch, lease.router]
         while True:
             args = [*head, event.index, event.kind, encode(event)]
-            verdict, router = await self.bus.script("finish", names, args, timeout_s=120.0)
+            verdict, router = await self.bus.script("finish", names, args, timeout_s=timeout_s)
             if not verdict.startswith(b"gap:"):
                 break
             event = msgspec.structs.replace(event, index=int(verdict[4:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 import structlog
 from redis.exceptions import ResponseError
@@ -69,12 +70,14 @@ class Reader(Holder):
             self._asked = max(1, room // 2)
             self._reading = asyncio.create_task(self._read(room))
         self._room = room - (self._asked if self._reading is not None else 0)
-        if not self._inbox or self._room <= 0:
-            await self._await_arrivals()
+        try:
+            if not self._inbox or self._room <= 0:
+                await self._await_arrivals()
+        finally:
+            self._room = 0  # nothing is taken for a reader that has left
         spare = max(0, room - (self._asked if self._reading is not None else 0))
         leases, self._inbox = self._inbox[:spare], self._inbox[spare:]
         self._arrived.clear()
-        self._room = 0
         if self._reading is not None and self._reading.done():
             task, self._reading = self._reading, None
             leases += task.result()
@@ -129,7 +132,8 @@ class Reader(Holder):
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
         for lease in fit:
             self._held[lease.job] = lease
-        await self.give_back(unfit)
+        with contextlib.suppress(BusDown):  # then they are found as lost deliveries
+            await self.give_back(unfit)
         return await self._unexpired(fit)
 
     def _lease(
@@ -144,10 +148,11 @@ class Reader(Holder):
         for lease in leases:
             if lease.deadline_ms < now:
                 message = "the deadline passed before the job ran"
-                await self._end(
-                    lease,
-                    Event(index=0, kind="expired", code="deadline_exceeded", message=message),
-                )
+                event = Event(index=0, kind="expired", code="deadline_exceeded", message=message)
+                try:
+                    await self._end(lease, event, timeout_s=2.0)
+                except BusDown:
+                    self._forget(lease)  # found as a lost delivery
         return [lease for lease in leases if lease.deadline_ms >= now]
 
     # -- taking ----------------------------------------------------------------------------------------
@@ -191,10 +196,9 @@ class Reader(Holder):
             self._arrived.set()
         return any(verdict == "waits" for _, verdict in done)
 
-    async def _adopt(self) -> None:
+    async def _adopt(self, used: Iterable[str]) -> None:
         """When idle, work for lanes that no living worker serves, and for the CPU's backlog if faster."""
         served = {cls for w in await self.bus.workers(self.family) for cls in w.classes}
-        used = await self.bus.use(self.family)
         others = [c for c in used if not c.startswith("w.") and c not in self.record.classes]
         self._orphans = tuple(cls for cls in others if cls not in served)
         for cls in self._orphans:
