@@ -16,8 +16,21 @@ import numpy as np
 import pytest
 
 from common.bus import Journal, NewJob
+from common.config import WorkerConfig
+from common.errors import ConfigError
 from common.ids import Family, job_id, ulid
-from common.messages import EmbedResult, EmbedWork, decode_result, encode
+from common.messages import (
+    EmbedResult,
+    EmbedWork,
+    Result,
+    ScoreResult,
+    ScoreWork,
+    decode_result,
+    encode,
+)
+from common.ml.encoder import Encoder
+from common.work.service import load_models
+from tests.ml import models
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -33,15 +46,23 @@ def start(service: str, config: Any, *flags: str) -> subprocess.Popen[bytes]:
 
 
 async def embed(bus: Any, family: Family, fingerprint: str, tokens: list[list[int]]) -> EmbedResult:
+    """Return the result of embedding `tokens` on either lane."""
+    size = (len(tokens), sum(map(len, tokens)))
+    result = await compute(bus, family, EmbedWork(fingerprint=fingerprint, tokens=tokens), size)
+    assert isinstance(result, EmbedResult)
+    return result
+
+
+async def compute(
+    bus: Any, family: Family, work: EmbedWork | ScoreWork, size: tuple[int, int]
+) -> Result:
     """Admit one job to either lane and return its result."""
     journal = Journal(bus, "r1")
     await journal.start()
     job = job_id(family, ulid())
     deadline = bus.clock.now_ms() + 30_000
-    payload = encode(EmbedWork(fingerprint=fingerprint, tokens=tokens))
-    size = (len(tokens), sum(map(len, tokens)))
     admission = await bus.admit(
-        [NewJob(job, payload, *size)],
+        [NewJob(job, encode(work), *size)],
         classes=("gpu", "cpu"),
         router="r1",
         tenant="t",
@@ -51,9 +72,7 @@ async def embed(bus: Any, family: Family, fingerprint: str, tokens: list[list[in
     event = await journal.end(job, deadline)
     await journal.stop()
     assert event.kind == "result", event
-    result = decode_result(event.data)
-    assert isinstance(result, EmbedResult)
-    return result
+    return decode_result(event.data)
 
 
 async def live(bus: Any, family: Family, count: int) -> list[Any]:
@@ -111,6 +130,42 @@ async def test_the_sim_device(bus: Any, config: Any) -> None:
     rows = [np.frombuffer(result.vectors, "<f4").reshape(2, 384) for result in (one, two)]
     assert (rows[0] == rows[1][::-1]).all()
     assert np.linalg.norm(rows[0], axis=1) == pytest.approx([1, 1], rel=1e-5)
+
+
+async def test_rerank_has_its_own_family(bus: Any, config: Any, tmp_path: Path) -> None:
+    """A configured cross-encoder serves `rerank.<name>` beside the encoder, with its own scores and a sigmoid."""
+    for name, labels in (("small-encoder", 0), ("small-ranker", 1)):
+        (tmp_path / name).mkdir()
+        models.save(tmp_path / name, "bert", labels=labels)
+    places = [str(tmp_path / name) for name in ("small-encoder", "small-ranker")]
+    flags = ("--embed-model", places[0], "--rerank-model", places[1], "--dtype", "fp32")
+    process = start("cpu_worker", config, *flags)
+    try:
+        await live(bus, Family("rerank.small-ranker"), 1)
+        await live(bus, Family("embed.small-encoder"), 1)
+        card = (await bus.cards())["small-ranker"]
+        pairs, types = models.texts(3), [[0] * len(text) for text in models.texts(3)]
+        work = ScoreWork(fingerprint=card.fingerprint, pairs=pairs, types=types)
+        result = await compute(bus, Family(card.family), work, (3, 60))
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert isinstance(result, ScoreResult)
+    expected = Encoder.load(places[1], dtype="fp32").score(pairs, types)
+    assert result.raw == pytest.approx(expected.tolist(), rel=1e-4)
+    assert result.scores == pytest.approx((1 / (1 + np.exp(-expected))).tolist(), rel=1e-4)
+
+
+def test_models_in_the_wrong_place(tmp_path: Path) -> None:
+    """An encoder as cross-encoder, or the other way round, stops the start with what was expected."""
+    models.save(tmp_path, "bert")
+    with pytest.raises(ConfigError, match="no classification head"):
+        load_models(WorkerConfig(rerank_model=str(tmp_path), embed_model=str(tmp_path)))
+    models.save(tmp_path, "bert", labels=1)
+    with pytest.raises(ConfigError, match="expected an encoder"):
+        load_models(WorkerConfig(embed_model=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
