@@ -1,6 +1,6 @@
 """F2: cancel, and disconnect of attached requests: queued work goes at once, running work within one step.
 
-`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated device, 200 ms a batch.
+`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated device, 400 ms a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadgen.bodies import Request
 from loadgen.mesh import Mesh
 from loadgen.target import Target
 
-STEP_S = 0.2
+STEP_S = 0.4
 IN_FLIGHT = 24
 # Beside the step: the router hears of it, one script, and this process' own look at the bus.
 SLACK_S = 0.15

@@ -16,7 +16,7 @@ def run(options: Options) -> Body:
     ways = sorted({stop.way for stop in stops})
     rows = [_row(way, [stop for stop in stops if stop.way == way]) for way in ways]
     columns = ["stopped by", "jobs", "over after p50 (ms)", "slowest (ms)", "ended as", "went on"]
-    body.table("Jobs queued and running, steps of 200 ms", columns, rows)
+    body.table("Jobs queued and running, steps of 400 ms", columns, rows)
     slowest = max((max(stop.over_s, default=0.0) for stop in stops), default=0.0)
     left = sum(stop.left for stop in stops)
     late = slowest > STEP_S + SLACK_S
