@@ -86,7 +86,7 @@ class Encoder:
                 "dtype 'int8': no int8 path holds the accuracy bound (cosine 0.9995); "
                 "expected auto, fp32 or bf16"
             )
-        ways = _ways(files, weights, place, threads)
+        ways = _ways(files, weights, place, threads, cache.parent if cache else None)
         way: Way = "bf16 packed" if "bf16 packed" in ways else "bf16"
         if dtype == "auto":
             way = choose(files, ways, place, cache)
@@ -197,7 +197,11 @@ class Encoder:
 
 
 def _ways(
-    files: ModelFiles, weights: dict[str, Tensor], place: torch.device, threads: int
+    files: ModelFiles,
+    weights: dict[str, Tensor],
+    place: torch.device,
+    threads: int,
+    directory: Path | None,
 ) -> dict[Way, Callable[[], Forward]]:
     """Return what could compute this model here; each is built only when called."""
     ways: dict[Way, Callable[[], Forward]] = {
@@ -205,7 +209,7 @@ def _ways(
         "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),
     }
     if place.type == "cpu" and packable(files.spec):
-        kernels = Kernels.load(threads)
+        kernels = Kernels.load(threads, directory)
         if kernels is not None:
             ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels)
     return ways

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from common.errors import ConfigError
 from common.ml.spec import EncoderSpec, Pooling, parse_spec
 
@@ -23,6 +25,7 @@ DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _HUB_FILES = ["*.json", "*.safetensors", "*/config.json"]
 _NO_LIMIT = 1_000_000
+_JSON_BYTES = 256 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +46,13 @@ class ModelFiles:
         where = self.directory / "tokenizer.json"
         content = _json(where)
         content["truncation"] = content["padding"] = None
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        try:
+            Tokenizer.from_str(text)
+        except Exception as error:  # what the library raises is documented nowhere
+            reason = str(error).partition("\n")[0][:200]
+            raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
+        return text.encode()
 
     def fingerprint(self) -> str:
         """Return what identifies this model's vectors: weights, configuration, pooling; not the dtype."""
@@ -138,6 +147,10 @@ def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _any_json(path: Path, *, optional: bool) -> Any:
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe may never end
+            raise OSError("not a regular file")
+        if path.exists() and path.stat().st_size > _JSON_BYTES:
+            raise OSError(f"more than {_JSON_BYTES} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if optional:

@@ -33,10 +33,13 @@ def cpu_flags() -> str:
     return " ".join(line for line in lines[:30] if line.startswith(("model", "flags")))
 
 
-def cache_directory() -> Path:
-    """Return where builds are kept: SPILLWAY-independent, per user."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "spillway"
+def _places(directory: Path | None) -> list[Path]:
+    """Return where builds may be kept, best first: the user's cache, then a directory of the caller's."""
+    places = [] if directory is None else [directory]
+    try:
+        return [Path.home() / ".cache" / "spillway", *places]
+    except RuntimeError:
+        return places  # a user without a home
 
 
 def build(directory: Path | None = None) -> Path | None:
@@ -48,7 +51,7 @@ def build(directory: Path | None = None) -> Path | None:
     key = hashlib.blake2b(
         SOURCE.read_bytes() + repr((FLAGS, flags)).encode(), digest_size=8
     ).hexdigest()
-    for place in (directory or cache_directory(), Path(tempfile.gettempdir()) / "spillway-kernels"):
+    for place in _places(directory):
         target = place / f"kernels-{key}.so"
         if target.is_file() and target.stat().st_uid in {os.getuid(), 0}:
             return target

@@ -31,6 +31,8 @@ def load_weights(files: ModelFiles) -> dict[str, Tensor]:
                 f"{files.weights[0]}: tensor {name!r} has shape {tuple(tensor.shape)}; expected {shape}"
             )
         weights[name] = tensor.to(torch.float32).contiguous()
+        if not torch.isfinite(weights[name]).all():
+            raise ConfigError(f"{files.weights[0]}: tensor {name!r} holds NaN or infinity")
     return weights
 
 
