@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,10 @@ class Connection:
     def _nodes(self) -> list[Any]:
         """Clients that together see every key: the server, or each primary of a Cluster."""
         return list(self._redis.get_primaries()) if self.cluster else [self._redis]
+
+    def callers(self) -> list[Callable[..., Awaitable[Any]]]:
+        """Return one way to run plain commands per server: the only one, or each primary of a Cluster."""
+        return [lambda *command, to=node: self._once(to, command) for node in self._nodes()]
 
     def _reached(self, took_s: float) -> None:
         now = self.clock.monotonic()

@@ -8,6 +8,8 @@ import ipaddress
 import ssl
 from contextlib import AsyncExitStack
 
+from redis.exceptions import RedisError
+
 from common import durability, log
 from common.bus import Bus, BusDown, Consumer, Journal
 from common.clock import SystemClock
@@ -70,10 +72,11 @@ async def _open_bus(
         bus = None
         try:
             bus = await Bus.open(config, clock, timeout_s=5.0)
-            await durability.check(bus.call, config.durability)
-        except BusDown as error:
-            health.set("bus", False, error.message)  # noqa: FBT003
-            _log.warning("bus_awaited", error=error.message)
+            for call in bus.callers():
+                await durability.check(call, config.durability)
+        except (BusDown, RedisError, OSError) as error:
+            health.set("bus", False, str(error))  # noqa: FBT003
+            _log.warning("bus_awaited", error=str(error))
         except ConfigError:
             if bus is not None:
                 await bus.close()

@@ -55,7 +55,7 @@ class Watch:
     async def look(self) -> None:
         """Look once."""
         router = self._router
-        await router.bus.call("PING", timeout_s=1.0)
+        await router.bus.call("EXISTS", "models", timeout_s=1.0)  # PING names no node of a Cluster
         self._note_bus()
         self._seen = set()
         metrics.TEXT_RESTARTS.set(router.pool.restarts)

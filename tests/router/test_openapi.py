@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.conftest import PROFILE, SEED
@@ -43,6 +44,7 @@ def test_the_document_names_every_route() -> None:
     assert served == _documented()
 
 
+@pytest.mark.timeout(3600 if PROFILE == "soak" else 120)
 def test_generated_requests_get_documented_answers(mesh: Mesh) -> None:
     """Thousands of generated requests, valid and not: no crash, and only what the document says."""
     body = b'{"name": "docs"}'

@@ -38,6 +38,7 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "empty_input",
         "too_deep",
         "bad_input",
+        "result_too_large",
     ),
     Conflict: (
         "encoder_mismatch",
@@ -69,6 +70,10 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "not_applied",
         "collection_missing",
         "read_only",
+        "replica_behind",
+        "search_failed",
+        "shard_damaged",
+        "storage_failed",
     ),
 }
 _BY_CODE = {code: cls for cls, codes in _CLASSES.items() for code in codes}
