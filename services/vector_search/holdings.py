@@ -22,6 +22,7 @@ from services.vector_search.shard import Shard
 from services.vector_search.unit import Unit
 
 Key = tuple[str, int]
+_AGAIN_S = 60.0
 T = TypeVar("T")
 _log = structlog.get_logger("vector_search")
 
@@ -50,6 +51,7 @@ class Holdings:
         self._opened = opened
         self._dropped = dropped
         self._seen: Any = None
+        self._again: dict[Key, float] = {}
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
@@ -63,6 +65,7 @@ class Holdings:
 
     async def refresh(self) -> None:
         """Follow the registry: open what is new, drop what was removed, register what was lost with Redis."""
+        await self._open_again()
         raw = await self._bus.call("HGETALL", "{collections}:records")
         if raw == self._seen and not self._unopened():
             return
@@ -105,14 +108,7 @@ class Holdings:
                 await self._open(record, number)
 
     async def _open(self, record: CollectionRecord, number: int) -> None:
-        directory = self._root / record.id / str(number)
-        shard: Shard | SpillwayError
-        try:
-            shard = await self._run(self._load, directory, record)
-        except SpillwayError as error:
-            _log.error("shard_not_opened", path=str(directory), why=error.message)
-            metrics.DAMAGED.labels(what="shard").inc()
-            shard = error
+        shard = await self._loaded(record, number)
         unit = Unit(record.id, number, shard)
         if isinstance(shard, Shard):
             await self._keep_ids_rising(unit, shard)
@@ -125,6 +121,30 @@ class Holdings:
         metrics.SHARDS.labels(state="damaged").set(
             sum(u.shard is None for u in self.units.values())
         )
+
+    async def _loaded(self, record: CollectionRecord, number: int) -> Shard | SpillwayError:
+        directory = self._root / record.id / str(number)
+        try:
+            return await self._run(self._load, directory, record)
+        except SpillwayError as error:
+            _log.error("shard_not_opened", path=str(directory), why=error.message)
+            metrics.DAMAGED.labels(what="shard").inc()
+            wait_s = error.retry_after_s or _AGAIN_S
+            self._again[record.id, number] = asyncio.get_running_loop().time() + wait_s
+            return error
+
+    async def _open_again(self) -> None:
+        """Try shards that could not be opened once more, as often as their error says."""
+        now = asyncio.get_running_loop().time()
+        for key, at in list(self._again.items()):
+            unit, record = self.units.get(key), self.records.get(key[0])
+            if unit is None or record is None or unit.shard is not None:
+                del self._again[key]
+            elif now >= at:
+                shard = await self._loaded(record, key[1])
+                if isinstance(shard, Shard):
+                    await self._keep_ids_rising(unit, shard)
+                    unit.restore(shard)
 
     def _load(self, directory: Path, record: CollectionRecord) -> Shard:
         return Shard(directory, record, self._config, threads=self._threads)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from common.config import SearchConfig
-from common.errors import InternalError, InvalidRequest, SpillwayError
+from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import (
     BadMessage,
     CollectionRecord,
@@ -65,8 +65,8 @@ class Shard:
         self._publishing = threading.Lock()
         self._batch: Batch | None = None
         self._snapshot_rows = 0
-        directory.mkdir(parents=True, exist_ok=True)
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
             self._documents = Documents(directory / "documents.sqlite")
             self._index = Index(
@@ -82,9 +82,11 @@ class Shard:
     def _damaged(self, error: Exception) -> SpillwayError:
         if is_full(error):
             return storage_error(error)
-        return InternalError(
-            f"shard {self._name} in {self._directory} cannot be opened: {error}; expected the files of a shard",
+        reason = error.strerror if isinstance(error, OSError) else error
+        return Unavailable(
+            f"shard {self._name} cannot be opened: {reason}; expected the files of a shard in its directory",
             code="shard_damaged",
+            retry_after_s=5,
         )
 
     def _load(self, threads: int) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
-from common.errors import InternalError, SpillwayError, Unavailable
+from common.errors import SpillwayError, Unavailable
 
 # Kept free for the database's own needs (checkpoint, rollback) when the disk runs full.
 RESERVE_BYTES = 16 * 1024 * 1024
@@ -27,11 +27,11 @@ def is_full(error: Exception) -> bool:
 
 
 def storage_error(error: Exception) -> SpillwayError:
-    """Return the error to show: Unavailable (`disk_full`), or InternalError (`storage_failed`)."""
+    """Return the error to show: Unavailable (`disk_full`), or the same with `storage_failed`."""
     if is_full(error):
         return Unavailable(
             f"the disk of vector_search is full ({error}); searches go on, writes wait for space",
             code="disk_full",
             retry_after_s=5.0,
         )
-    return InternalError(f"storing failed: {error}", code="storage_failed")
+    return Unavailable(f"storing failed: {error}", code="storage_failed", retry_after_s=5.0)

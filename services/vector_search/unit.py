@@ -19,6 +19,11 @@ class Unit:
         self.error = shard if isinstance(shard, SpillwayError) else None
         self._advanced = asyncio.Event()
 
+    def restore(self, shard: Shard) -> None:
+        """Take over data that could not be opened before."""
+        self.shard, self.error = shard, None
+        self.advanced()
+
     def drop(self) -> Shard | None:
         """Let go of the data; queries from now on are told that the collection is gone."""
         shard, self.shard = self.shard, None

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import InternalError, Unavailable
+from common.errors import Unavailable
 from common.messages import DocumentsWork, Write
 from services.vector_search.shard import Shard
 from tests.vector_search.samples import DIMENSION, ask, document, full_disk, settle, shard, write

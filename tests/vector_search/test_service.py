@@ -261,3 +261,29 @@ async def test_a_full_disk_is_said_and_the_write_follows(
 
     await _until(stored)
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "b", "c"]
+
+
+async def test_a_shard_that_cannot_be_opened_is_tried_again(
+    mesh: Mesh, replica: Any, tmp_path: Path
+) -> None:
+    """A shard whose files are away answers queries with why, and is served once they are back."""
+    stop = await replica()
+    record = await mesh.create()
+    await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
+    await stop()
+    directory = tmp_path / "search" / "0" / record.id / "0"
+    hidden = directory.with_name("hidden")
+    directory.rename(hidden)
+    directory.write_text("in the way")
+    await replica()
+    work = DocumentsWork(collection=record.id, op="stats")
+    event = await mesh.ask(record, work)
+    assert (event.kind, event.code) == ("error", "shard_damaged")
+    directory.unlink()
+    hidden.rename(directory)
+
+    async def served() -> bool:
+        return (await mesh.ask(record, work)).kind == "result"
+
+    await _until(served)
+    assert await mesh.search(record, np.ones(DIMENSION)) == ["a"]
