@@ -13,7 +13,7 @@ from pathlib import Path
 from loadgen.document import Body, Options
 from loadgen.mesh import ROOT
 
-TESTS = ("tests/router/test_openapi.py", "tests/router/test_hostile.py")
+TESTS = ("tests/router/test_openapi.py", "tests/router/test_hostile.py", "tests/hostile")
 
 
 def run(options: Options) -> Body:
