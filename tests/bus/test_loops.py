@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.bus import Bus, Consumer, Journal, Lease, keys
+from common.bus import Bus, BusDown, Consumer, Journal, Lease, keys
+from common.bus.heart import Pulse
+from common.clock import SystemClock
+from common.config import Common
+from common.ids import Family
 from common.messages import Event, encode
 from tests.bus.kit import (
     EMBED,
@@ -286,3 +290,42 @@ async def test_blocked_loop_keeps_its_leases(bus: Bus) -> None:
     assert consumer.generation == 0
     await consumer.drain()
     await consumer.stop()
+
+
+@pytest.mark.parametrize("place", ["valkey", "valkey-cluster-3"], indirect=True)
+async def test_the_heartbeat_thread(place: tuple[Server, int], tmp_path: Path) -> None:
+    """The thread alone renews a heart that lives, on any node, and marks lost one whose key is gone."""
+    server, partitions = place
+    bus = await open_bus(server.url, str(tmp_path), cluster=partitions > 1)
+    pulses = [Pulse(keys.heart(Family("embed.test", n), "w")) for n in range(3)]
+    for pulse in pulses[:2]:
+        await bus.call("SET", pulse.key, 1, "PX", 2500)
+    for pulse in pulses:
+        bus.heart.add(pulse)
+    await eventually(pulses[2].lost.is_set)
+    assert [await bus.call("PTTL", pulse.key) > 2500 for pulse in pulses] == [True, True, False]
+    assert [pulse.lost.is_set() for pulse in pulses] == [False, False, True]
+    await bus.close()
+
+
+async def test_with_a_password(redis_server: Server, tmp_path: Path) -> None:
+    """User and password go with every connection, the heartbeat thread's too; a wrong one is told as the reason."""
+    commands = ("ACL", "SETUSER", "mesh", "on", ">se:cret", "~*", "&*", "+@all", "-@admin")
+    redis_server.command(*commands)
+    redis_server.command("CONFIG", "SET", "requirepass", "other")
+    url = redis_server.url.replace("//", "//mesh:se%3Acret@")
+    bus = await open_bus(url, str(tmp_path))
+    consumer = worker(bus, "gpu-a")
+    await consumer.start()
+    await must(bus, new_job())
+    (lease,) = await read_until(consumer, 1)
+    pulse = Pulse(keys.heart(EMBED, "nobody"))
+    bus.heart.add(pulse)
+    await eventually(pulse.lost.is_set)
+    assert await consumer.finish(lease, RESULT) == "ok"
+    await consumer.drain()
+    await consumer.stop()
+    await bus.close()
+    wrong = Common(data_dir=str(tmp_path), redis_url=url.replace("cret", "crot"))
+    with pytest.raises(BusDown, match="invalid username-password"):
+        await Bus.open(wrong, SystemClock(), timeout_s=0.1)
