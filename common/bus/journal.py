@@ -130,12 +130,18 @@ class Journal:
                 bell.put_nowait(event)
 
     async def events(
-        self, job: str, start: int, deadline_ms: int, bell: Bell | None = None
+        self,
+        job: str,
+        start: int,
+        deadline_ms: int,
+        bell: Bell | None = None,
+        *,
+        look_s: float = LOOK_S,
     ) -> AsyncGenerator[Event, None]:
         """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
 
         Ends without an outcome when the deadline passes. A `bell` that was there before the job was admitted spares
-        the first look at the log.
+        the first look at the log; where nothing rings the log is read every `look_s`.
         """
         expected, look = start, bell is None
         bell = bell or self.bell(job, family_of(job))
@@ -150,7 +156,7 @@ class Journal:
                 left_s = (deadline_ms - self.bus.clock.now_ms()) / 1000
                 if left_s <= 0:
                     return
-                ring = await bell.wait(min(left_s, LOOK_S))
+                ring = await bell.wait(min(left_s, look_s))
                 look = ring is None or ring.index > expected
                 if ring is not None and ring.index == expected:
                     expected += 1

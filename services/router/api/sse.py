@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from services.router.queue.outcomes import error_of
 
 PING_S = 10.0
 SLOW_S = 30.0
+# Many streams may be open at once, and most wait for long: the bell rings them, so they seldom read the log.
+LOOK_S = 10.0
 
 
 def _start(request: web.Request) -> int:
@@ -67,7 +70,9 @@ async def events(request: web.Request) -> web.StreamResponse:
                 await response.write(frame(event))
         else:
             until_ms = state.deadline_ms + 1000
-            await _copy(router.dispatch.journal.events(name, start, until_ms), response)
+            stream = router.dispatch.journal.events(name, start, until_ms, look_s=LOOK_S)
+            async with contextlib.aclosing(stream):
+                await _copy(stream, response)
     except (TimeoutError, ConnectionResetError):
         return response
     await response.write_eof()
