@@ -16,7 +16,7 @@ from torch import Tensor
 from common.cost.linear import LinearCost
 from common.errors import ConfigError, InvalidRequest
 from common.messages import ModelCard
-from common.ml.cores import usable_cores
+from common.ml.cores import keep_memory, usable_cores
 from common.ml.files import ModelFiles, find
 from common.ml.forward import TorchForward
 from common.ml.native import Kernels
@@ -77,6 +77,7 @@ class Encoder:
         """
         files = find(model)
         place = _place(device)
+        keep_memory()
         threads = threads or usable_cores()
         torch.set_num_threads(threads)
         weights = load_weights(files)
