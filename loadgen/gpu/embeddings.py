@@ -9,7 +9,7 @@ Resumable: a cell that is in the JSON already is not measured again.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import platform
 import random
@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from common.ml.encoder import Encoder
+from common.ml.encoder import Encoder, Floats
 from common.ml.spec import parse_spec
 from common.ml.weights import wanted
 
@@ -93,6 +93,13 @@ def seconds_per_batch(encoder: Encoder, batch: list[list[int]], repeats: int) ->
     return samples
 
 
+def cosines(left: Floats, right: Floats) -> Floats:
+    """Return the cosine of each pair of rows."""
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    result: Floats = (left * right).sum(axis=1) / norms
+    return result
+
+
 def measure(directory: Path, device: str, shape: str, done: dict[str, Any], save: Any) -> None:
     """Fill in the cells of one shape that are not done yet."""
     vocabulary = 1000 if shape == "tiny" else 30_522
@@ -108,7 +115,7 @@ def measure(directory: Path, device: str, shape: str, done: dict[str, Any], save
                     continue
                 batch = texts(count, length, vocabulary, seed=length * 1000 + count)
                 samples = seconds_per_batch(encoder, batch, repeats=5 if shape == "tiny" else 30)
-                cosine = (exact.encode(batch) * encoder.encode(batch)).sum(axis=1)
+                cosine = cosines(exact.encode(batch), encoder.encode(batch))
                 done[cell] = {
                     "texts_per_s": count / float(np.median(samples)),
                     "seconds": samples,
@@ -127,10 +134,14 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a rehearsal: one tiny shape")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            "--device cuda: torch sees no CUDA device here; rehearse with --device cpu --tiny"
+        )
     record: dict[str, Any] = (
         json.loads(args.json.read_text()) if args.json.exists() else {"cells": {}}
     )
-    record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record["date"] = dt.datetime.now(dt.UTC).date().isoformat()
     record["device"] = (
         torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
     )
