@@ -138,9 +138,9 @@ class Router:
     async def run(self, request: web.Request, caller: Caller, ask: Ask) -> tuple[str, Result]:
         """Run a request to its result; its id goes into x-request-id."""
         request[MODEL] = ask.view.model
-        name, result = await self.dispatch.run(caller, ask)
-        request[REQUEST_ID] = name
-        return name, result
+        return await self.dispatch.run(
+            caller, ask, lambda name: request.__setitem__(REQUEST_ID, name)
+        )
 
     async def answer(self, request: web.Request, caller: Caller, ask: Ask) -> web.Response:
         """Run a request and return its reply."""

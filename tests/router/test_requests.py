@@ -144,6 +144,27 @@ async def test_cancel_ends_a_request(http: aiohttp.ClientSession, mesh: Mesh) ->
         assert not (await response.json())["cancelled"]
 
 
+async def test_a_failed_request_may_be_tried_again_under_its_key(
+    http: aiohttp.ClientSession, mesh: Mesh
+) -> None:
+    """What was cancelled or failed is not what a retry with the same key gets; its id is told with the error."""
+    body = {"input": [f"tried again {index}" for index in range(2000)]}
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    before = set(await _running(mesh))
+    asking = asyncio.create_task(http.post("/v1/embeddings", json=body, headers=headers))
+    async with asyncio.timeout(20):
+        while not (running := set(await _running(mesh)) - before):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (name,) = running
+    async with http.delete(f"/v1/requests/{name}") as response:
+        assert response.status == 200
+    async with await asking as response:
+        assert (response.status, response.headers["x-request-id"]) == (499, name)
+    status, answer = await _post(http, body, **headers)
+
+    assert (status, len(answer["data"])) == (200, 2000)
+
+
 async def _post(http: aiohttp.ClientSession, body: Any, **headers: str) -> tuple[int, Any]:
     async with http.post("/v1/embeddings", json=body, headers=headers) as response:
         return response.status, await response.json()

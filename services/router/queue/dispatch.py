@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -176,17 +177,28 @@ class Dispatch(Keeping):
 
     # -- the outcome -----------------------------------------------------------------------------------
 
-    async def run(self, caller: Caller, ask: Ask) -> tuple[str, Result]:
-        """Submit a request and return its id and result, or raise its error; a disconnect cancels it if attached."""
+    async def run(
+        self, caller: Caller, ask: Ask, named: Callable[[str], None] | None = None
+    ) -> tuple[str, Result]:
+        """Submit a request and return its id and result, or raise its error; a disconnect cancels it if attached.
+
+        `named` is told the id as soon as the request is accepted.
+        """
         submitted = asyncio.create_task(self.submit(caller, ask))
         try:
             request, bell = await asyncio.shield(submitted)
+            if named is not None:
+                named(request)
             event = await self.wait(request, caller.deadline_ms, bell)
         except asyncio.CancelledError:
             self.background.spawn(self._abandon(submitted, caller))
             raise
         if caller.key is not None and caller.key.concurrency:
             self.background.spawn(self.keys.leave(caller.key, request))
+        if caller.idempotency_key and event.kind != "result" and event.index >= 0:
+            # It ended without a result: the next try under this key is a new request, not the same failure again.
+            with contextlib.suppress(BusDown):
+                await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
         lane = kind_of(family_of(request))
         metrics.OUTCOMES.labels(lane, "ok" if event.kind == "result" else event.kind).inc()
         return request, result_of(event)
