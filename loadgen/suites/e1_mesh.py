@@ -10,6 +10,7 @@ from loadgen import processes, stats
 from loadgen.document import Body, Options
 from loadgen.engine import Engine
 from loadgen.mesh import Mesh
+from loadgen.suites import e1_infinity
 from loadgen.suites.embed_pairs import SHAPES, against, requests_of, row, texts_of
 from loadgen.target import Target
 
@@ -52,3 +53,4 @@ async def _run(body: Body, options: Options, folder: Path) -> None:
     columns = ["a request", "against", "mesh texts/s", "rival texts/s", "ratio [95 %]"]
     columns += ["pairs (blocks dropped)", "load generator CPU s"]
     body.table("Through the whole mesh", columns, rows)
+    await e1_infinity.run(body, options, folder)
