@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.bus import Journal, Lease, keys
+from common.bus import BusDown, Journal, Lease, keys
 from common.bus.keys import own
 from common.errors import DeadlineExceeded, InvalidRequest
 from common.messages import Event
@@ -289,6 +290,32 @@ class Driver(Chaos):
             self.cancelled.add(job)
             await self.step(Act("cancel"), lambda: self.buses[0].cancel(job), hurt=hurt)
 
+    async def storm(self, hurt: str) -> None:
+        """Several workers settle, take, move, reap and reconcile at the same moment."""
+        hands = [hand for _ in range(4) if (hand := self.worker()) is not None]
+
+        async def one(hand: Hand) -> None:
+            cls, other = self.random.sample(["gpu", "cpu"], 2)
+            ops: list[Callable[[], Awaitable[Any]]] = [
+                hand.settle,
+                hand._reconcile,
+                lambda: hand.take(2, self.random.choice(hand.record.classes)),
+                lambda: hand.bus.move(self.family, other, cls, hand.worker),
+                lambda: hand.bus.reap(self.family, ("gpu", "cpu")),
+            ]
+            for op in self.random.sample(ops, 3):
+                reply = await op()
+                if isinstance(reply, tuple) and reply[2]:
+                    raise Violation(f"use differed: {reply}")
+
+        async def run() -> None:
+            done = await asyncio.gather(*map(one, hands), return_exceptions=True)
+            for error in done:
+                if isinstance(error, BaseException) and not isinstance(error, BusDown):
+                    raise error
+
+        await self.step(Act("storm", settles=True), run, hurt=hurt)
+
     async def reconcile(self, hurt: str) -> None:
         """A worker looks for deliveries it never got."""
         for hand in self.workers:
@@ -320,6 +347,7 @@ class Driver(Chaos):
             self.settle: 5,
             self.move: 3,
             self.reap: 2,
+            self.storm: 4,
             self.cancel: 2,
             self.reconcile: 2,
             self.clock: 1,

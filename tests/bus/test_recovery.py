@@ -147,6 +147,22 @@ async def test_reap(bus: Bus, family: Family) -> None:
     assert (await bus.reap(family, ["gpu"]))[:2] == (0, 0)
 
 
+async def test_two_reapers(bus: Bus, family: Family) -> None:
+    """What several find expired at the same moment ends once."""
+    dead = await Hand(bus, family, "dead").join()
+    good = await Hand(bus, family, "good").join()
+    jobs = await must(bus, new_job(family), left_s=0.3)
+    jobs += await must(bus, new_job(family), left_s=0.3, prefer="dead")
+    await dead.die()
+    await asyncio.sleep(0.35)
+    reached(bus)
+    reaping = (bus.reap(family, ["gpu"]) for _ in range(4))
+    settling = (bus.settle_own_lane(family, "dead", "good", "gpu") for _ in range(4))
+    await asyncio.gather(*reaping, *settling, good.settle())
+    assert [(await outcome(bus, job)).kind for job in jobs] == ["expired"] * 2
+    assert await differences(bus, family) == []
+
+
 async def test_reap_keeps_a_dead_consumer_with_leases(bus: Bus, family: Family) -> None:
     """A consumer with leases is never deleted, for its leases would go with it."""
     dead = await Hand(bus, family, "dead").join()

@@ -55,9 +55,10 @@ local function made_event(index, kind, code, message)
   return cmsgpack.pack({v = 1, index = index, kind = kind, code = code, message = message})
 end
 
--- Ends a job: event, journal, entry, use, state and time to live, all at once.
+-- Ends a job: event, journal, entry, use, state and time to live, all at once; and once: false if it is over already.
 local function end_job(k, job, kind, event, code, message)
-  local f = fields(k.job, 'lane', 'entry', 'items', 'tokens', 'deadline', 'next')
+  local f = fields(k.job, 'lane', 'entry', 'items', 'tokens', 'deadline', 'next', 'state')
+  if f[7] ~= 'queued' and f[7] ~= 'running' then return false end
   local index = tonumber(f[6] or '0')
   event = event or made_event(index, kind, code, message)
   call('RPUSH', k.log, event)
@@ -67,6 +68,7 @@ local function end_job(k, job, kind, event, code, message)
   local at_ms = math.max(tonumber(f[5]), now_ms()) + KEEP_MS
   call('PEXPIREAT', k.job, at_ms)
   call('PEXPIREAT', k.log, at_ms)
+  return true
 end
 
 local function bury(k, job, code, message, trace)

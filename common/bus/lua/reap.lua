@@ -15,11 +15,12 @@ local now, ended, deleted, wrong = now_ms(), 0, 0, {}
 for _ = 1, num() do
   local c, id, entry = num(), arg(), arg()
   local k = {use = use, lane = lanes[c], job = key(), log = key(), journal = key()}
-  local f = fields(k.job, 'entry', 'deadline', 'state')
+  local f = fields(k.job, 'entry', 'deadline')
   local holder = owner(k.lane, entry)
   if f[1] == entry and tonumber(f[2]) < now and (not holder or holder == RETURNED) then
-    end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran')
-    ended = ended + 1
+    if end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran') then
+      ended = ended + 1
+    end
   end
 end
 for i, class in ipairs(classes) do

@@ -41,10 +41,10 @@ end
 local function one(k, id, entry, unread)
   local holder = owner(lane, entry)
   if unread then
-    if not own or holder then return 'not' end
+    if not own or holder or #call('XRANGE', lane, entry, entry) == 0 then return 'not' end
   elseif holder ~= from then return 'not' end
-  local f = fields(k.job, 'cancelled', 'deadline', 'suspicions')
-  if not f[2] then return 'not' end
+  local f = fields(k.job, 'cancelled', 'deadline', 'suspicions', 'entry')
+  if f[4] ~= entry then return 'not' end
   if f[1] then
     end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
     return 'cancelled'
