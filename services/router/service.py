@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import ssl
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from redis.exceptions import RedisError
 
@@ -52,13 +53,21 @@ def tls_context(config: RouterConfig) -> ssl.SSLContext | None:
         raise ConfigError("SPILLWAY_TLS_CERT and SPILLWAY_TLS_KEY: expected both or neither")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
+        for path in (config.tls_cert, config.tls_key):
+            if Path(path).exists() and not Path(path).is_file():  # a pipe or a device may never end
+                raise OSError(f"{path} is no regular file")
+        # Without a callback OpenSSL would ask for a locked key's password on the terminal.
+        context.load_cert_chain(config.tls_cert, config.tls_key, password=_no_password)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"SPILLWAY_TLS_CERT is {config.tls_cert!r}, SPILLWAY_TLS_KEY is {config.tls_key!r}: {error}; "
             "expected a certificate and its key in PEM"
         ) from error
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is locked with a password")
 
 
 async def _open_bus(

@@ -13,8 +13,10 @@ from common.bus.journal import Bell
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable
 from common.ids import Family, child_id, family_of
 from common.messages import Event, Result
+from services.router import metrics
 from services.router.cards import Cards
 from services.router.queue.outcomes import error_of, result_of
+from services.router.queue.refusals import class_of, kind_of
 from services.router.text.asks import Parcel
 from services.router.text.pool import TextPool
 
@@ -129,6 +131,9 @@ class Run:
             return "refused"
         if admission.outcome == "exists":
             await self.tools.bus.adopt(job, self.tools.journal.router)
+        elif admission.outcome == "admitted":
+            family = kind_of(family_of(job))
+            metrics.ADMITTED.labels(family, class_of(admission.lane)).inc()
         return admission.outcome
 
     async def _collect(
