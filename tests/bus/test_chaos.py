@@ -18,7 +18,7 @@ from tests.bus.kit import RESULT, Hand, new_job
 from tests.conftest import PROFILE
 from tests.servers import KINDS, Server
 
-STEPS = 20_000 if PROFILE == "soak" else 700
+STEPS = 20_000 if PROFILE == "soak" else 500
 HOUR_MS = 3_600_000
 
 
