@@ -127,8 +127,8 @@ class Root:
             return Problem(document_id, str(error)) if named else Skipped(document_id)
         except Unreadable as error:
             return Problem(document_id, str(error))
-        except OSError as error:
-            return Problem(document_id, error.strerror or str(error))
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            return Problem(document_id, getattr(error, "strerror", "") or str(error))
         suffix = path.suffix.lower()
         title = title_of(text, suffix, path.name)
         size_bytes = len(text.encode())

@@ -58,10 +58,10 @@ def _lone_router(data_dir: Path) -> str:
     """Return the address of a router that runs without a supervisor."""
     for path in sorted((data_dir / "run").glob("router-*.json")):
         try:
-            note = json.loads(path.read_text(encoding="utf-8"))
+            note = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             os.kill(int(note["pid"]), 0)
             port = int(note["port"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # a router that is gone, or a note that is no note
         if port:
             return f"http://127.0.0.1:{port}"

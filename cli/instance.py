@@ -30,7 +30,13 @@ class Instance:
     @classmethod
     def at(cls, data_dir: str) -> Instance:
         """Return the instance of a data directory, which need not exist."""
-        return cls(Path(data_dir).expanduser().resolve())
+        try:
+            path = Path(data_dir).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"data directory {data_dir}: {error}; expected a path (SPILLWAY_DATA_DIR or --data-dir)"
+            ) from error
+        return cls(Path(os.path.realpath(path)))  # unlike resolve(), no error for links in a circle
 
     @property
     def run(self) -> Path:
@@ -105,13 +111,13 @@ class Instance:
     def holder(self) -> int | None:
         """Return the pid of the supervisor that runs on this data directory, or None."""
         try:
-            handle = os.open(self._lock, os.O_RDONLY)
+            handle = os.open(self._lock, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return None
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            text = os.read(handle, 32).decode()
+            text = os.read(handle, 16)
             return int(text) if text.isdigit() else None
         finally:
             os.close(handle)
@@ -128,9 +134,10 @@ class Instance:
 
     def read_note(self, name: str) -> dict[str, Any]:
         """Return a note, or {} if there is none."""
+        path = self.run / f"{name}.json"
         try:
-            found = json.loads((self.run / f"{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -142,7 +149,8 @@ class Instance:
     def forget_notes(self) -> None:
         """Remove all notes."""
         for path in self.run.glob("*.json"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a directory is none of ours
+                path.unlink(missing_ok=True)
 
     # -- leftovers --------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ def rewrite(text: str, results: Path = RESULTS) -> str:
         if not path.exists():
             return f"{match[1]}\nNot measured.\n\n{match[4]}"
         try:
+            if not path.is_file():
+                raise ReportError(f"{path}: expected a regular file")
             body = render(msgspec.json.decode(path.read_bytes()))
         except (
             msgspec.DecodeError,
