@@ -192,7 +192,7 @@ def measure(admissions: int, seed: int, partial: Path | None = None) -> Found:
     if partial is not None and partial.exists():
         found = msgspec.json.decode(partial.read_bytes(), type=Found)
     while found.admitted < admissions:
-        goal = min(admissions, found.admitted + 100_000)
+        goal = min(admissions, found.admitted + 25_000)
         with tempfile.TemporaryDirectory(prefix="spillway-r2-") as folder:
             found = asyncio.run(run(goal, seed, Path(folder), found))
         if partial is not None:
