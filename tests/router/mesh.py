@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,3 +120,4 @@ class Mesh:
             if process.process is not None and process.process.poll() is None:
                 process.kill()
         self.redis.close()
+        shutil.rmtree(self.directory, ignore_errors=True)

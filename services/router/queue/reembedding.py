@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import cast
 
@@ -36,7 +35,6 @@ from services.router.text.asks import Parcel
 from services.router.text.collections import StoreItem
 
 PAGE = 50
-SETTLE_S = 1.0
 
 
 async def reembed(run: Run, plan: ReembedPlan) -> RequestResult:
@@ -48,7 +46,7 @@ async def reembed(run: Run, plan: ReembedPlan) -> RequestResult:
     await _lock(run, old)
     done = 0
     if current.id == old.id:
-        shadow = msgspec.structs.replace(new, name=f".{new.name}")
+        shadow = shadow_of(new)
         run.on_cancel = partial(_undo, run, old, shadow)
         try:
             await _shadow(run, shadow)
@@ -66,6 +64,11 @@ async def reembed(run: Run, plan: ReembedPlan) -> RequestResult:
     return body_of(
         {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": run.request}
     )
+
+
+def shadow_of(record: CollectionRecord) -> CollectionRecord:
+    """Return a collection under the name it has while it is being filled, which no client can ask for."""
+    return msgspec.structs.replace(record, name=f".{record.name}")
 
 
 async def _lock(run: Run, old: CollectionRecord) -> None:
@@ -107,9 +110,6 @@ async def _copy(
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
     done, page = 0, 0
-    await asyncio.sleep(
-        SETTLE_S
-    )  # writes that passed the lock before it was taken are in the stream by then
     for shard, family in enumerate(shard_families(old)):
         newest = await run.tools.bus.call(
             "XREVRANGE", keys.writes(shard_family(old.id, shard)), "+", "-", "COUNT", 1
@@ -133,7 +133,7 @@ async def _copy(
             items = [_item(old, doc) for doc in found.documents]
             documents = await documents_of(run, new, items, parcel, f"e{_letters(page)}")
             if documents:
-                await store(run, new, documents, first=(page + 1) * 100_000)
+                await store(run, shadow_of(new), documents, first=(page + 1) * 100_000)
             done, page, cursor = done + len(items), page + 1, found.cursor
             run.report("reembed", done, 0)
             if cursor is None:

@@ -190,6 +190,9 @@ async def _apply(run: Run, record: CollectionRecord, shard: int, writes: Sequenc
     tools, entry = run.tools, ""
     for write in writes:
         entry = await tools.bus.append_write(record.id, shard, write)
+    if not record.name.startswith("."):
+        # Looked at again: re-embedding that began meanwhile may have missed these writes, and the client must know.
+        await _still_there(run, record)
     done = await tools.bus.await_applied(
         record.id, shard, entry, tools.search_ack, tools.journal, run.deadline_ms
     )
