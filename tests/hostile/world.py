@@ -27,13 +27,13 @@ FACTS = {"water": "water over the dam", "fire": "fire in the hills", "air": "air
 class World:
     """Valkey, a sim encoder, vector_search and a router with keys, each a process."""
 
-    def __init__(self, *flags: str, search_flags: tuple[str, ...] = ()) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="spillway-hostile-"))
-        self.redis = Server("valkey").start()
+    def __init__(self, directory: Path | None = None, redis: Server | None = None) -> None:
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="spillway-hostile-"))
+        self.redis = (redis or Server("valkey")).start()
         self.processes = [
             self.spawn("gpu_worker", "--device", "sim", "--alpha", "0.0001", "--beta", "0.001"),
-            self.spawn("vector_search", "--search-threads", "1", *search_flags),
-            self.spawn_router("0", *flags),
+            self.spawn("vector_search", "--search-threads", "1"),
+            self.spawn_router("0"),
         ]
         self.keys = asyncio.run(self._make_keys())
         self.port = self.processes[-1].ports()["port"]
