@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable
 
 import msgspec
-import structlog
 from redis.exceptions import ResponseError
 
+from common import log
 from common.bus import keys
 from common.bus.connection import BusDown
 from common.bus.heart import TTL_MS, Heart, Pulse
@@ -29,7 +29,7 @@ RECOVER_S = 0.5
 BEAT_S = 1.0
 REAP_S = 60.0
 RECONCILE_S = 2.0
-_log = structlog.get_logger("bus")
+_log = log.get("bus")
 
 
 class Consumer(Reader):

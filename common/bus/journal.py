@@ -10,14 +10,13 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator
 
-import structlog
-
+from common import log
 from common.bus import keys
 from common.bus.connection import BLOCK_MS, BusDown, Connection
 from common.ids import Family, family_of
 from common.messages import BadMessage, Event, decode
 
-_log = structlog.get_logger("bus")
+_log = log.get("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-import structlog
 from redis.exceptions import ResponseError
 
+from common import log
 from common.bus import keys
 from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.heart import Pulse
@@ -18,7 +18,7 @@ from common.bus.recovery import Entry, Recovery, entry_of
 from common.ids import Family
 from common.messages import Event, WorkerRecord
 
-_log = structlog.get_logger("bus")
+_log = log.get("bus")
 
 
 class Reader(Holder):

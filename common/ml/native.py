@@ -13,15 +13,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import structlog
 import torch
 from torch import Tensor
+
+from common import log
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 HEAD_WIDTHS = (32, 64)
 _BUILD_S = 120
-_log = structlog.get_logger("ml")
+_log = log.get("ml")
 
 
 def cpu_flags() -> str:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-import structlog
 
+from common import log
 from common.bus import BusDown, Consumer, Lease
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
@@ -35,7 +35,7 @@ _WAIT_S = 1.0
 _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
 _DRIFT_MEMORY = 0.9
-_log = structlog.get_logger("work")
+_log = log.get("work")
 
 
 class EmbeddingLoop:

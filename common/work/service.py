@@ -7,8 +7,7 @@ import math
 import os
 from pathlib import Path
 
-import structlog
-
+from common import log
 from common.bus import Bus, Consumer
 from common.clock import SystemClock
 from common.config import WorkerConfig
@@ -24,7 +23,7 @@ from common.work.model import Model
 
 _WATCH_S = 0.5
 _DOWN_S = 3.0
-_log = structlog.get_logger("work")
+_log = log.get("work")
 
 
 def load_models(config: WorkerConfig) -> list[Model]:

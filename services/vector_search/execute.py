@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import structlog
 
+from common import log
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import DocumentsWork, Result, SearchResult, SearchWork
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
 from services.vector_search.unit import Unit
 
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 
 
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:

@@ -9,9 +9,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
 from redis.exceptions import ResponseError
 
+from common import log
 from common.bus import Bus
 from common.config import SearchConfig
 from common.errors import SpillwayError
@@ -24,7 +24,7 @@ from services.vector_search.unit import Unit
 Key = tuple[str, int]
 _AGAIN_S = 60.0
 T = TypeVar("T")
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 
 
 class Holdings:

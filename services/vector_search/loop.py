@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-import structlog
-
+from common import log
 from common.bus import BusDown, Consumer, Lease
 from common.clock import Clock
 from common.errors import (
@@ -35,7 +34,7 @@ _RUNNERS = 2
 _AFTER_S = 10.0
 _PREDICTED_S = 1.0
 _ASK_FIRST_S = 0.05
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 T = TypeVar("T")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import structlog
-
+from common import log
 from common.ids import ulid
 from common.messages import BadMessage, CollectionRecord, decode, encode
 from services.vector_search.log import sync_directory
 
 _NAME = "collection.msgpack"
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
-
+from common import log
 from common.bus import Bus, BusDown, BusFull, Consumer
 from common.config import SearchConfig
 from common.cost.linear import Probe, fit
@@ -36,7 +35,7 @@ _DEPTH_ITEMS = (256, 10_000)
 _DEPTH_TOKENS = 1 << 30
 Entry = tuple[str, Write | BadMessage]
 T = TypeVar("T")
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 
 
 class Replica:

@@ -9,8 +9,7 @@ import resource
 import sys
 from pathlib import Path
 
-import structlog
-
+from common import log
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import SearchConfig
@@ -25,7 +24,7 @@ SERVICE = "vector_search"
 _SWITCH_S = 0.0005
 _WATCH_S = 0.5
 _DOWN_S = 3.0
-_log = structlog.get_logger(SERVICE)
+_log = log.get(SERVICE)
 
 
 def lock(root: Path) -> int:

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import structlog
-
+from common import log
 from common.bus import Bus, BusDown, BusFull
 from services.vector_search.holdings import Holdings, Key
 
 _SNAPSHOT_S = 30.0
 _SNAPSHOT_CHECK_S = 1.0
 T = TypeVar("T")
-_log = structlog.get_logger("vector_search")
+_log = log.get("vector_search")
 
 
 class Tidier:
