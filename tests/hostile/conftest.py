@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hostile.routes import COLLECTION, DOCUMENT, TEXT
 from tests.hostile.world import Witness, World
 
 # What must never be seen, whatever is sent.
@@ -41,3 +42,23 @@ def witness(world: World, _witness: Witness) -> Iterator[Witness]:
     for name, text in world.logs().items():
         said = text[before[name] :]
         assert not BROKEN.search(said), f"{name}: {said[-3000:]}"
+
+
+@pytest.fixture(scope="session")
+def request_id(world: World) -> str:
+    """A finished request of mallory's."""
+    reply = world.ask("POST", "/v1/embeddings", {"input": TEXT}, headers={"Spillway-Resume": "60"})
+    assert reply.status == 200, reply
+    return reply.headers["x-request-id"]
+
+
+@pytest.fixture
+def home(world: World, witness: Witness, request_id: str) -> str:
+    """What the requests that work need: a collection with a document; returns a request's id."""
+    made = world.ask("POST", "/v1/collections", {"name": COLLECTION})
+    assert made.status in {201, 409}, made
+    if made.status == 201:
+        document = {"id": DOCUMENT, "text": TEXT, "metadata": {"n": 1}}
+        url = f"/v1/collections/{COLLECTION}/documents"
+        assert world.ask("POST", url, {"documents": [document]}).status == 200
+    return request_id

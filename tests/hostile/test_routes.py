@@ -12,12 +12,9 @@ import pytest
 from tests.hostile import wire
 from tests.hostile.clear import clear, refused
 from tests.hostile.routes import (
-    COLLECTION,
-    DOCUMENT,
     GUARDED,
     OPEN,
     OPERATIONS,
-    TEXT,
     Operation,
     fields,
     put,
@@ -37,26 +34,6 @@ TRICKS = (
     "%0d%0aSet-Cookie:x", ".", "%2f", "%252e%252e%252f", "%c0%ae%c0%ae%c0%af", "%ff%fe", "%ed%a0%80", "*", "{name}",
     "~root", "-rf", "search:writes", "%7b0%7d", "a" * 2000, "%f0%9f%92%a9" * 300,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def request_id(world: World) -> str:
-    """A finished request of mallory's."""
-    reply = world.ask("POST", "/v1/embeddings", {"input": TEXT}, headers={"Spillway-Resume": "60"})
-    assert reply.status == 200, reply
-    return reply.headers["x-request-id"]
-
-
-@pytest.fixture
-def home(world: World, witness: Witness, request_id: str) -> str:
-    """What the requests that work need: a collection with a document; returns a request's id."""
-    made = world.ask("POST", "/v1/collections", {"name": COLLECTION})
-    assert made.status in {201, 409}, made
-    if made.status == 201:
-        document = {"id": DOCUMENT, "text": TEXT, "metadata": {"n": 1}}
-        url = f"/v1/collections/{COLLECTION}/documents"
-        assert world.ask("POST", url, {"documents": [document]}).status == 200
-    return request_id
 
 
 def _query(operation: Operation, name: str, raw: bytes, home: str) -> bytes:
