@@ -180,7 +180,9 @@ class Upload:
     async def _store(self, items: Sequence[Item]) -> None:
         size = sum(len(item.text) for item in items)
         documents = [{"id": i.id, "text": i.text, "metadata": i.metadata} for i in items]
-        written = await self._documents.add(documents, timeout_s=min(600.0, 60.0 + size / 4096))
+        written = await self._documents.add(
+            documents, timeout_s=min(600.0, 60.0 + size / 4096, self._patience_s)
+        )
         self._answered_at = time.monotonic()
         for document in written.data:
             self._counts.stored += document.status != "unchanged"
