@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -23,6 +24,7 @@ class Cards:
         self._directory = Path(data_dir) / "cache" / "tokenizers"
         self._embed, self._rerank = embed, rerank
         self._read_at: float | None = None
+        self._first = asyncio.Lock()
         self._cards: dict[str, ModelCard] = {}
         self._specs: dict[str, Spec] = {}
 
@@ -69,20 +71,27 @@ class Cards:
         return Family(card.family, (drawn + index) % max(card.partitions, 1))
 
     async def _refresh(self) -> None:
+        if self._cards:
+            await self._read()
+            return
+        async with self._first:  # until something is known, nobody may take "nothing yet" for an answer
+            await self._read()
+
+    async def _read(self) -> None:
         now = self._bus.clock.monotonic()
         if self._read_at is not None and now - self._read_at < FRESH_S:
             return
         self._read_at = now
         try:
             cards = await self._bus.cards()
+            for name, card in cards.items():
+                if self._cards.get(name) != card:
+                    self._specs[name] = await self._spec(card)
         except Unavailable:
             if not self._cards:
                 self._read_at = None
                 raise
             return
-        for name, card in cards.items():
-            if self._cards.get(name) != card:
-                self._specs[name] = await self._spec(card)
         for name in set(self._specs) - set(cards):
             del self._specs[name]
         self._cards = cards

@@ -140,8 +140,8 @@ class Pipeline:
                 _log.warning("request_interrupted", request_id=lease.job, error=error.message)
                 await consumer.give_back([lease])
                 return
-            await run.cancel_jobs()
-            await consumer.refuse(lease, error, index=run.index)
+            if await consumer.refuse(lease, error, index=run.index) != "fenced":
+                await run.cancel_jobs()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug in one request must not end the router
@@ -182,6 +182,9 @@ class Pipeline:
             if entry is not None:
                 entry[2].cancel()
                 await asyncio.gather(entry[2], return_exceptions=True)
+                state = await self._tools.bus.job(job)
+                if state is None or state.state != "cancelled":
+                    continue  # fenced off: whoever leases the request now goes on with its jobs
                 await entry[1].cancel_jobs()
                 if entry[1].on_cancel is not None:
                     await entry[1].on_cancel()
