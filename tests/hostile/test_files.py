@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
 import os
 import shutil
@@ -11,59 +9,21 @@ import ssl
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cli import main as cli
-from common import errors
 from common.config import RouterConfig
-from common.errors import ConfigError, Unavailable
+from common.errors import ConfigError
 from common.ml.files import find
 from loadgen import cli_load, report
-from services.router.queue.outcomes import rebuilt
 from services.router.service import tls_context
-from services.vector_search.shard import Shard
+from tests.hostile.spoil import spoil
 from tests.hostile.world import Witness, World
-from tests.vector_search.samples import ask, document, shard, write
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def _spoil(path: Path) -> Iterator[str]:
-    """Put one bad thing after another where a file is expected; yields what it is."""
-    contents = {
-        "empty": b"", "binary": bytes(range(256)) * 40, "not UTF-8": b'{"a": "\xff"}', "half": b'{"timestamp": 1',
-        "deep": b"[" * 200_000, "a list": b"[]", "a number": b"7", "null": b"null", "text": b"hello\n" * 1000,
-        "a dict of nothing": b"{}", "NaN": b'{"timestamp": NaN, "pid": NaN}',
-        "wrong types": b'{"timestamp": "x", "pid": [], "tables": 7, "url": 1, "weight_map": [1]}',
-        "huge numbers": b'{"timestamp": 1e999, "pid": ' + b"9" * 4000 + b"}",
-    }  # fmt: skip
-    for name, content in contents.items():
-        _remove(path)
-        path.write_bytes(content)
-        yield name
-    for name, make in (
-        ("a directory", path.mkdir),
-        ("a pipe", lambda: os.mkfifo(path)),
-        ("a link to itself", lambda: path.symlink_to(path.name)),
-        ("a device without end", lambda: path.symlink_to("/dev/zero")),
-        ("nothing", lambda: None),
-    ):
-        _remove(path)
-        make()
-        yield name
-    _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _one_sentence(said: str, *names: str) -> None:
@@ -112,7 +72,7 @@ def test_model_files(name: str, tmp_path: Path) -> None:
     """A model with any one file spoilt is refused by the file's name; never read without end."""
     directory = _model(tmp_path)
     _load(directory)
-    for what in _spoil(directory / name):
+    for what in spoil(directory / name):
         if what in {"nothing", "a link to itself"} and name.startswith(
             ("modules", "model.safetensors.index")
         ):
@@ -197,7 +157,7 @@ def test_certificates(tmp_path: Path) -> None:
         tls_context(RouterConfig(tls_cert=str(cert), tls_key=str(key))), ssl.SSLContext
     )
     pairs = [(cert, other), (key, cert), (cert, locked), (cert, cert), (tmp_path, key)]
-    for what in _spoil(tmp_path / "bad"):
+    for what in spoil(tmp_path / "bad"):
         del what
         pairs += [(tmp_path / "bad", key), (cert, tmp_path / "bad")]
         for one, two in pairs:
@@ -231,7 +191,7 @@ def test_data_directory(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     commands += [["models"], ["reembed", "docs"]]
     if name in {"run", "redis"}:
         shutil.rmtree(data / "run")
-    for what in _spoil(data / name):
+    for what in spoil(data / name):
         for words in commands:
             status = cli.main([*words, "--data-dir", str(data)])
             said = capsys.readouterr()
@@ -270,7 +230,7 @@ def test_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--trace",
         str(path),
     ]
-    for what in _spoil(path):
+    for what in spoil(path):
         assert cli_load.main(words) == 2, what
         _one_sentence(capsys.readouterr().err, "trace.jsonl")
     path.write_text('{"timestamp": 2.0}\n{"timestamp": 1.0}\n')
@@ -281,73 +241,13 @@ def test_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_results(tmp_path: Path) -> None:
     """A result file that is none is named when the tables are made from it."""
     page = "<!-- bench:E1 -->\nold\n<!-- /bench:E1 -->"
-    for what in _spoil(tmp_path / "E1.json"):
+    for what in spoil(tmp_path / "E1.json"):
         if what in {"nothing", "a link to itself"}:
             assert "Not measured" in report.rewrite(page, tmp_path)
             continue
         with pytest.raises(report.ReportError) as caught:
             report.rewrite(page, tmp_path)
         _one_sentence(str(caught.value), "E1.json")
-
-
-# -- shards
-
-
-EYE = np.eye(16)
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "emptied": lambda _: b"", "cut": lambda raw: raw[: len(raw) // 2], "random": lambda raw: os.urandom(len(raw)),
-    "zeroed": lambda raw: b"\0" * len(raw), "grown": lambda raw: raw + os.urandom(5000),
-    "flipped": lambda raw: raw[: len(raw) // 2] + bytes([raw[len(raw) // 2] ^ 1]) + raw[len(raw) // 2 + 1 :],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_shard_files(damage: str, tmp_path: Path) -> None:
-    """Each file of a shard, damaged: the shard opens with right answers, or is refused whole as damaged."""
-    vectors = np.random.default_rng(1).standard_normal((200, 16))
-    one = shard(tmp_path / "good", exact_below=50)
-    one.apply("1-0", write(0, [document(str(n), v) for n, v in enumerate(vectors)]))
-    one.sync()
-    while one.maintain():
-        pass
-    one.snapshot()
-    one.apply("2-0", write(1, [document("last", EYE[0])]))
-    one.sync()
-    one.close()
-    for name in sorted(p.name for p in (tmp_path / "good" / "0").iterdir() if p.is_file()):
-        copy = tmp_path / f"copy-{name}"
-        shutil.copytree(tmp_path / "good", copy)
-        path = copy / "0" / name
-        path.write_bytes(DAMAGES[damage](path.read_bytes()))
-        opened = _open(copy, exact_below=50)
-        if opened is None:
-            continue
-        with contextlib.closing(opened), contextlib.suppress(Unavailable):
-            found = opened.search(ask(vectors[7], 1)).hits[0]
-            assert not found or found[0].id == "7" or opened.stats()["documents"] < 200, name
-
-
-def _open(directory: Path, **fields: Any) -> Shard | None:
-    """Open a shard, or return None if it is refused as damaged; any other error is a failure."""
-    try:
-        return shard(directory, **fields)
-    except Unavailable as error:
-        if error.code != "shard_damaged":
-            raise
-        return None
-
-
-@pytest.mark.parametrize("name", ["documents.sqlite", "writes.0000000000", "snapshot.json", "../0"])
-def test_shard_things_that_are_no_files(name: str, tmp_path: Path) -> None:
-    """Directories, links and nothing where a shard's files belong: opened empty, or refused as damaged."""
-    path = Path(os.path.normpath(tmp_path / "0" / name))
-    path.parent.mkdir(exist_ok=True)
-    for what in _spoil(path):
-        if what in {"a pipe", "a device without end"} and name != "../0":
-            continue  # never made by a crash or a copy
-        opened = _open(tmp_path)
-        if opened is not None:
-            opened.close()
 
 
 # -- ingest
@@ -394,30 +294,3 @@ def test_ingest(tmp_path: Path, world: World, witness: Witness) -> None:
         "POST", "/v1/collections/bad/search", {"text": "Gates let water through.", "k": 1}
     )
     assert found.json["data"][0]["id"] == "sub/also.txt"
-
-
-# -- errors between processes
-
-
-def _raised() -> Iterator[tuple[str, str]]:
-    for part in (
-        "services/vector_search",
-        "services/gpu_worker",
-        "services/cpu_worker",
-        "common/work",
-        "common/ml",
-    ):
-        for path in (ROOT / part).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    for word in node.keywords:
-                        if word.arg == "code" and isinstance(word.value, ast.Constant):
-                            yield node.func.id, str(word.value.value)
-
-
-def test_codes_keep_their_status_across_the_bus() -> None:
-    """An error a worker raises has the same status at the router: none becomes a 500 on its way."""
-    raised = {(name, code) for name, code in _raised() if hasattr(errors, name)}
-    assert raised
-    for name, code in raised:
-        assert rebuilt(code, "x").http_status == getattr(errors, name).http_status, (name, code)
