@@ -34,4 +34,5 @@ def storage_error(error: Exception) -> SpillwayError:
             code="disk_full",
             retry_after_s=5.0,
         )
-    return Unavailable(f"storing failed: {error}", code="storage_failed", retry_after_s=5.0)
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Unavailable(f"storing failed: {reason}", code="storage_failed", retry_after_s=5.0)
