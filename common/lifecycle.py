@@ -26,7 +26,9 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int
     long, 2 = a configuration that cannot be used (one sentence on stderr).
     """
     logger = log.get("lifecycle")
-    os.umask(0o077)  # documents, indexes and notes are for this user only, wherever the data directory lies
+    os.umask(
+        0o077
+    )  # documents, indexes and notes are for this user only, wherever the data directory lies
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_supervised(main, drain_s))

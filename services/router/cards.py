@@ -74,7 +74,9 @@ class Cards:
         if self._cards:
             await self._read()
             return
-        async with self._first:  # until something is known, nobody may take "nothing yet" for an answer
+        async with (
+            self._first
+        ):  # until something is known, nobody may take "nothing yet" for an answer
             await self._read()
 
     async def _read(self) -> None:
