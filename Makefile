@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 BIN := .venv/bin
 ARGS ?=
+# Many tests wait for real deadlines and heartbeats, so a few more processes than cores are busy at once.
+JOBS ?= 3
 NAME ?=
 ID ?=
 
@@ -26,7 +28,7 @@ up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="
 	@exec $(BIN)/spillway up $(ARGS)
 
 test: setup ## run the tests (ARGS="-k name")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 soak: setup ## run the long tests in pieces that resume (NAME=piece, ARGS=--list)
 	@$(BIN)/python scripts/soak.py $(NAME) $(ARGS)
