@@ -1,6 +1,6 @@
 """F4: a router, then a worker, gets SIGTERM with 50 requests in flight; none may be cut short.
 
-`python -m loadgen.faults.f4 --kills ROUNDS --json FILE`. Simulated devices, half a second a batch.
+`python -m loadgen.faults.f4 --kills ROUNDS --json FILE`. Simulated devices, 1.5 s a batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import redis.asyncio
 
 from loadgen import bodies, probe, processes
 from loadgen.mesh import Mesh
@@ -20,6 +21,8 @@ from loadgen.target import Answer, Target
 
 IN_FLIGHT = 50
 UNREADY_S = 0.1
+# Long enough that none of them is answered before the last has been accepted.
+BATCH_S = 1.5
 
 
 @dataclass(slots=True)
@@ -36,22 +39,22 @@ class Drain:
 
 async def run(rounds: int, data_dir: Path) -> list[Drain]:
     """Drain a router and a worker, `rounds` times each."""
-    workers = [processes.sim_worker(f"gpu_worker-{i}", beta_s=0.5) for i in (1, 2)]
+    workers = [processes.sim_worker(f"gpu_worker-{i}", beta_s=BATCH_S) for i in (1, 2)]
     routers = [processes.router("router-1"), processes.router("router-2")]
     found = []
     async with Mesh(data_dir, [*routers, *workers]) as mesh:
         for number in range(rounds):
-            found.append(await _drain(mesh, "router-1", mesh.urls[0], number))
-            found.append(await _drain(mesh, "gpu_worker-1", mesh.urls[1], number))
+            found.append(await _drain(mesh, "router-1", mesh.urls[0], 2 * number))
+            found.append(await _drain(mesh, "gpu_worker-1", mesh.urls[1], 2 * number + 1))
     return found
 
 
-async def _drain(mesh: Mesh, victim: str, url: str, seed: int) -> Drain:
+async def _drain(mesh: Mesh, victim: str, url: str, number: int) -> Drain:
     drain = Drain(victim)
-    requests = bodies.embed(1, 16, seed=seed, count=IN_FLIGHT)
+    requests = bodies.embed(1, 16, seed=number, count=IN_FLIGHT)
     async with Target([url], timeout_s=60) as target:
         sent = [asyncio.create_task(target.send(request)) for request in requests]
-        await asyncio.sleep(0.2)
+        await _accepted(mesh, IN_FLIGHT * (number + 1))
         port = mesh.health_port(victim) or 0
         at = time.monotonic()
         mesh.kill(victim, signal.SIGTERM)
@@ -63,6 +66,20 @@ async def _drain(mesh: Mesh, victim: str, url: str, seed: int) -> Drain:
     drain.gone_s = time.monotonic() - at
     await mesh.restart(victim)
     return drain
+
+
+async def _accepted(mesh: Mesh, count: int) -> None:
+    """Wait until the bus has admitted so many jobs since the mesh began."""
+    client = redis.asyncio.from_url(mesh.redis_url, decode_responses=True)
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                use = await client.hgetall("{embed.sim/0}:use")
+                if int(use.get("admits", 0)) >= count:
+                    return
+                await asyncio.sleep(0.01)
+    finally:
+        await client.aclose()
 
 
 def _judge(drain: Drain, answer: Answer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import msgspec
 
 from loadgen.document import Body, Options
@@ -15,7 +17,7 @@ def run(options: Options) -> Body:
     kinds = sorted({drain.victim.rpartition("-")[0] for drain in drains})
     rows = [_row(kind, [d for d in drains if d.victim.startswith(kind)]) for kind in kinds]
     columns = ["terminated", "times", "requests in flight", "answered whole", "cut short"]
-    columns += ["unready after, worst (ms)", "gone after, worst (s)"]
+    columns += ["unready after, median (ms)", "worst (ms)", "gone after, worst (s)"]
     body.table("", columns, rows)
     cut = [drain for drain in drains if drain.cut]
     slow = [drain for drain in drains if drain.unready_s > UNREADY_S]
@@ -33,6 +35,7 @@ def _row(kind: str, drains: list[Drain]) -> list[str]:
         str(IN_FLIGHT * len(drains)),
         str(sum(drain.whole for drain in drains)),
         str(sum(sum(drain.cut.values()) for drain in drains)),
+        f"{statistics.median(drain.unready_s for drain in drains) * 1e3:.0f}",
         f"{max(drain.unready_s for drain in drains) * 1e3:.0f}",
         f"{max(drain.gone_s for drain in drains):.1f}",
     ]
