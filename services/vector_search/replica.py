@@ -63,6 +63,8 @@ class Replica:
         self._retired: set[asyncio.Task[None]] = set()
         self._put_off: dict[Key, float] = {}
         self._targets: dict[Key, str] = {}
+        self._announced: dict[Key, str] = {}
+        self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stopping = asyncio.Event()
         self._tidier = Tidier(
             self._holdings,
@@ -129,6 +131,7 @@ class Replica:
         while not self._stopping.is_set():
             try:
                 await self._holdings.refresh()
+                await self._catch_up_announcements()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))
             except BusFull as error:
@@ -154,6 +157,8 @@ class Replica:
         key = unit.collection, unit.number
         self._targets.pop(key, None)
         self._put_off.pop(key, None)
+        self._announced.pop(key, None)
+        self._announcing.pop(key, None)
         self._tidier.forget(key)
         task, stop = self._loops.pop(key)
 
@@ -271,10 +276,19 @@ class Replica:
         await self._announce(unit, shard, rings)
 
     async def _announce(self, unit: Unit, shard: Shard, rings: list[str]) -> None:
-        with contextlib.suppress(BusDown, BusFull):  # the router also looks by itself
-            await self._bus.publish_applied(
-                unit.collection, unit.number, self._name, shard.applied, rings
-            )
+        """Publish what is applied; one at a time a shard, so that an older id never overwrites a newer one."""
+        key = unit.collection, unit.number
+        with contextlib.suppress(BusDown, BusFull):  # `_follow` tries again
+            async with self._announcing[key]:
+                applied = shard.applied
+                await self._bus.publish_applied(*key, self._name, applied, rings)
+                self._announced[key] = applied
+
+    async def _catch_up_announcements(self) -> None:
+        """Publish again what did not reach the bus."""
+        for key, unit in list(self._holdings.units.items()):
+            if unit.shard is not None and self._announced.get(key) != unit.shard.applied:
+                await self._announce(unit, unit.shard, [])
 
     async def _flag(self, key: Key, code: str) -> None:
         """Tell routers why writes are not applied, for as long as that is so."""
