@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -43,10 +44,11 @@ class Clients:
 
     def __init__(self, urls: list[str], *, deadline_s: float = 90.0) -> None:
         self._clients = [
-            AsyncSpillway(url, timeout_s=deadline_s, max_retries=1, resume_s=60.0) for url in urls
+            AsyncSpillway(url, timeout_s=deadline_s, max_retries=0, resume_s=60.0) for url in urls
         ]
         self._deadline_s = deadline_s
         self._turn = itertools.count()
+        self.refused: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         for client in self._clients:
@@ -77,6 +79,7 @@ class Clients:
             try:
                 return await operation(client, done.key)
             except _AGAIN as error:
+                self.refused[name_of(error)] += 1
                 wait = min(getattr(error, "retry_after_s", None) or 0.2, 2.0)
                 if time.monotonic() + wait > limit:
                     raise

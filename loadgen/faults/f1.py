@@ -69,6 +69,7 @@ class Result:
     kills: list[Kill] = field(default_factory=list)
     operations: dict[str, int] = field(default_factory=dict)
     tries: int = 0
+    repeated: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -150,6 +151,7 @@ async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result
             await _settle(mesh)
             for kind in kinds:
                 result.wrong += await kind.audit(clients)
+            result.repeated = dict(clients.refused)
         result.wrong += storm.wrong + await leftovers(mesh.redis_url)
     result.tries = sum(done.tries for done in storm.done)
     for done in storm.done:

@@ -37,6 +37,10 @@ def describe(result: Result, plan: Plan) -> Body:
     body.notes.append(
         "Allowed: 6 s where another process of the kind lives, else 6 s + that restart's own start + 1 s."
     )
+    again = ", ".join(f"{count} {why}" for why, count in sorted(result.repeated.items()))
+    body.notes.append(
+        f"Tried again, under the same key and at the next router, after: {again or '-'}."
+    )
     if plan.simulated:
         body.notes.append("Simulated devices.")
     body.notes += [f"WRONG: {line}" for line in result.wrong[:10]]
