@@ -24,7 +24,7 @@ from loadgen.target import Target
 
 DIMENSION = 64
 STORED = 12_000
-WARM_S = 20.0
+WARM_S = 60.0
 
 
 @dataclass(slots=True)
@@ -39,7 +39,9 @@ class Memory:
 async def run(seconds: float, warm_s: float, data_dir: Path) -> Memory:
     """Load the mesh for `seconds` after a warm-up, sampling memory once a second."""
     memory = Memory()
-    async with Mesh(data_dir) as mesh, AsyncSpillway(mesh.url) as client:
+    # Small snapshots, so that the stream of writes is trimmed within the run as it is within hours.
+    mesh = Mesh(data_dir, env={"SPILLWAY_SNAPSHOT_BYTES": "1000000"})
+    async with mesh, AsyncSpillway(mesh.url) as client:
         requests = await _requests(client)
         async with Target([mesh.url]) as target:
             await Load(target, requests).closed(6, seconds=warm_s)

@@ -143,7 +143,8 @@ async def run(admissions: int, seed: int, folder: Path, before: Found) -> Found:
     began = time.monotonic()
     async with Mesh(folder, [], maxmemory="6gb") as mesh:
         arena = Arena(mesh, folder, seed + before.admitted)
-        auditor = asyncio.create_task(_audit(mesh.redis_url, found))
+        enough = asyncio.Event()
+        auditor = asyncio.create_task(_audit(mesh.redis_url, found, enough))
         try:
             for number in range(ROUTERS):
                 await arena.start("router", number)
@@ -154,22 +155,22 @@ async def run(admissions: int, seed: int, folder: Path, before: Found) -> Found:
                 arena.count(found)
                 if before.admitted + found.admitted >= admissions:
                     break
-                if arena.rng.random() < 0.15:
+                if arena.rng.random() < 0.3:
                     await arena.hurt()
         finally:
-            auditor.cancel()
-            await asyncio.gather(auditor, return_exceptions=True)
+            enough.set()  # no cancel: redis-py may turn one into an error of the connection
+            await auditor
             await arena.end()
         arena.count(found)
     found.faults, found.seconds = arena.faults, time.monotonic() - began
     return _sum(before, found)
 
 
-async def _audit(url: str, found: Found) -> None:
+async def _audit(url: str, found: Found, enough: asyncio.Event) -> None:
     keys = [f"{{{FAMILY}}}:use", *(f"{{{FAMILY}}}:lane:{cls}" for cls in CLASSES)]
     client = redis.asyncio.from_url(url, decode_responses=True)
     try:
-        while True:
+        while not enough.is_set():
             await asyncio.sleep(0.02)
             with contextlib.suppress(redis.exceptions.RedisError, OSError):
                 found.differ += await client.eval(AUDIT, len(keys), *keys, *CLASSES)
