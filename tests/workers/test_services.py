@@ -99,10 +99,10 @@ async def test_both_lanes_give_the_same_vectors(bus: Any, config: Any) -> None:
         assert {record.classes[0] for record in records} == {"gpu", "cpu"}
         assert all(record.depth_tokens >= 8192 for record in records)
         processes[0].send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(processes[0].wait, 30) == 0
+        assert await asyncio.to_thread(processes[0].wait, 90) == 0
         second = await embed(bus, family, card.fingerprint, tokens)
         processes[1].send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(processes[1].wait, 30) == 0
+        assert await asyncio.to_thread(processes[1].wait, 90) == 0
     finally:
         for process in processes:
             process.kill()
