@@ -15,6 +15,8 @@ import numpy as np
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 TEST = 2000
+# Characters of one piece of a docstring: a sentence or two.
+PIECE = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def gaussian(count: int, rng: np.random.Generator, dimension: int = 64) -> Rows:
 
 
 def docstrings(limit: int) -> list[str]:
-    """Return docstrings of the standard library, as found on every machine, each once."""
+    """Return pieces of the standard library's docstrings, as found on every machine, each once."""
     found: dict[str, None] = {}
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
@@ -74,8 +76,9 @@ def _docs_of(path: Path) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None
-        if text and len(text) >= 20:
-            yield text[:600]
+        if text:
+            parts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+            yield from (part for part in parts if len(part) >= PIECE // 4)
 
 
 def real(limit: int, cache: Path) -> Rows:
