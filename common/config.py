@@ -62,6 +62,7 @@ class RouterConfig(Common, frozen=True):
     default_model: str = ""
     rerank_model: str = ""
     search_ack: Positive = 1
+    session_ttl_s: Positive = 7 * 24 * 3600
 
 
 class WorkerConfig(Common, frozen=True):
@@ -77,6 +78,18 @@ class WorkerConfig(Common, frozen=True):
     partition: Count = 0
     alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     beta: Annotated[float, Meta(ge=0, le=3600)] = 0.005
+    chat_model: str = ""
+    chat_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    chat_slo_s: Seconds = 120.0
+    kv_bytes: Count = 0
+    step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
+    max_running: Annotated[int, Meta(ge=1, le=65536)] = 64
+
+
+class StoreConfig(Common, frozen=True):
+    """kv_store: how often expired sessions are swept from the indexes."""
+
+    sweep_s: Seconds = 30.0
 
 
 class SearchConfig(Common, frozen=True):
@@ -102,7 +115,13 @@ class SupervisorConfig(Common, frozen=True):
     start_timeout_s: Seconds = 300.0
 
 
-SERVICES: tuple[type[Common], ...] = (RouterConfig, WorkerConfig, SearchConfig, SupervisorConfig)
+SERVICES: tuple[type[Common], ...] = (
+    RouterConfig,
+    WorkerConfig,
+    SearchConfig,
+    StoreConfig,
+    SupervisorConfig,
+)
 # Read by the Makefile, the SDK and the CLI, not by a service.
 OTHER_NAMES = frozenset(
     {"TORCH_INDEX", "URL", "API_KEY", "CONFIG", "SOAK", "SEED", "PROFILE", "TEST_SERVERS"}

@@ -88,7 +88,79 @@ class RequestWork(Message, frozen=True, tag="request"):
     body: bytes
 
 
-Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 and `min_p` 0 are off; `seed` is fixed at admission.
+
+    `presence` and `frequency` count generated tokens, `repetition` prompt and generated ones; `bias` adds to logits.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    seed: int = 0
+    bias: dict[int, float] = {}
+
+
+class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The turn a generation is: `finish` appends it to its session, if that still stands at `version`.
+
+    `history` counts the tokens at the head of the prompt that the session has already (0: the history is replaced);
+    `messages` is the JSON list of this turn's messages as rendered, `shown` as the client sent them (empty: the same).
+    """
+
+    session: str
+    version: int
+    history: int
+    messages: bytes
+    shown: bytes = b""
+    ttl_s: int = 0
+    keep_partial: bool = False
+
+
+class GenerateWork(Message, frozen=True, tag="generate"):
+    """Generate `n` continuations of each prompt (token ids, history included); choice c belongs to prompt c // n.
+
+    Generation of a choice ends at one of `stop_ids` (unless `ignore_eos`), before the text of one of `stop`, or after
+    `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
+    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart.
+    """
+
+    fingerprint: str
+    scope: str
+    prompts: list[list[int]]
+    max_new: int
+    n: int = 1
+    sampling: Sampling = Sampling()
+    min_new: int = 0
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int = -1
+    forced: list[int] | None = None
+    turn: SessionTurn | None = None
+
+
+class SessionWork(Message, frozen=True, tag="session"):
+    """A session's cold life, done by kv_store: list a tenant's, export, import or delete one.
+
+    `body` is the exported document of an import; `session` is the id (the new one's, for an import).
+    """
+
+    op: Literal["list", "export", "import", "delete"]
+    tenant: str
+    session: str = ""
+    cursor: str | None = None
+    limit: int = 100
+    body: bytes = b""
+
+
+Work = (
+    EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork
+)
 
 
 # -- results: what a job's last event carries --------------------------------------------------------------
@@ -158,7 +230,64 @@ class RequestResult(Message, frozen=True, tag="request"):
     info: dict[str, Any] = {}
 
 
-Result = EmbedResult | ScoreResult | SearchResult | DocumentsResult | RequestResult
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One token's id, its bytes (`raw`) and log probability, and the likeliest alternatives where asked."""
+
+    id: int
+    raw: bytes
+    logprob: float
+    top: list[Logprob] = []
+
+
+Finish = Literal["stop", "length"]
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one choice gained in one event: tokens, and the text that is certain by now.
+
+    `at` is the index of the event it was first logged in, so that a folded log still tells what a client has.
+    `finish` is set on a choice's last piece; `stopped_by` is the stop string or the text of the stop token.
+    """
+
+    at: int
+    choice: int
+    tokens: list[int] = []
+    text: str = ""
+    finish: Finish | None = None
+    stopped_by: str | None = None
+    logprobs: list[Logprob] = []
+
+
+class Delta(Message, frozen=True, tag="delta"):
+    """The data of a generation's progress event: pieces in rising order of (at, choice)."""
+
+    pieces: list[Piece]
+
+
+class GenerateResult(Message, frozen=True, tag="generate"):
+    """A generation's outcome; the text is in the progress events before it. `cached` prompt tokens were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    version: int | None = None
+
+
+class SessionResult(Message, frozen=True, tag="session"):
+    """kv_store's answer as JSON: a page of sessions, an exported document, a session, or a proof of deletion."""
+
+    body: bytes
+
+
+Result = (
+    EmbedResult
+    | ScoreResult
+    | SearchResult
+    | DocumentsResult
+    | RequestResult
+    | GenerateResult
+    | SessionResult
+)
 
 
 # -- events: the log of one job ----------------------------------------------------------------------------
@@ -183,6 +312,47 @@ class Event(Message, frozen=True):
     def ends(self) -> bool:
         """True if the job is over with this event."""
         return self.kind != "progress"
+
+
+# -- sessions: a conversation, in the family of its generations ---------------------------------------------
+
+
+class Turn(Message, frozen=True):
+    """One finished turn of a session: its messages, its answer, and their tokens.
+
+    A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
+    `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
+    cancelled or failed and kept.
+    """
+
+    job: str
+    history: int
+    messages: bytes
+    answer: str
+    prompt: list[int]
+    output: list[int]
+    finish: str
+    at_ms: int
+    shown: bytes = b""
+    partial: bool = False
+
+
+class SessionRecord(Message, frozen=True):
+    """A session as stored, without its turns; `busy` is the job that holds its turn lock."""
+
+    id: str
+    tenant: str
+    model: str
+    fingerprint: str
+    version: int
+    tokens: int
+    turns: int
+    ttl_s: int
+    created_ms: int
+    updated_ms: int
+    metadata: bytes = b"{}"
+    busy: str = ""
+    deleted: bool = False
 
 
 # -- writes: a shard's state, applied by every replica in order ---------------------------------------------
@@ -246,10 +416,14 @@ class WorkerRecord(Message, frozen=True):
 
 
 class ModelCard(Message, frozen=True):
-    """What router and worker must agree on about a model; the tokenizer lies beside it (see `common.bus.cards`)."""
+    """What router and worker must agree on about a model; the tokenizer lies beside it (`Registry.publish_card`).
+
+    A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
+    its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).
+    """
 
     name: str
-    kind: Literal["embed", "rerank"]
+    kind: Literal["embed", "rerank", "generate"]
     family: str
     fingerprint: str
     dimension: int
@@ -259,6 +433,12 @@ class ModelCard(Message, frozen=True):
     query_prompt: str = ""
     document_prompt: str = ""
     created_ms: int = 0
+    chat_template: str = ""
+    grounding_template: str = ""
+    bos: str = ""
+    eos: str = ""
+    stop_ids: list[int] = []
+    sampling: Sampling = Sampling()
 
 
 class Chunking(msgspec.Struct, frozen=True):
@@ -340,6 +520,11 @@ def decode_work(data: bytes) -> Work:
     """Decode a job's payload by its tag; BadMessage if it is none of ours."""
     work: Work = _checked(_work, "work", data)
     return work
+
+
+def decode_delta(data: bytes) -> Delta:
+    """Decode the data of a generation's progress event; BadMessage if it is none."""
+    return decode(data, Delta)
 
 
 def decode_result(data: bytes) -> Result:
