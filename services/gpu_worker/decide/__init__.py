@@ -1,0 +1,1 @@
+"""Decisions of the engine: sequences, pages, schedules. Plain Python, no tensors."""

@@ -1,0 +1,98 @@
+"""What the scheduler asks of the model and what it gets back: the border between deciding and computing. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from common.messages import ModelCard, Sampling
+
+PAGE = 32  # tokens of one sequence in one page
+
+
+class Draw(NamedTuple):
+    """How to draw one token from the logits of a sequence's last row.
+
+    `position` is the absolute position of the token being drawn; with seed and choice it keys the random numbers, so
+    a draw does not depend on the batch. `prompt` and `output` (tokens so far) are for penalties; `banned` ids are not
+    allowed now (the stop ids while `min_new` is not reached); `logprobs` is how many alternatives to report, -1 none.
+    """
+
+    sampling: Sampling
+    choice: int
+    position: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    banned: Sequence[int] = ()
+    logprobs: int = -1
+
+
+class Rows(NamedTuple):
+    """One sequence's part of a step: compute `tokens` at `positions`, which rise but need not be contiguous.
+
+    `pages[g][l]` is the physical page of logical page l (positions l * PAGE ...) in layer group g; -1 is a page that
+    is not resident because no row of this step can see it (windowed out). The pages of all `positions` are there, and
+    their K and V are written before any row of the step attends. `sample` is how to draw from the last row's logits,
+    None if they are not wanted.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    pages: Sequence[Sequence[int]]
+    sample: Draw | None = None
+
+
+class Drawn(NamedTuple):
+    """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
+
+    Without `Draw.logprobs` the probability is 0.0 and `top` empty.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Shape(NamedTuple):
+    """What the scheduler must know of a loaded model.
+
+    Layer groups share a page table: `windows[g]` is the number of positions a row of group g sees, itself included
+    (None: all); `page_bytes[g]` is the size of one page of it; `pages` is how many physical pages, numbered from 0,
+    *each* group has. `context` is the longest sequence, `vocabulary` the number of token ids.
+    """
+
+    windows: list[int | None]
+    page_bytes: list[int]
+    pages: int
+    context: int
+    vocabulary: int
+
+
+class Runner(Protocol):
+    """A loaded model that executes batches. Not thread-safe: one compute thread calls it."""
+
+    name: str
+    fingerprint: str
+    device: str
+    dtype: str
+    shape: Shape
+    stop_ids: list[int]
+
+    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+        """Run one step over all sequences and draw where asked, in the batch's order.
+
+        A sequence appears at most once in a batch. Raises only what a step can cause (not-a-number logits, memory).
+        """
+        ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy whole pages, `(group, source, target)` each, before the next step."""
+        ...
+
+    def card(self, *, created_ms: int, partitions: int) -> ModelCard:
+        """Return what the router must know of this model."""
+        ...
+
+    def tokenizer_json(self) -> bytes:
+        """Return the bytes of tokenizer.json."""
+        ...
