@@ -68,6 +68,17 @@ class Shape(NamedTuple):
     vocabulary: int
 
 
+class StepFailed(Exception):
+    """One sequence of a batch could not be computed; `index` is its place in the batch.
+
+    Nothing of it was drawn. The same step may be executed again without it: writing K and V twice changes nothing.
+    """
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 class Runner(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it."""
 
@@ -81,7 +92,8 @@ class Runner(Protocol):
     def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
         """Run one step over all sequences and draw where asked, in the batch's order.
 
-        A sequence appears at most once in a batch. Raises only what a step can cause (not-a-number logits, memory).
+        A sequence appears at most once in a batch. Raises only what a step can cause: StepFailed, if one sequence's
+        numbers are not finite, and memory errors.
         """
         ...
 
