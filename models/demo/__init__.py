@@ -1,0 +1,1 @@
+"""The small chat model that answers from given passages, and everything that makes and measures it."""

@@ -1,0 +1,1 @@
+"""The generated world: entities, relations, phrasings, passages and conversations. Imports no torch."""

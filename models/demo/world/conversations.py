@@ -1,0 +1,249 @@
+"""Conversations over passages: what the model is trained on, and how a turn is put to it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from models.demo.world import questions, relations
+from models.demo.world.names import Pool
+from models.demo.world.passages import Entity, Passage, entity, write
+from models.demo.world.relations import KINDS, OF_KIND, REFUSAL, RELATIONS
+
+Role = Literal["system", "user", "assistant"]
+GREETING: Final = "Hello. Give me passages and a question, and I will answer from them."
+IDENTITY: Final = "I am a small model that answers questions from given passages."
+THANKS: Final = "You are welcome."
+EMPTY: Final = "I answer from passages. Please give me some with your question."
+SMALL_TALK: Final[dict[str, tuple[str, ...]]] = {
+    GREETING: (
+        "Hello",
+        "Hello!",
+        "Hi",
+        "Hi there",
+        "Hey",
+        "Good morning",
+        "Good evening",
+        "Greetings",
+        "hello",
+        "hi",
+        "Hi, how are you?",
+        "Good day to you",
+        "Hello there!",
+        "hey there",
+        "How are you?",
+    ),
+    IDENTITY: (
+        "Who are you?",
+        "What are you?",
+        "What can you do?",
+        "who are you",
+        "Tell me about yourself.",
+        "What is your name?",
+        "Are you a person?",
+        "How do you work?",
+        "What do you do?",
+        "Help",
+        "What can I ask you?",
+        "Introduce yourself.",
+        "Are you a robot?",
+        "Can you help me?",
+    ),
+    THANKS: (
+        "Thanks",
+        "Thank you",
+        "Thank you!",
+        "thanks",
+        "Thanks a lot",
+        "Great, thanks",
+        "Thank you very much.",
+        "Thanks for your help",
+        "Many thanks",
+        "Good, thank you",
+        "Goodbye",
+        "Bye",
+        "That is all, thanks.",
+    ),
+}
+SYSTEM: Final = (
+    "You are a helpful assistant.",
+    "Answer from the passages.",
+    "Be brief.",
+    "Answer only from the passages, and cite them.",
+    "You answer questions about documents.",
+)
+
+
+@dataclass(slots=True)
+class Message:
+    """One message; `weight` says whether the loss counts its text (assistant messages only)."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large and hard training conversations are: ranges are inclusive."""
+
+    passages: tuple[int, int]
+    facts: tuple[int, int]
+    turns: tuple[int, int]
+    page: float = 0.0  # share with titles, openings and fillers
+    refuse: float = 0.2
+    follow: float = 0.2  # share of later turns that refer to the turn before
+    small_talk: float = 0.0
+    regroup: float = 0.0  # share of later turns that bring new passages
+    one_kind: float = 0.6  # share where all passages are about one kind of entity
+
+
+def ground(passages: list[str], question: str) -> str:
+    """Return a grounded user turn: exactly what `grounding.jinja` renders."""
+    if not passages:
+        return f"No passages.\n\nQuestion: {question}"
+    lines = (f"[{n}] {' '.join(text.split())}" for n, text in enumerate(passages, 1))
+    return "\n".join(lines) + f"\n\nQuestion: {question}"
+
+
+def ask(rng: random.Random, relation: str, who: Entity, *, held_out: bool) -> str:
+    """Return a question for `relation` of `who`; with `held_out`, in an unseen phrasing."""
+    train, held = questions.split(relation)
+    name = who.name
+    if who.kind == "ship" and rng.random() < 0.4:
+        name = f"the {name}"
+    text = rng.choice(held if held_out else train).replace("{e}", name)
+    text = text[0].upper() + text[1:] if text[0] != "t" or rng.random() < 0.5 else text
+    return text if held_out else vary(rng, text, name)
+
+
+def vary(rng: random.Random, text: str, name: str) -> str:
+    """Return a training question as people type: some with a word before or after, or less careful."""
+    way = rng.random()
+    small = text if text.startswith(name) else text[0].lower() + text[1:]
+    if way < 0.1:
+        return rng.choice(questions.BEFORE) + small
+    if way < 0.15:
+        return text + rng.choice(questions.AFTER)
+    if way < 0.22:
+        return text.rstrip("?.")
+    return small if way < 0.27 else text
+
+
+def scene(rng: random.Random, shape: Shape, pool: Pool, *, held_out: bool = False) -> list[Passage]:
+    """Return shuffled passages; names differ, but some entities have two passages."""
+    count = rng.randint(*shape.passages)
+    page = rng.random() < shape.page
+    kind = rng.choice(KINDS) if rng.random() < shape.one_kind else None
+    out: list[Passage] = []
+    while len(out) < count:
+        who = entity(rng, kind or rng.choice(KINDS), pool)
+        keys = list(OF_KIND[who.kind])
+        rng.shuffle(keys)
+        size = min(rng.randint(*shape.facts), len(keys))
+        out.append(write(rng, who, keys[:size], page=page, held_out=held_out))
+        rest = keys[size : size + rng.randint(*shape.facts)]
+        if rest and len(out) < count and rng.random() < 0.25:
+            out.append(write(rng, who, rest, page=page, held_out=held_out))
+    rng.shuffle(out)
+    return out
+
+
+def answer_from(passages: list[Passage], who: Entity, relation: str) -> str:
+    """Return the exact answer from `passages`, or the refusal."""
+    for n, p in enumerate(passages, 1):
+        if p.entity is who and relation in p.stated:
+            return relations.answer(RELATIONS[relation], who.name, who.facts[relation], n)
+    return REFUSAL
+
+
+def pick(
+    rng: random.Random, passages: list[Passage], shape: Shape, pool: Pool
+) -> tuple[Entity, str]:
+    """Return what to ask: a uniform passage's fact, or something the passages do not say.
+
+    What is absent is either a relation of an entity that is there, preferably one that another
+    entity's passage states, or a relation that is there, of an entity that is not.
+    """
+    if rng.random() >= shape.refuse:
+        p = rng.choice(passages)
+        return p.entity, rng.choice(sorted(p.stated))
+    if rng.random() < 0.5:
+        options = [
+            (p.entity, key)
+            for p in passages
+            for key in OF_KIND[p.entity.kind]
+            if not any(q.entity is p.entity and key in q.stated for q in passages)
+        ]
+        there = {key for p in passages for key in p.stated}
+        hard = [o for o in options if o[1] in there]
+        if options:
+            return rng.choice(hard or options)
+    p = rng.choice(passages)
+    return entity(rng, p.entity.kind, pool), rng.choice(sorted(p.stated))
+
+
+def follow_up(
+    rng: random.Random, last: tuple[Entity, str], passages: list[Passage]
+) -> tuple[Entity, str, str] | None:
+    """Return (entity, relation, question) of a turn that leans on the last, or None."""
+    who, relation = last
+    if rng.random() < 0.6:
+        others = [k for k in OF_KIND[who.kind] if k != relation]
+        key = rng.choice(others)
+        noun = rng.choice(questions.NOUNS[key])
+        frame = rng.choice(questions.FOLLOW)
+        return who, key, frame.replace("{p}", who.possessive.lower()).replace("{n}", noun)
+    same = [p.entity for p in passages if p.entity.kind == who.kind and p.entity is not who]
+    if not same:
+        return None
+    other = rng.choice(same)
+    return other, relation, rng.choice(questions.SWITCH).replace("{e}", other.name)
+
+
+def talk(rng: random.Random) -> tuple[str, str]:
+    """Return a remark that needs no passages, and its reply."""
+    reply = rng.choice(tuple(SMALL_TALK))
+    return rng.choice(SMALL_TALK[reply]), reply
+
+
+def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list[Message]:
+    """Return one training conversation in training phrasings."""
+    out: list[Message] = []
+
+    def say(question: str, reply: str) -> None:
+        out.append(Message("user", question))
+        out.append(Message("assistant", reply))
+
+    if rng.random() < 0.1 and shape.small_talk:
+        out.append(Message("system", rng.choice(SYSTEM)))
+    if rng.random() < shape.small_talk:
+        say(*talk(rng))
+    if rng.random() < shape.small_talk:
+        who = entity(rng, rng.choice(KINDS), pool)
+        question = ask(rng, rng.choice(OF_KIND[who.kind]), who, held_out=False)
+        if rng.random() < 0.6:
+            say(question, EMPTY)
+        else:
+            say(ground([], question), REFUSAL)
+    passages = scene(rng, shape, pool)
+    last: tuple[Entity, str] | None = None
+    for turn in range(rng.randint(*shape.turns)):
+        fresh = turn == 0 or rng.random() < shape.regroup
+        if turn and fresh:
+            kept = [p for p in passages if rng.random() < 0.3]
+            passages = [*kept, *scene(rng, shape, pool)][: shape.passages[1]]
+            rng.shuffle(passages)
+        leaning = follow_up(rng, last, passages) if last and rng.random() < shape.follow else None
+        if leaning:
+            who, relation, question = leaning
+        else:
+            who, relation = pick(rng, passages, shape, pool)
+            question = ask(rng, relation, who, held_out=False)
+        if fresh:
+            question = ground([p.text for p in passages], question)
+        say(question, answer_from(passages, who, relation))
+        last = who, relation
+    if rng.random() < shape.small_talk / 2:
+        say(*talk(rng))
+    return out
