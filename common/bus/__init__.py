@@ -12,6 +12,7 @@ from common.bus.journal import Journal
 from common.bus.lease import Lease
 from common.bus.recovery import Recovery
 from common.bus.roster import LaneState
+from common.bus.sessions import Sessions
 from common.bus.writes import Writes
 from common.clock import SystemClock
 from common.config import Common
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-class Bus(Writes, Recovery):
+class Bus(Sessions, Writes, Recovery):
     """Everything a process may do on the bus; one a process."""
 
     def __init__(self, config: Common, clock: SystemClock) -> None:

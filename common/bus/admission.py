@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from common.bus import keys
 from common.bus.connection import BusFull
@@ -32,7 +32,17 @@ class Admission(NamedTuple):
 
     outcome: Literal["admitted", "exists", "refused"]
     lane: str
-    reason: Literal["", "depth", "tokens", "deadline", "no_worker", "bus_full"]
+    reason: Literal[
+        "",
+        "depth",
+        "tokens",
+        "deadline",
+        "no_worker",
+        "bus_full",
+        "session_not_found",
+        "session_busy",
+        "session_changed",
+    ]
     retry_after_s: float
     held: tuple[int, int] = (0, 0)
     depth: tuple[int, int] = (0, 0)
@@ -78,21 +88,30 @@ class Door(Roster):
         value_s: float = 3600.0,
         share: float = 1.0,
         replay_of: str = "",
+        session: str = "",
+        version: int = 0,
+        origin: str = "",
     ) -> Admission:
         """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
 
         Idempotent by job id. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
         shared lane's + `value_s`. `share` < 1 keeps the rest of a lane's depth for others: bulk work leaves room for
         what someone waits for. Raises BusDown; a full bus is a refusal with reason "bus_full".
+
+        A `session` of the jobs' family makes the one job its next turn, which holds the turn lock until it is over:
+        refused as "session_busy" while another does, as "session_changed" unless the session stands at `version`, as
+        "session_not_found" if it is another tenant's, deleted or expired. `origin` is the request the job is a stage
+        of, if that is not the job itself: it is deleted with the session.
         """
         family = family_of(jobs[0].id)
         call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, share, replay_of)
+        turn = (session, version, origin)
         known = self.knows_roster(family)
-        admission = await self._admit(family, *call)
+        admission = await self._admit(family, *call, *turn)
         if admission.reason == "no_worker":
             self.forget_roster(family)
             if known:  # a worker may have started since the roster was read
-                admission = await self._admit(family, *call)
+                admission = await self._admit(family, *call, *turn)
         return admission
 
     async def _admit(
@@ -107,6 +126,9 @@ class Door(Roster):
         value_s: float,
         share: float,
         replay_of: str,
+        session: str,
+        version: int,
+        origin: str,
     ) -> Admission:
         hearts = await self.hearts(family)
         names: list[str] = [keys.use(family), keys.workers(family)]
@@ -127,7 +149,7 @@ class Door(Roster):
             names.append(keys.job(job.id))
             args += [job.id, job.payload, job.items, job.tokens]
         try:
-            reply = await self.script("admit", names, args)
+            reply = await self._at_turn(names, args, session, version, origin)
         except BusFull:
             return Admission("refused", "", "bus_full", 5.0)
         return Admission(
@@ -138,6 +160,22 @@ class Door(Roster):
             (int(reply[4]), int(reply[5])),
             (int(reply[6]), int(reply[7])),
         )
+
+    async def _at_turn(
+        self, names: list[str], args: list[object], session: str, version: int, origin: str
+    ) -> Any:
+        if not session:
+            return await self.script("admit", names, [*args, ""])
+        for _ in range(10):  # the lock may go to another job between the two reads
+            busy = (await self.call("HGET", keys.session(session), "busy") or b"").decode()
+            more = [keys.session(session), keys.turns(session), keys.jobs(session)]
+            more += [keys.job(busy)] if busy else []
+            reply = await self.script(
+                "admit", [*names, *more], [*args, session, version, busy, origin]
+            )
+            if reply[2] != b"session_moved":
+                return reply
+        return [b"refused", b"", b"session_busy", b"1", 0, 0, 0, 0]
 
     async def cancel(self, job: str) -> Literal["removed", "flagged", "over", "unknown"]:
         """Cancel a job: removed if nobody has taken it, else its worker learns at its next step."""

@@ -76,3 +76,28 @@ def blocked(family: Family) -> str:
 def snapshots(family: Family) -> str:
     """Replica to the id its snapshot covers."""
     return f"{tag(family)}:snapshots"
+
+
+def session(session_id: str) -> str:
+    """The record of one session."""
+    return f"{tag(family_of(session_id))}:session:{session_id}"
+
+
+def turns(session_id: str) -> str:
+    """The turns of one session, in order."""
+    return f"{session(session_id)}:turns"
+
+
+def jobs(session_id: str) -> str:
+    """Job to request, of everything that was run for a session: what a deletion must look for."""
+    return f"{session(session_id)}:jobs"
+
+
+def sessions(family: Family, tenant: str) -> str:
+    """A tenant's sessions by the time of their last turn."""
+    return f"{tag(family)}:sessions:{tenant}"
+
+
+def tenants(family: Family) -> str:
+    """The tenants that have had sessions."""
+    return f"{tag(family)}:tenants"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from common.bus.connection import BusDown, BusFull
 from common.bus.recovery import Recovery
 from common.errors import SpillwayError
 from common.ids import Family
-from common.messages import Event, Result, WorkerRecord, encode
+from common.messages import Event, Result, SessionTurn, Turn, WorkerRecord, encode
 
 MAX_ERRORS = 3
 
@@ -40,6 +40,13 @@ class Lease(NamedTuple):
         return self.worker, self.entry, self.epoch
 
 
+SessionPart = tuple[Turn, SessionTurn]
+
+
+def _part(turn: Turn | None, session: SessionTurn | None) -> SessionPart | None:
+    return (turn, session) if turn is not None and session is not None else None
+
+
 class Holder:
     """The leases of one worker in one family."""
 
@@ -63,11 +70,13 @@ class Holder:
         events: Mapping[str, Event] | None = None,
         *,
         fold: bool = False,
+        partial: Callable[[Lease], SessionPart | None] | None = None,
     ) -> set[str]:
         """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
 
         Jobs returned as cancelled are ended here; those fenced off are forgotten; one whose log has another length than
         its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
+        `partial` gives what a cancelled job's session is to keep of the turn, if its client asked for that.
         """
         batch = list(leases)
         if not batch:
@@ -89,7 +98,8 @@ class Holder:
         for lease in batch:
             verdict = stop.get(lease.job)
             if verdict == b"cancelled":
-                await self._end(lease, Event(index=0, kind="cancelled"))
+                kept = partial(lease) if partial is not None else None
+                await self._end(lease, Event(index=0, kind="cancelled"), part=kept)
             elif verdict == b"gap":
                 await self.fail(lease, "log_gap", "an event's index was not its log's length")
             elif verdict is not None:
@@ -101,28 +111,63 @@ class Holder:
         journal = keys.journal(self.family, lease.router)
         return [keys.job(lease.job), keys.log(lease.job), lane, journal]
 
-    async def finish(self, lease: Lease, result: Result, *, index: int = 0) -> str:
+    async def finish(
+        self,
+        lease: Lease,
+        result: Result,
+        *,
+        index: int = 0,
+        turn: Turn | None = None,
+        session: SessionTurn | None = None,
+    ) -> str:
         """End a job with its result; "fenced" if the lease was another's by then, and nothing was written.
 
-        `index` is where the log should end; where it does not, the event takes the index the log says.
+        `index` is where the log should end; where it does not, the event takes the index the log says. `turn` is
+        appended to the `session` in the same step; "deleted" or "changed" if that does not wait for it any more: the
+        job then ended with the error `session_deleted` or `session_changed` instead of its result.
         """
-        return await self._end(lease, Event(index=index, kind="result", data=encode(result)))
+        event = Event(index=index, kind="result", data=encode(result))
+        return await self._end(lease, event, part=_part(turn, session))
 
-    async def refuse(self, lease: Lease, error: SpillwayError, *, index: int = 0) -> str:
-        """End a job with an error that another try would not change."""
+    async def refuse(
+        self,
+        lease: Lease,
+        error: SpillwayError,
+        *,
+        index: int = 0,
+        turn: Turn | None = None,
+        session: SessionTurn | None = None,
+    ) -> str:
+        """End a job with an error that another try would not change.
+
+        `turn` is what its session keeps of it, if the client asked for that.
+        """
         kind: Literal["expired", "error"] = (
             "expired" if error.code == "deadline_exceeded" else "error"
         )
-        return await self._end(
-            lease, Event(index=index, kind=kind, code=error.code, message=error.message)
-        )
+        event = Event(index=index, kind=kind, code=error.code, message=error.message)
+        return await self._end(lease, event, part=_part(turn, session))
 
-    async def _end(self, lease: Lease, event: Event, *, timeout_s: float = 120.0) -> str:
+    async def _end(
+        self,
+        lease: Lease,
+        event: Event,
+        *,
+        timeout_s: float = 120.0,
+        part: SessionPart | None = None,
+    ) -> str:
         lease = self._held[lease.job] if self._is_held(lease) else lease
         names = [keys.use(self.family), *self._keys(lease)]
         head = [lease.worker, 1, lease.job, lease.entry, lease.epoch, lease.router]
+        tail: list[object] = [""]
+        if part is not None:
+            name = part[1].session
+            tenant = await self.bus.call("HGET", keys.session(name), "tenant", timeout_s=timeout_s)
+            index = keys.sessions(self.family, (tenant or b"").decode())
+            names += [keys.session(name), keys.turns(name), keys.jobs(name), index]
+            tail = self._turn_args(*part)
         while True:
-            args = [*head, event.index, event.kind, encode(event)]
+            args = [*head, event.index, event.kind, encode(event), *tail]
             verdict, router = await self.bus.script("finish", names, args, timeout_s=timeout_s)
             if not verdict.startswith(b"gap:"):
                 break
@@ -133,6 +178,13 @@ class Holder:
         if verdict == b"ok" and router.decode() != lease.router:
             await self._ring(lease, router.decode(), event)
         return str(verdict.decode())
+
+    def _turn_args(self, turn: Turn, session: SessionTurn) -> list[object]:
+        part = msgspec.structs.replace(turn, partial=True) if session.keep_partial else None
+        tokens = turn.history + len(turn.prompt) + len(turn.output)
+        fingerprint = "" if turn.history else self.record.fingerprint  # the history is all its own
+        args: list[object] = [session.session, session.version, encode(turn)]
+        return [*args, encode(part) if part else b"", tokens, session.ttl_s, fingerprint]
 
     async def _ring(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self.family, router)

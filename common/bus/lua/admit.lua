@@ -1,9 +1,33 @@
 -- Admits all jobs to the first lane that can hold them and finish them in time, or none.
 -- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
+--   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
 -- ARGV router tenant deadline replay_of full_share share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
+--   | session ('' none) [version busy origin]
 local use, workers = key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
 local classes, alive, jobs = {}, {}, {}
+
+-- Why a job may not have a session's next turn, or nil. The lock is held while the busy job's record says so, hence no
+-- way in which a job may end has to free it.
+local function turn_refused(s, id, tenant)
+  local f = fields(s.key, 'tenant', 'deleted', 'version', 'busy')
+  if f[1] ~= tenant or f[2] then return 'session_not_found' end
+  local busy = f[4] or ''
+  if busy ~= '' and busy ~= id then
+    if busy ~= s.busy then return 'session_moved' end -- another than the caller has read: to be read again
+    local state = call('HGET', s.busy_job, 'state')
+    if state == 'queued' or state == 'running' then return 'session_busy' end
+  end
+  if f[3] ~= s.version then return 'session_changed' end
+  return nil
+end
+
+local function take_turn(s, id, deadline)
+  call('HSET', s.key, 'busy', id)
+  call('HSET', s.jobs, id, s.origin)
+  local left, least = call('PTTL', s.key), deadline + KEEP_MS - now_ms()
+  if left >= 0 then live_for(s, math.max(left, least)) end -- a session outlives its turn
+end
 for i = 1, num() do classes[i] = {name = arg(), lane = key()} end
 local preferred, value_s = arg(), num()
 local own_lane = preferred ~= '' and key() or nil
@@ -17,7 +41,16 @@ for i = 1, num() do
     items, tokens = items + j.items, tokens + j.tokens
   end
 end
+local s = nil
+if arg() ~= '' then
+  s = {key = key(), turns = key(), jobs = key(), version = arg(), busy = arg(), origin = arg()}
+  if s.busy ~= '' then s.busy_job = key() end
+end
 if #jobs == 0 then return {'exists', existing, '', '0', 0, 0, 0, 0} end
+if s then
+  local why = turn_refused(s, jobs[1].id, tenant)
+  if why then return {'refused', '', why, '1', 0, 0, 0, 0} end
+end
 call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
 local info = call('INFO', 'memory')
 local max = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
@@ -47,6 +80,7 @@ local function try(class, lane, cap, held_items, held_tokens)
       j.tokens, 'deadline', deadline, 'created', now, 'router', router, 'next', 0, 'replay_of', replay_of)
   end
   add_use(use, class, items, tokens)
+  if s then take_turn(s, jobs[1].id, deadline) end
   return {'admitted', class, '', '0', held_items + items, held_tokens + tokens, cap.items, cap.tokens}
 end
 if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end

@@ -1,27 +1,68 @@
 -- Ends jobs with results or final errors: log, journal, entry and use in one step, fenced by lease and epoch.
--- KEYS use | {job log lane journal} per job    ARGV worker | n {id entry epoch router index kind event}..
--- Returns per job: verdict (ok|done|cancelled|fenced|early|gap:<the log's length>) and the router to ring by now;
--- early: a job cannot expire before its deadline has passed by this clock.
+-- A job that is a session's turn appends it in the same step, if the session still waits for this very turn.
+-- KEYS use | {job log lane journal [session turns jobs index]} per job
+-- ARGV worker | n {id entry epoch router index kind event session [version turn partial tokens ttl fingerprint]}..
+-- Returns per job: verdict (ok|done|cancelled|deleted|changed|fenced|early|gap:<the log's length>) and the router to
+-- ring by now. early: a job cannot expire before its deadline has passed by this clock. deleted, changed: what became
+-- of the session; the job ended with that error instead of its result.
 local use = key()
 open_door(use)
 local worker, out = arg(), {}
+local LOST = {
+  deleted = 'the session was deleted, or has expired, before its turn ended',
+  changed = 'the session has gone on without this turn',
+}
+
+local function lost(s, id)
+  local f = fields(s.key, 'version', 'busy', 'deleted')
+  if not f[1] or f[3] then return 'deleted' end
+  if f[1] ~= s.version or f[2] ~= id then return 'changed' end
+  return nil
+end
+
+local function append(s, turn)
+  local now = now_ms()
+  call('RPUSH', s.turns, turn)
+  call('HSET', s.key, 'version', tonumber(s.version) + 1, 'tokens', s.tokens, 'updated', now, 'busy', '')
+  call('HINCRBY', s.key, 'turns', 1)
+  if s.fingerprint ~= '' then call('HSET', s.key, 'fingerprint', s.fingerprint) end
+  if s.ttl ~= '0' then call('HSET', s.key, 'ttl', s.ttl) end
+  call('ZADD', s.index, now, s.id)
+  live_for(s, tonumber(call('HGET', s.key, 'ttl')) * 1000)
+end
+
 for _ = 1, num() do
   local id, entry, epoch, router, index, kind, event = arg(), arg(), num(), arg(), num(), arg(), arg()
   local k = {use = use, job = key(), log = key(), lane = key(), journal = key()}
+  local s = {id = arg()}
+  if s.id ~= '' then
+    s.key, s.turns, s.jobs, s.index = key(), key(), key(), key()
+    s.version, s.turn, s.partial, s.tokens, s.ttl, s.fingerprint = arg(), arg(), arg(), arg(), arg(), arg()
+  else s = nil end
   local f = fields(k.job, 'cancelled', 'router', 'ended_by', 'next', 'deadline')
   local mark = worker .. ' ' .. entry .. ' ' .. epoch
   local verdict = 'ok'
   if f[3] == mark then verdict = 'done' -- the reply to an earlier try was lost
   elseif not f[4] or lease(k.lane, entry, worker) ~= epoch then verdict = 'fenced'
-  elseif f[1] then
-    end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
-    verdict = 'cancelled'
-  elseif kind == 'expired' and tonumber(f[5]) > now_ms() then verdict = 'early'
-  elseif index ~= tonumber(f[4]) then verdict = 'gap:' .. f[4]
+  elseif not f[1] and kind == 'expired' and tonumber(f[5]) > now_ms() then verdict = 'early'
+  elseif not f[1] and index ~= tonumber(f[4]) then verdict = 'gap:' .. f[4]
   else
-    end_job(k, id, kind, event)
+    local why = s and lost(s, id)
+    if f[1] then
+      verdict = 'cancelled'
+      end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
+    elseif why and kind == 'result' then
+      verdict = why
+      end_job(k, id, 'error', nil, 'session_' .. why, LOST[why])
+    else
+      end_job(k, id, kind, event)
+    end
+    if s and not why then
+      if verdict == 'ok' and kind == 'result' then append(s, s.turn)
+      elseif s.partial ~= '' then append(s, s.partial) end
+    end
+    call('HSET', k.job, 'ended_by', mark)
   end
-  if verdict == 'ok' or verdict == 'cancelled' then call('HSET', k.job, 'ended_by', mark) end
   out[#out + 1] = verdict
   out[#out + 1] = f[2] or router
 end

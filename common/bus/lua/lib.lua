@@ -2,6 +2,7 @@
 local GROUP, RETURNED = 'workers', 'returned'
 local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
 local INLINE = 4096         -- a larger event rings the journal without its bytes
+local TRACE_MS = 86400000   -- what a session's jobs left can be found for a day longer than the session
 local RINGS = 20000         -- a reader further behind than this reads the logs instead
 local at, ak = 0, 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -119,4 +120,10 @@ local function held(use, class, cap)
     items, tokens = items + i, tokens + t
   end
   return items, tokens
+end
+
+local function live_for(s, ms)
+  call('PEXPIRE', s.key, ms)
+  call('PEXPIRE', s.turns, ms)
+  call('PEXPIRE', s.jobs, ms + TRACE_MS)
 end

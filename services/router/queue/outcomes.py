@@ -39,6 +39,7 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "too_deep",
         "bad_input",
         "result_too_large",
+        "invalid_session",
     ),
     Conflict: (
         "encoder_mismatch",
@@ -47,14 +48,18 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "collection_exists",
         "collection_busy",
         "collection_changed",
+        "session_busy",
+        "session_changed",
+        "session_deleted",
     ),
     NotFound: (
         "collection_not_found",
         "document_not_found",
         "model_not_found",
         "request_not_found",
+        "session_not_found",
     ),
-    TooLarge: ("document_too_large", "filter_too_large"),
+    TooLarge: ("document_too_large", "filter_too_large", "session_too_large"),
     RateLimited: ("depth", "tokens", "deadline", "quota"),
     Unprocessable: ("not_embeddable",),
     Unavailable: (

@@ -6,7 +6,7 @@ import math
 import random
 
 from common.bus import BusFull
-from common.errors import RateLimited, SpillwayError, Unavailable
+from common.errors import Conflict, NotFound, RateLimited, SpillwayError, Unavailable
 from common.ids import Family
 from services.router import metrics
 
@@ -36,6 +36,24 @@ def refusal(reason: str, retry_after_s: float) -> SpillwayError:
         )
     if reason == "bus_full":
         return BusFull("the bus is full; running work goes on, try again later", retry_after_s=wait)
+    if reason == "session_not_found":
+        return NotFound(
+            "no such session: it is unknown, deleted or expired", code=reason, param="session"
+        )
+    if reason == "session_busy":
+        return Conflict(
+            "the session is in a turn; send the next one when that has ended, or cancel it",
+            code=reason,
+            param="session",
+            retry_after_s=1.0,
+        )
+    if reason == "session_changed":
+        return Conflict(
+            "the session went on while this turn was being prepared; send it again",
+            code=reason,
+            param="session",
+            retry_after_s=1.0,
+        )
     sentences = {
         "depth": "every lane holds as many items as it can finish in time",
         "tokens": "every lane holds as many tokens as it can finish in time",
