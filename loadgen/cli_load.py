@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from loadgen import arrivals, bodies
+from loadgen.chat import cli as chat
 from loadgen.load import Load, Run
 from loadgen.target import Target
 
@@ -37,8 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=float, default=4.0, help="how many times the rate a burst has")
     add("--trace", type=Path, help="JSONL with a timestamp a line")
     add("--clients", type=int, default=8, help="requests kept open (closed loop)")
-    add("--kind", choices=("embed", "search", "search-text"), default="embed")
-    add("--model", default="", help="model of embed; default: the mesh's")
+    add("--kind", choices=("embed", "search", "search-text", *chat.KINDS), default="embed")
+    add("--model", default="", help="model; default: the mesh's")
     add("--texts", type=int, default=1, help="texts, or queries, a request")
     add("--tokens", type=int, default=32, help="tokens a text")
     add("--collection", default="docs", help="collection of search")
@@ -49,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--slo", type=seconds, default=1.0, help="answers within this count as goodput")
     add("--seed", type=int, default=1)
     add("--json", type=Path, help="write summary and raw samples here")
+    chat.arguments(parser, seconds)
 
 
 def requests(options: argparse.Namespace) -> list[bodies.Request]:
@@ -64,10 +66,14 @@ def requests(options: argparse.Namespace) -> list[bodies.Request]:
     return bodies.search(options.collection, rows, queries=options.texts, k=options.k)
 
 
+def routers(options: argparse.Namespace) -> list[str]:
+    """Return the addresses to send to."""
+    return options.url or [os.environ.get("SPILLWAY_URL", "http://127.0.0.1:8080")]
+
+
 async def drive(options: argparse.Namespace) -> Run:
     """Run the loop the options describe, printing a line a second on standard error."""
-    urls = options.url or [os.environ.get("SPILLWAY_URL", "http://127.0.0.1:8080")]
-    async with Target(urls, key=options.key, timeout_s=options.timeout) as target:
+    async with Target(routers(options), key=options.key, timeout_s=options.timeout) as target:
         load = Load(target, requests(options))
         watcher = asyncio.create_task(_watch(load, options.slo))
         try:
@@ -126,6 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         import uvloop  # noqa: PLC0415 - optional where there is no wheel
 
+        if options.kind in chat.KINDS:
+            return chat.finish(options, uvloop.run(chat.drive(options, routers(options))))
         run = uvloop.run(drive(options))
     except KeyboardInterrupt:
         return 130

@@ -1,22 +1,17 @@
-"""The two loops. Open: requests leave at their scheduled times and latency counts from then (no coordinated
-omission). Closed: so many clients, each sending its next request when the last is answered.
-"""
+"""Requests of one answer each in the loops of `loadgen.loop`, and what they took."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import resource
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen import stats
 from loadgen.bodies import Request
+from loadgen.loop import Loop
 from loadgen.target import Answer, Target
-from loadgen.timer import Timer
 
 REFUSED = frozenset({429, 503})
 
@@ -80,88 +75,35 @@ class Run:
 Check = Callable[[Request, Answer], None]
 
 
-class Load:
+class Load(Loop[Run]):
     """Runs loops against one target; `check` sees every request with its answer."""
 
     def __init__(
         self, target: Target, requests: Sequence[Request], check: Check | None = None
     ) -> None:
+        super().__init__(Run())
         self._target = target
         self._requests = itertools.cycle(requests)
         self._check = check
-        self._run = Run()
-        self._began = 0.0
-        self.in_flight = 0
 
     @property
     def samples(self) -> list[Sample]:
         """Return what has been answered so far, for live progress."""
-        return self._run.samples
+        return self.run.samples
 
-    async def open(
-        self, arrivals: Iterable[float], seconds: float, *, max_in_flight: int = 10_000
-    ) -> Run:
-        """Send at `arrivals` for `seconds`; wait for every answer.
+    def fresh(self) -> Run:
+        """Return a run that has done nothing."""
+        return Run()
 
-        A request due while `max_in_flight` are open is recorded as the error `loadgen_full`.
-        """
-        cpu = self._start()
-        timer = Timer()
-        async with asyncio.TaskGroup() as group:
-            for due in arrivals:
-                if due >= seconds:
-                    break
-                await timer.until(self._began + due)
-                if self.in_flight >= max_in_flight:
-                    now = time.monotonic() - self._began
-                    self.samples.append(Sample(due, now, now, 0, "loadgen_full", 0))
-                    continue
-                self.in_flight += 1
-                group.create_task(self._one(next(self._requests), due))
-        timer.close()
-        return self._finish(cpu)
+    def full(self, due: float, now: float) -> None:
+        """Record a request that found too many open."""
+        self.samples.append(Sample(due, now, now, 0, "loadgen_full", 0))
 
-    async def closed(
-        self, clients: int, *, seconds: float = float("inf"), count: int | None = None
-    ) -> Run:
-        """Keep `clients` requests open for `seconds`, or until `count` have been sent."""
-        cpu = self._start()
-        left = iter(range(count)) if count is not None else itertools.count()
-
-        async def client() -> None:
-            for _ in left:
-                now = time.monotonic() - self._began
-                if now >= seconds:
-                    return
-                self.in_flight += 1
-                await self._one(next(self._requests), now)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(client())
-        return self._finish(cpu)
-
-    async def _one(self, request: Request, due: float) -> None:
-        sent = time.monotonic() - self._began
+    async def one(self, due: float) -> None:
+        """Send the next request and record its answer."""
+        request, sent = next(self._requests), self.now()
         answer = await self._target.send(request)
-        done = time.monotonic() - self._began
-        self.in_flight -= 1
-        sample = Sample(due, sent, done, answer.status, answer.code, request.items)
+        sample = Sample(due, sent, self.now(), answer.status, answer.code, request.items)
         self.samples.append(sample)
         if self._check is not None:
             self._check(request, answer)
-
-    def _start(self) -> float:
-        self._run = Run()
-        self._began = time.monotonic()
-        return _own_cpu_s()
-
-    def _finish(self, cpu: float) -> Run:
-        self._run.seconds = time.monotonic() - self._began
-        self._run.cpu_s = _own_cpu_s() - cpu
-        return self._run
-
-
-def _own_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

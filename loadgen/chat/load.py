@@ -1,0 +1,123 @@
+"""Chat in an open or a closed loop: conversations arrive, each says its next turn a pause after the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from loadgen.bodies import Request
+from loadgen.chat.answer import Answer
+from loadgen.chat.client import Chat
+from loadgen.chat.replies import Goal, Reply, reply, summary
+from loadgen.chat.scripts import Say, Script
+from loadgen.loop import Loop
+from loadgen.target import Target
+
+How = Literal["session", "stateless"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How turns are asked for: by session or with the whole history, greedy or drawn, grounded or not.
+
+    With `exact_length` an answer has exactly the tokens its script wants, whatever the model says.
+    """
+
+    how: How = "session"
+    model: str = ""
+    temperature: float = 0.0
+    exact_length: bool = True
+    retrieval: dict[str, Any] | None = None
+
+    def body(self, script: Script, say: Say) -> dict[str, Any]:
+        """Return what every request of a turn has."""
+        body: dict[str, Any] = {
+            "max_completion_tokens": say.max_tokens,
+            "temperature": self.temperature,
+            "seed": script.number,
+        }
+        body |= {"model": self.model} if self.model else {}
+        body |= {"ignore_eos": True} if self.exact_length else {}
+        return body | ({"retrieval": self.retrieval} if self.retrieval else {})
+
+
+@dataclass(slots=True)
+class Talk:
+    """What a loop of conversations did; `cpu_s` are the load generator's own CPU seconds."""
+
+    replies: list[Reply] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    def summary(self, goal: Goal) -> dict[str, Any]:
+        """Return the run's figures."""
+        return summary(self.replies, self.seconds, goal, self.cpu_s)
+
+
+class ChatLoad(Loop[Talk]):
+    """Runs conversations against routers; a conversation of one turn is a plain request, without a session."""
+
+    def __init__(
+        self, chat: Chat, target: Target, conversations: Iterator[Script], asking: Asking
+    ) -> None:
+        super().__init__(Talk())
+        self._chat, self._target = chat, target
+        self._scripts = conversations
+        self._asking = asking
+
+    @property
+    def replies(self) -> list[Reply]:
+        """Return what has been answered so far, for live progress."""
+        return self.run.replies
+
+    def fresh(self) -> Talk:
+        """Return a run that has done nothing."""
+        return Talk()
+
+    def full(self, due: float, now: float) -> None:
+        """Record an arrival that found too many conversations open."""
+        self.replies.append(Reply("chat", 0, due, now, now, 0, "loadgen_full"))
+
+    async def one(self, due: float) -> None:
+        """Have one conversation; it ends with the first turn that fails."""
+        script = next(self._scripts)
+        single = len(script.says) == 1
+        kind = "chat" if single else "multi-turn"
+        session, history = "", list[dict[str, str]]()
+        if not single and self._asking.how == "session":
+            session, failed = await self._open(due)
+            if failed is not None:
+                self.replies.append(failed)
+                return
+        for turn, say in enumerate(script.says):
+            if turn:
+                await asyncio.sleep(say.think_s)
+                due = self.now()
+            new = {"role": "user", "content": say.text}
+            body = self._asking.body(script, say)
+            body["messages"] = [new] if session else [*history, new]
+            body |= {"session": session} if session else {}
+            sent = self.now()
+            answer = await self._chat.ask(body)
+            self.replies.append(self._reply(answer, kind, turn, due, sent))
+            if not answer.ok:
+                return
+            history += [new, {"role": "assistant", "content": answer.text}]
+
+    def _reply(self, answer: Answer, kind: str, turn: int, due: float, sent: float) -> Reply:
+        done = self.now()
+        return reply(answer, kind=kind, turn=turn, began=self.began, due=due, sent=sent, done=done)
+
+    async def _open(self, due: float) -> tuple[str, Reply | None]:
+        """Create a session; return its id, or what failed."""
+        sent = self.now()
+        body = {"model": self._asking.model} if self._asking.model else {}
+        found = await self._target.send(Request("/v1/sessions", msgspec.json.encode(body), 0))
+        if 200 <= found.status < 300:
+            return str(msgspec.json.decode(found.body)["id"]), None
+        code = found.code or "no_session"
+        return "", Reply("multi-turn", 0, due, sent, self.now(), found.status, code)

@@ -1,0 +1,76 @@
+"""What is said: conversations of synthetic text, with lengths, turns and pauses drawn from a seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen import bodies
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A log-normal length with this mean and this sigma of its logarithm, at least 1 and at most `limit`."""
+
+    mean: float
+    sigma: float = 1.0
+    limit: int = 4096
+
+    def draw(self, rng: random.Random) -> int:
+        """Return one length."""
+        mu = math.log(self.mean) - self.sigma**2 / 2
+        return max(1, min(self.limit, round(rng.lognormvariate(mu, self.sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How conversations look. The defaults' means are ShareGPT's: 38 in, 205 out, 5.56 turns a conversation.
+
+    `prompt` counts words, of which each is one token or more for the model; `output` tokens; `turns` is the mean of
+    a geometric distribution; `think_s` the mean of an exponential pause before each later turn.
+    """
+
+    prompt: Lengths = Lengths(38.0)
+    output: Lengths = Lengths(205.0)
+    turns: float = 5.56
+    think_s: float = 60.0
+    max_turns: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One turn: wait `think_s`, say `text`, want `max_tokens` of answer."""
+
+    text: str
+    max_tokens: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One conversation; `number` makes its requests' seeds."""
+
+    number: int
+    says: tuple[Say, ...]
+
+
+def scripts(shape: Shape, seed: int) -> Iterator[Script]:
+    """Yield conversations for ever, the same for the same seed whatever was taken before."""
+    for number in itertools.count():
+        rng = random.Random(f"{seed}-{number}")
+        says = []
+        for turn in range(_turns(shape, rng)):
+            think_s = rng.expovariate(1.0 / shape.think_s) if turn and shape.think_s > 0 else 0.0
+            words = " ".join(rng.choices(bodies.WORDS, k=shape.prompt.draw(rng)))
+            says.append(Say(words, shape.output.draw(rng), think_s))
+        yield Script(number, tuple(says))
+
+
+def _turns(shape: Shape, rng: random.Random) -> int:
+    if shape.turns <= 1:
+        return 1
+    drawn = math.log(1.0 - rng.random()) / math.log(1.0 - 1.0 / shape.turns)
+    return max(1, min(shape.max_turns, math.ceil(drawn)))
