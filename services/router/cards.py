@@ -52,6 +52,15 @@ class Cards:
         names = [name for name, card in (await self.cards()).items() if card.kind == "rerank"]
         return self._rerank or (names[0] if names else await self.embed_default())
 
+    async def generate_default(self) -> str:
+        """Return the first generator's name; Unavailable `no_worker` if no generator has ever been up."""
+        names = [name for name, card in (await self.cards()).items() if card.kind == "generate"]
+        if names:
+            return min(names)
+        raise Unavailable(
+            "no worker serves a generator yet; try again", code="no_worker", retry_after_s=2
+        )
+
     async def card(self, name: str) -> ModelCard:
         """Return one card; NotFound `model_not_found` names those there are."""
         cards = await self.cards()
@@ -117,4 +126,10 @@ class Cards:
             cross=card.kind == "rerank",
             query_prompt=card.query_prompt,
             document_prompt=card.document_prompt,
+            chat_template=card.chat_template,
+            grounding_template=card.grounding_template,
+            bos=card.bos,
+            eos=card.eos,
+            stop_ids=tuple(card.stop_ids),
+            sampling=card.sampling,
         )

@@ -5,7 +5,8 @@ Loaded at most once per process and path: by the router for short texts, by the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,12 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest
+from common.messages import Sampling
 from services.router.text.chunks import Piece, split
 
 
 class Spec(NamedTuple):
-    """What a process needs to know of one model: where its tokenizer.json lies, and its limits."""
+    """What a process needs to know of a model: where its tokenizer.json lies, its limits, a generator's habits."""
 
     name: str
     kind: str
@@ -28,6 +30,12 @@ class Spec(NamedTuple):
     cross: bool = False
     query_prompt: str = ""
     document_prompt: str = ""
+    chat_template: str = ""
+    grounding_template: str = ""
+    bos: str = ""
+    eos: str = ""
+    stop_ids: tuple[int, ...] = ()
+    sampling: Sampling = Sampling()
 
 
 class Encoding(NamedTuple):
@@ -50,6 +58,11 @@ class TextEncoder:
         at = next((i for i in range(len(marked.ids)) if marked.ids[i : i + len(bare)] == bare), 0)
         self.prefix: list[int] = marked.ids[:at]
         self.suffix: list[int] = marked.ids[at + len(bare) :]
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {index: token.content for index, token in added.items() if token.special}
+        self._folds = any(t.normalized for t in added.values() if t.special)
+        texts = sorted(self._special.values(), key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     @property
     def specials(self) -> int:
@@ -113,6 +126,37 @@ class TextEncoder:
         return [
             (piece, head + encoding.ids[piece.first : piece.last] + self.suffix) for piece in pieces
         ]
+
+    def holds_special(self, texts: Iterable[str]) -> bool:
+        """Return whether one of `texts` would make a special token if it were encoded like a template's text."""
+        if self._marks is None:
+            return False
+        for text in texts:
+            if self._marks.search(text):
+                return True
+            if self._folds and set(self.bare(text)) & self._special.keys():
+                return True
+        return False
+
+    def bare(self, text: str) -> list[int]:
+        """Return the token ids of a text whose special tokens are meant, without those put around texts."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def written(self, text: str) -> list[int]:
+        """Return the token ids of a client's text: none of them is a special token that the text spells."""
+        self.tokenizer.encode_special_tokens = True
+        try:
+            ids = self.bare(text)
+        finally:
+            self.tokenizer.encode_special_tokens = False
+        # A vocabulary of words may hold the special token as a word; unknown words keep their own token.
+        return [i for i in ids if i not in self._special or self._special[i] not in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     def check_ids(self, ids: Sequence[int], index: int, limit: int) -> None:
         """Refuse token ids the model does not know, and lists that are empty or over `limit`."""

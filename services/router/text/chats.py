@@ -1,0 +1,176 @@
+"""Chats as they are asked: messages and options out of a body, and a whole prompt out of messages and history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from common.errors import InvalidRequest
+from common.messages import SessionTurn, Turn
+from services.router.text.asks import choose
+from services.router.text.bodies import decode
+from services.router.text.generation_bodies import ChatBody, RetrievalBody, check_chat, plain
+from services.router.text.generations import BYTES_PER_TOKEN, Generation, generation_of
+from services.router.text.options import Options, options_of
+from services.router.text.templates import Messages, Segment, Template, after
+from services.router.text.tokens import Spec, load
+
+
+class History(Struct, frozen=True):
+    """A session as it stood when it was read: enough to render and to tokenize its next turn."""
+
+    session: str
+    version: int
+    model: str
+    fingerprint: str
+    ttl_s: int
+    turns: list[Turn] = []
+
+    def messages(self) -> list[dict[str, str]]:
+        """Return all messages so far as rendered, the last answer last."""
+        found: list[dict[str, str]] = []
+        for turn in self.turns:
+            found += msgspec.json.decode(turn.messages, type=list[dict[str, str]])
+            found.append({"role": "assistant", "content": turn.answer})
+        return found
+
+    def tokens(self) -> list[int]:
+        """Return all tokens so far: of the turns since the one that replaced the history."""
+        found: list[int] = []
+        for turn in self.turns:
+            if turn.history == 0:
+                found = []
+            found += turn.prompt
+            found += turn.output
+        return found
+
+
+class ChatAsk(Struct, frozen=True):
+    """POST /v1/chat/completions, understood and not yet rendered; `messages` are this turn's."""
+
+    model: str
+    scope: str
+    messages: list[dict[str, str]]
+    options: Options
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    keep_partial: bool = False
+    retrieval: RetrievalBody | None = None
+
+
+def chat(
+    raw: bytes, specs: dict[str, Spec], default: str, scope: str, history: History | None = None
+) -> tuple[ChatAsk, Generation | None]:
+    """Parse the body of POST /v1/chat/completions, and render and tokenize it unless it is to be grounded first."""
+    body = decode(raw, ChatBody)
+    check_chat(body)
+    if history is not None and body.model not in (None, history.model):
+        raise InvalidRequest(
+            f"model is {body.model!r}: the session's model is {history.model!r}; leave model out",
+            code="session_model_mismatch",
+            param="model",
+        )
+    spec = choose(specs, history.model if history else body.model, default, ("generate",))
+    ask = ChatAsk(
+        model=spec.name,
+        scope=scope,
+        messages=[plain(message, index) for index, message in enumerate(body.messages)],
+        options=options_of(
+            body,
+            spec,
+            max_new=body.max_completion_tokens or body.max_tokens or 0,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+        ),
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        session=body.session or "",
+        keep_partial=body.keep_partial,
+        retrieval=body.retrieval,
+    )
+    if body.retrieval is None:
+        return ask, generation(ask, spec, history)
+    if ask.messages[-1]["role"] != "user":
+        raise InvalidRequest(
+            "messages: with retrieval the last one is the question; expected role user",
+            code="invalid_value",
+            param="messages",
+        )
+    return ask, None
+
+
+def template_of(spec: Spec) -> Template:
+    """Return a model's chat template, bounded by the model's context."""
+    most = spec.max_tokens * BYTES_PER_TOKEN
+    return Template(spec.fingerprint, spec.chat_template, spec.bos, spec.eos, most)
+
+
+def chat_prompt(
+    spec: Spec, messages: Messages, history: History | None = None
+) -> tuple[list[int], int]:
+    """Return a chat's whole prompt as token ids, and how many at its head its session has already.
+
+    A session's tokens stay as they were generated; where the template does not merely append, everything is rendered
+    and tokenized anew and that count is 0.
+    """
+    earlier = history.messages() if history else []
+    together = [*earlier, *messages]
+    if sum(len(message["content"]) for message in together) > spec.max_tokens * BYTES_PER_TOKEN:
+        raise InvalidRequest(
+            f"messages are far longer than the {spec.max_tokens} tokens the model takes; shorten them",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    encoder, template = load(spec.path), template_of(spec)
+    careful = encoder.holds_special(message["content"] for message in together)
+
+    def rendered(some: Messages) -> list[Segment]:
+        return template.segments(some) if careful else [Segment(template.render(some))]
+
+    def tokens(segments: Sequence[Segment]) -> list[int]:
+        found: list[int] = []
+        for text, written in segments:
+            found += encoder.written(text) if written else encoder.bare(text)
+        return found
+
+    whole = rendered(together)
+    if history is not None and earlier and history.fingerprint == spec.fingerprint:
+        before = "".join(segment.text for segment in rendered(earlier[:-1]))
+        rest = after(whole, before + earlier[-1]["content"])
+        if rest is not None:
+            held = history.tokens()
+            return held + tokens(rest), len(held)
+    return tokens(whole), 0
+
+
+def generation(
+    ask: ChatAsk,
+    spec: Spec,
+    history: History | None = None,
+    *,
+    messages: Messages | None = None,
+    forced: str | None = None,
+) -> Generation:
+    """Return the job of a chat: `messages` instead of the asked ones where passages were put into them.
+
+    `forced` is an answer to give instead of computing one. `spec` is this process' own of `ask.model`.
+    """
+    given = list(ask.messages if messages is None else messages)
+    prompt, held = chat_prompt(spec, given, history)
+    turn = None
+    if history is not None:
+        turn = SessionTurn(
+            session=history.session,
+            version=history.version,
+            history=held,
+            messages=msgspec.json.encode(given),
+            shown=b"" if given == ask.messages else msgspec.json.encode(ask.messages),
+            ttl_s=history.ttl_s,
+            keep_partial=ask.keep_partial,
+        )
+    answer = None if forced is None else load(spec.path).written(forced)
+    return generation_of(
+        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param="messages"
+    )

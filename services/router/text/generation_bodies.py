@@ -1,0 +1,207 @@
+"""The JSON bodies of generations, in OpenAI's shapes: what is declared is read, the rest is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from common.errors import InvalidRequest
+from services.router.text.bodies import ModelName, Name, check_json
+
+MAX_CHOICES = 16
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_BIAS = 1024
+
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class Part(Struct, frozen=True):
+    """One part of a message's content; only `type` "text" is taken."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct, frozen=True):
+    """One message of a conversation; what a client copies from an answer (nulls, empty lists) is accepted."""
+
+    role: str
+    content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)] | None = None
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries beside its chunks."""
+
+    include_usage: bool = False
+
+
+class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ground the answer: search `collection` for the last user message and answer from what is found."""
+
+    collection: Name
+    k: Annotated[int, Meta(ge=1, le=100)] = 5
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    include_passages: bool = False
+
+
+class GenerateBody(Struct, frozen=True, kw_only=True):
+    """What both routes take."""
+
+    model: ModelName | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=64)] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Meta(ge=-100, le=100)]],
+            Meta(max_length=MAX_BIAS),
+        ]
+        | None
+    ) = None
+    max_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
+    ignore_eos: bool = False
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatBody(GenerateBody, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    session: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    keep_partial: bool = False
+    wait: bool = False
+    retrieval: RetrievalBody | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(GenerateBody, frozen=True, kw_only=True):
+    """POST /v1/completions; `prompt` is a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+def unsupported(param: str, what: str) -> InvalidRequest:
+    """Return the error for something OpenAI has and we do not."""
+    return InvalidRequest(f"{param}: {what}", code="unsupported", param=param)
+
+
+def check_chat(body: ChatBody) -> None:
+    """Refuse what is not supported, naming it, and combinations that make no sense."""
+    for param in ("tools", "functions", "web_search_options", "audio"):
+        if getattr(body, param):
+            raise unsupported(param, "not supported by this server; leave it out")
+    for param in ("tool_choice", "function_call"):
+        if getattr(body, param) not in (None, "none", "auto"):
+            raise unsupported(param, "tools are not supported by this server; leave it out")
+    if body.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities", 'expected ["text"]')
+    form = body.response_format
+    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
+        raise unsupported("response_format", 'expected {"type": "text"}')
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest(
+            "top_logprobs: expected only with logprobs true",
+            code="invalid_value",
+            param="top_logprobs",
+        )
+    if body.retrieval is not None and body.retrieval.filter is not None:
+        check_json(body.retrieval.filter, "retrieval.filter")
+    if body.retrieval is not None and (body.n or 1) > 1:
+        raise unsupported("n", "expected 1 with retrieval")
+    if body.session is not None and (body.n or 1) > 1:
+        raise InvalidRequest("n: expected 1 with session", code="invalid_value", param="n")
+    check_stream(body)
+
+
+def check_completion(body: CompletionBody) -> None:
+    """Refuse what is not supported, naming it, and combinations that make no sense."""
+    if body.suffix:
+        raise unsupported("suffix", "not supported by this server; leave it out")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "expected the same number as n")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("echo", "not supported together with logprobs")
+    check_stream(body)
+
+
+def check_stream(body: GenerateBody) -> None:
+    """Refuse stream_options without a stream."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(
+            "stream_options: expected only with stream true",
+            code="invalid_value",
+            param="stream_options",
+        )
+
+
+def plain(message: Message, index: int) -> dict[str, str]:
+    """Return a message as templates take it: role (system, user or assistant), content, and name where given."""
+    where = f"messages[{index}]"
+    role = "system" if message.role == "developer" else message.role
+    if role in {"tool", "function"} or message.tool_calls or message.function_call:
+        raise unsupported(where, "tools are not supported by this server")
+    if role not in {"system", "user", "assistant"}:
+        raise InvalidRequest(
+            f"{where}.role is {message.role[:40]!r}: expected system, developer, user or assistant",
+            code="invalid_value",
+            param=f"{where}.role",
+        )
+    if message.audio:
+        raise unsupported(f"{where}.audio", "not supported by this server")
+    content = message.content
+    if content is None:
+        raise InvalidRequest(
+            f"{where}.content: expected a text, or a list of text parts",
+            code="invalid_value",
+            param=f"{where}.content",
+        )
+    shown = {"role": role, "content": content if isinstance(content, str) else ""}
+    if not isinstance(content, str):
+        texts = []
+        for at, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                raise unsupported(
+                    f"{where}.content[{at}]",
+                    f"a part of type {part.type[:40]!r} is not supported; expected text",
+                )
+            texts.append(part.text)
+        shown["content"] = "\n".join(texts)
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown

@@ -1,0 +1,200 @@
+"""Chat templates: a model's own jinja2 template, rendered in a sandbox, within bounds of time and size.
+
+Text a client wrote is told from text the template wrote where that matters (`segments`): special tokens are for the
+template alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import multiprocessing
+import re
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import ext, nodes, parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from common.errors import InvalidRequest, Unavailable
+
+RENDER_S = 2.0
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+Messages = Sequence[dict[str, str]]
+
+
+class Segment(NamedTuple):
+    """A piece of a rendered prompt; `written` by a client, so that nothing in it is a special token."""
+
+    text: str
+    written: bool = False
+
+
+class _Late(Exception):
+    """A template ran for too long."""
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}` marks answers for training; here its body is rendered like any other."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        """Return the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return dt.datetime.now().strftime(form)  # noqa: DTZ005 - templates state the server's date, as elsewhere
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+@lru_cache(maxsize=32)
+def _compiled(fingerprint: str, source: str) -> jinja2.Template:  # noqa: ARG001 - a model's template is its own
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(source)
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raise _Late after `seconds`, where this process has no loop of its own to disturb: in the pool."""
+    pooled = multiprocessing.parent_process() is not None
+    if not pooled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(_number: int, _frame: FrameType | None) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _broken(why: str) -> Unavailable:
+    return Unavailable(f"the model's chat template cannot be used: {why}", code="template_broken")
+
+
+class Template(NamedTuple):
+    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters."""
+
+    fingerprint: str
+    source: str
+    bos: str
+    eos: str
+    most: int
+
+    def render(self, messages: Messages) -> str:
+        """Return the prompt of `messages`, ready for the answer.
+
+        InvalidRequest `invalid_messages` where the template refuses them, `context_length_exceeded` over `most`
+        characters; Unavailable `template_broken` where the template itself cannot be used.
+        """
+        if not self.source:
+            raise InvalidRequest(
+                "the model has no chat template; use /v1/completions",
+                code="no_chat_template",
+                param="model",
+            )
+        parts: list[str] = []
+        size = 0
+        try:
+            with _within(RENDER_S):
+                for part in _compiled(self.fingerprint, self.source).generate(
+                    messages=[dict(message) for message in messages],
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    bos_token=self.bos,
+                    eos_token=self.eos,
+                ):
+                    size += len(part)
+                    if size > self.most:
+                        raise InvalidRequest(
+                            f"messages make a prompt of more than {self.most} characters: far more than the model "
+                            "takes; shorten them",
+                            code="context_length_exceeded",
+                            param="messages",
+                        )
+                    parts.append(part)
+        except InvalidRequest:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            raise _broken(f"line {error.lineno}: {error.message}") from None
+        except jinja2.TemplateError as error:
+            if type(error) is not jinja2.TemplateError:  # undefined names, forbidden attributes
+                raise _broken(f"{type(error).__name__}: {error.message}") from None
+            raise InvalidRequest(
+                f"messages: the model's chat template refuses them: {error.message}",
+                code="invalid_messages",
+                param="messages",
+            ) from None
+        except _Late:
+            raise _broken(f"it ran for more than {RENDER_S:g} s") from None
+        except Exception as error:  # noqa: BLE001 - whatever a template may do wrong
+            raise _broken(f"{type(error).__name__}: {error}") from None
+        return "".join(parts)
+
+    def segments(self, messages: Messages) -> list[Segment]:
+        """Return the prompt of `messages` with what clients wrote told apart; the texts joined are `render`'s.
+
+        (Where a template changes or inspects contents, which it cannot see here, they are left as they are.)
+        """
+        hidden = [
+            {**message, "content": f"{_OPEN}{index}{_CLOSE}"}
+            for index, message in enumerate(messages)
+        ]
+        text, segments, at = self.render(hidden), [], 0
+        for mark in _MARK.finditer(text):
+            segments.append(Segment(text[at : mark.start()]))
+            segments.append(Segment(messages[int(mark[1])]["content"], written=True))
+            at = mark.end()
+        return [segment for segment in (*segments, Segment(text[at:])) if segment.text]
+
+
+def after(segments: Sequence[Segment], prefix: str) -> list[Segment] | None:
+    """Return what follows `prefix` in the joined texts; None if they do not begin with it."""
+    if not "".join(segment.text for segment in segments).startswith(prefix):
+        return None
+    left, rest = len(prefix), []
+    for segment in segments:
+        if left < len(segment.text):
+            rest.append(segment._replace(text=segment.text[left:]))
+        left = max(0, left - len(segment.text))
+    return rest
