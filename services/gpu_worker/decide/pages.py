@@ -1,0 +1,35 @@
+"""Page ids: what a page holds, by name; two pages with one id hold the same keys and values (DESIGN section 6)."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from services.gpu_worker.decide.batch import PAGE
+
+PageId = bytes
+_TOKENS = struct.Struct(f"<{PAGE}I")
+
+
+def root_id(fingerprint: str, scope: str) -> PageId:
+    """Return the parent of all first pages of one model and one scope (a tenant)."""
+    # The fingerprint is hexadecimal, so the zero byte cannot be part of it: no two pairs collide.
+    return _digest(fingerprint.encode() + b"\0" + scope.encode())
+
+
+def page_id(parent: PageId, tokens: Sequence[int]) -> PageId:
+    """Return the id of the page that follows `parent` and holds exactly PAGE `tokens`."""
+    return _digest(parent + _TOKENS.pack(*tokens))
+
+
+def page_ids(root: PageId, tokens: Sequence[int], known: Sequence[PageId] = ()) -> list[PageId]:
+    """Return the ids of all full pages of `tokens`; `known` are the first of them, where they were computed before."""
+    ids = list(known)
+    for start in range(len(ids) * PAGE, len(tokens) - PAGE + 1, PAGE):
+        ids.append(page_id(ids[-1] if ids else root, tokens[start : start + PAGE]))
+    return ids
+
+
+def _digest(data: bytes) -> PageId:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,183 @@
+"""What runs in the next step: a pure function of the sequences, the page table and the limits; it changes nothing.
+
+Policy: first come, first served. Sequences that decode get their row first, then prompts that are under way, in chunks,
+then new sequences, in order of arrival, while budget, slots and pages suffice. When pages run out the latest sequence
+loses its own and is recomputed later; a page is never taken from an earlier one for a later one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.gpu_worker.decide.batch import PAGE
+from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.decide.table import PageTable, Survey
+
+
+class Bounds(NamedTuple):
+    """The largest step: rows in all, and sequences that hold pages."""
+
+    tokens: int
+    running: int
+
+
+class Plan(NamedTuple):
+    """One step: who loses its pages, who is admitted with what, and then the positions to compute of whom."""
+
+    preempt: list[TokenSequence]
+    admit: list[tuple[TokenSequence, Survey]]
+    rows: list[tuple[TokenSequence, list[int]]]
+
+
+class _Ledger:
+    """Pages available per group as the plan goes on, without touching the pools."""
+
+    def __init__(self, table: PageTable) -> None:
+        self._table = table
+        self.left = table.available()
+        self._dropped: list[Counter[int]] = [Counter() for _ in self.left]
+        self._held: list[set[int]] = [set() for _ in self.left]
+
+    def take(self, pages: int) -> None:
+        self.left = [left - pages for left in self.left]
+
+    def release(self, sequence: TokenSequence) -> None:
+        for group, pages in enumerate(self._table.yields(sequence)):
+            for page, references in pages.items():
+                self._dropped[group][page] += 1
+                self.left[group] += self._dropped[group][page] == references
+
+    def holding(self, survey: Survey) -> list[int]:
+        """Return per group how many cached pages a survey would make used."""
+        return [
+            sum(page >= 0 and not pool.references(page) and page not in taken for page in pages)
+            for pool, pages, taken in zip(self._table.pools, survey.pages, self._held, strict=True)
+        ]
+
+    def hold(self, survey: Survey) -> None:
+        for group, count in enumerate(self.holding(survey)):
+            self.left[group] -= count
+            self._held[group].update(page for page in survey.pages[group] if page >= 0)
+
+
+def schedule(
+    running: Sequence[TokenSequence],
+    waiting: Sequence[TokenSequence],
+    table: PageTable,
+    bounds: Bounds,
+) -> Plan:
+    """Plan the next step; `running` and `waiting` are in order of arrival, and the plan is empty only if both are.
+
+    Each sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
+    """
+    counts, left = _share(running, bounds.tokens)
+    ledger = _Ledger(table)
+    active, preempt, rows = list(running), [], []
+    at = 0
+    while at < len(active):
+        sequence = active[at]
+        positions = sequence.next_rows(counts[sequence.order]) if counts[sequence.order] else []
+        while table.wants(sequence, positions) > min(ledger.left) and active[-1] is not sequence:
+            preempt.append(active.pop())
+            ledger.release(preempt[-1])
+        positions = _affordable(table, sequence, positions, min(ledger.left))
+        if not positions and counts[sequence.order] and len(active) > 1:
+            preempt.append(active.pop())  # it is the latest, and the others need what it holds
+            ledger.release(preempt[-1])
+            break
+        if positions:
+            ledger.take(table.wants(sequence, positions))
+            rows.append((sequence, positions))
+        at += 1
+    admit = [] if preempt else _admit(active, rows, waiting, table, ledger, bounds, left)
+    return Plan(preempt, admit, rows)
+
+
+def _share(running: Sequence[TokenSequence], tokens: int) -> tuple[dict[int, int], int]:
+    """Return rows per sequence (by order) and what is left of the budget: decode first, then prompts."""
+    counts = {}
+    for decodes in (True, False):
+        for sequence in running:
+            if sequence.decodes is decodes:
+                counts[sequence.order] = min(sequence.rows, tokens)
+                tokens -= counts[sequence.order]
+    return counts, tokens
+
+
+def _affordable(
+    table: PageTable, sequence: TokenSequence, positions: list[int], pages: int
+) -> list[int]:
+    """Cut `positions` at the end until they need at most `pages` new pages."""
+    while positions and table.wants(sequence, positions) > pages:
+        page = positions[-1] // PAGE
+        while positions and positions[-1] // PAGE == page:
+            positions.pop()
+    return positions
+
+
+def _admit(
+    active: Sequence[TokenSequence],
+    rows: list[tuple[TokenSequence, list[int]]],
+    waiting: Sequence[TokenSequence],
+    table: PageTable,
+    ledger: _Ledger,
+    bounds: Bounds,
+    tokens: int,
+) -> list[tuple[TokenSequence, Survey]]:
+    """Admit from the front of `waiting`; their rows are appended to `rows`."""
+    admitted: list[tuple[TokenSequence, Survey]] = []
+    prefilling = [(sequence, sequence.todo) for sequence in active if not sequence.decodes]
+    scheduled = {sequence.order: positions for sequence, positions in rows}
+    # What prompts under way still need is theirs: a later one must not be admitted only to be preempted.
+    promised = 0
+    for sequence, _ in prefilling:
+        everything = sequence.next_rows(sequence.rows)
+        promised += table.wants(sequence, everything)
+        promised -= table.wants(sequence, scheduled.get(sequence.order, []))
+    for sequence in waiting:
+        if tokens <= 0 or len(active) + len(admitted) >= bounds.running:
+            break
+        survey = table.survey(sequence)
+        if _computed_soon(sequence, survey, prefilling):
+            break  # the next step finds these pages computed
+        new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in survey.todo)
+        most = table.most(sequence, bounds.tokens)
+        short = (
+            min(new, limit) + held + promised > left
+            for limit, held, left in zip(most, ledger.holding(survey), ledger.left, strict=True)
+        )
+        if any(short) and (active or admitted):
+            break
+        ledger.hold(survey)
+        positions = [
+            p for start, end in survey.todo for p in range(start, min(end, start + tokens))
+        ]
+        positions = positions[:tokens]
+        taken = len({p // PAGE for p in positions})
+        ledger.take(taken)
+        promised += new - taken
+        tokens -= len(positions)
+        rows.append((sequence, positions))
+        admitted.append((sequence, survey))
+        prefilling.append((sequence, survey.todo))
+    return admitted
+
+
+def _computed_soon(
+    sequence: TokenSequence,
+    survey: Survey,
+    prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
+) -> bool:
+    """True if an earlier sequence is about to compute the first page this one is missing."""
+    page = survey.todo[0][0] // PAGE
+    if page >= (sequence.length - 1) // PAGE:
+        return False  # the last page is nobody else's
+    start, end = page * PAGE, (page + 1) * PAGE
+    return any(
+        len(other.ids) > page
+        and other.ids[page] == sequence.ids[page]
+        and any(a < end and start < b for a, b in todo)
+        for other, todo in prefilling
+    )

@@ -1,0 +1,96 @@
+"""The scheduler's state: who waits, who runs, and the page table; it applies plans and commits steps. No I/O."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from services.gpu_worker.decide.batch import Shape
+from services.gpu_worker.decide.schedule import Bounds, Plan, schedule
+from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.decide.table import PageTable
+
+
+class Part(NamedTuple):
+    """One sequence's part of a step; `draws` if its last row yields a token."""
+
+    sequence: TokenSequence
+    positions: list[int]
+    draws: bool
+
+
+class Scheduler:
+    """Sequences enter by `add`, leave by `drop`; in between, each step is `step` and then `commit`."""
+
+    def __init__(self, shape: Shape, bounds: Bounds) -> None:
+        self.table = PageTable(shape)
+        self.bounds = bounds
+        self._pages = shape.pages
+        self.running: list[TokenSequence] = []
+        self.waiting: list[TokenSequence] = []
+        self.preemptions = 0
+
+    def fits(self, sequence: TokenSequence) -> bool:
+        """True if the sequence, at its longest, fits the pools alone."""
+        return max(self.table.most(sequence, self.bounds.tokens)) <= self._pages
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Take in a sequence that fits; it waits for its turn."""
+        insort(self.waiting, sequence, key=lambda item: item.order)
+
+    def drop(self, sequences: Iterable[TokenSequence]) -> None:
+        """Let sequences go, with their pages at once; those it does not have are ignored."""
+        gone = {sequence.order for sequence in sequences}
+        for sequence in self.running:
+            if sequence.order in gone:
+                self.table.release(sequence)
+        self.running = [item for item in self.running if item.order not in gone]
+        self.waiting = [item for item in self.waiting if item.order not in gone]
+
+    def step(self) -> list[Part]:
+        """Plan the next step, move pages and sequences accordingly, and return what to compute."""
+        plan = schedule(self.running, self.waiting, self.table, self.bounds)
+        self._apply(plan)
+        parts = []
+        for sequence, positions in plan.rows:
+            self.table.grow(sequence, positions)
+            parts.append(Part(sequence, positions, len(positions) == sequence.rows))
+        return parts
+
+    def _apply(self, plan: Plan) -> None:
+        for sequence in plan.preempt:
+            self.table.release(sequence)
+            sequence.preempted += 1
+            self.preemptions += 1
+            self.running.remove(sequence)
+            self.add(sequence)
+        for sequence, survey in plan.admit:
+            self.table.attach(sequence, survey)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=lambda item: item.order)
+
+    def commit(self, part: Part, token: int | None) -> None:
+        """The part was computed and gave `token` (None: it draws none); ignored if its sequence has left meanwhile."""
+        sequence = part.sequence
+        if not sequence.pages:
+            return
+        sequence.computed(len(part.positions))
+        self.table.settle(sequence, part.positions)
+        if token is not None:
+            sequence.append(token)
+
+    def check(self, parts: Sequence[Part] = ()) -> None:
+        """Raise AssertionError if pages are leaked or owned twice, or a row would see what is not there (for tests)."""
+        held: list[dict[int, int]] = [{} for _ in self.table.pools]
+        for sequence in self.running:
+            for group, pages in enumerate(sequence.pages):
+                for page in pages:
+                    if page >= 0:
+                        held[group][page] = held[group].get(page, 0) + 1
+        for pool, counts in zip(self.table.pools, held, strict=True):
+            pool.check()
+            assert pool.used == len(counts)
+            assert all(pool.references(page) == count for page, count in counts.items())
+        assert all(not sequence.pages for sequence in self.waiting)
+        assert len(parts) == len({part.sequence.order for part in parts})

@@ -1,0 +1,112 @@
+"""One sequence as the scheduler sees it: its tokens, what of them is still to be computed, and its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from services.gpu_worker.decide.batch import PAGE
+from services.gpu_worker.decide.pages import PageId, page_ids
+
+Range = tuple[int, int]
+
+
+class TokenSequence:
+    """A prompt and what was generated after it; positions count from 0 over both.
+
+    `todo` are the ranges of positions whose keys and values are missing and needed, in rising order; the last of them
+    ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
+    layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
+    `order` is its place in the order of arrival; `most` is how many tokens it can become.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        choice: int,
+        order: int,
+        prompt: Sequence[int],
+        *,
+        root: PageId,
+        most: int,
+        output: Iterable[int] = (),
+    ) -> None:
+        self.job, self.choice, self.order = job, choice, order
+        self.prompt = list(prompt)
+        self.output = list(output)
+        self.root, self.most = root, most
+        self.todo: list[Range] = [(0, self.length)]
+        self.pages: list[list[int]] = []
+        self.cached = -1  # prompt tokens found computed when first admitted; -1 before
+        self.low: list[int] = []  # per group, the first logical page not yet let go for good
+        self.preempted = 0
+        self._ids: list[PageId] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens by now."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def rows(self) -> int:
+        """Rows still to be computed before the next token can be drawn."""
+        return sum(end - start for start, end in self.todo)
+
+    @property
+    def decodes(self) -> bool:
+        """True if one row yields the next token."""
+        return self.todo == [(self.length - 1, self.length)]
+
+    @property
+    def ids(self) -> list[PageId]:
+        """The ids of all full pages."""
+        if len(self._ids) < self.length // PAGE:
+            self._ids = page_ids(self.root, self.tokens(), self._ids)
+        return self._ids
+
+    def tokens(self) -> list[int]:
+        """Return prompt and output."""
+        return self.prompt + self.output
+
+    def at(self, positions: Iterable[int]) -> list[int]:
+        """Return the tokens at `positions`."""
+        first = len(self.prompt)
+        return [self.prompt[p] if p < first else self.output[p - first] for p in positions]
+
+    def next_rows(self, count: int) -> list[int]:
+        """Return the next `count` positions to compute (fewer if there are no more), rising."""
+        positions: list[int] = []
+        for start, end in self.todo:
+            positions.extend(range(start, min(end, start + count - len(positions))))
+            if len(positions) >= count:
+                break
+        return positions
+
+    def computed(self, count: int) -> None:
+        """The next `count` positions were computed."""
+        todo: list[Range] = []
+        for start, end in self.todo:
+            done = min(count, end - start)
+            count -= done
+            if start + done < end:
+                todo.append((start + done, end))
+        self.todo = todo
+
+    def append(self, token: int) -> None:
+        """A token was drawn; its row is what is to be computed next."""
+        assert not self.todo
+        self.output.append(token)
+        self.todo = [(self.length - 1, self.length)]
+
+    def missing(self, page: int) -> bool:
+        """True if a row of logical page `page` is still to be computed."""
+        start, end = page * PAGE, (page + 1) * PAGE
+        return any(a < end and start < b for a, b in self.todo)
+
+
+def touched(positions: Iterable[int]) -> Iterator[int]:
+    """Yield the logical pages of rising positions, each once."""
+    last = -1
+    for position in positions:
+        if position // PAGE != last:
+            last = position // PAGE
+            yield last
