@@ -158,9 +158,7 @@ class SessionWork(Message, frozen=True, tag="session"):
     body: bytes = b""
 
 
-Work = (
-    EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork
-)
+Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork
 
 
 # -- results: what a job's last event carries --------------------------------------------------------------

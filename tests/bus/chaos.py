@@ -18,6 +18,7 @@ from common.bus import Bus, BusDown, Journal, Lease, NewJob, keys
 from common.ids import Family
 from common.messages import Event, decode
 from tests.bus.kit import Hand, open_bus, reached
+from tests.bus.turns import Turns
 from tests.servers import Server
 
 OVER = {"result", "error", "expired", "cancelled", "dead"}
@@ -82,6 +83,7 @@ class Chaos:
         self.cancelled: set[str] = set()
         self.poison: set[str] = set()
         self.deadly: set[str] = set()
+        self.turns = Turns(self.family, seed)
         self.ears: dict[str, Ear] = {}
         self.counts: dict[str, int] = {}
         self.names = 0
@@ -165,7 +167,8 @@ class Chaos:
         kind = new.state
         allowed = {
             "result": mine and "result" in act.ends,
-            "error": mine and "error" in act.ends,
+            "error": mine
+            and ("error" in act.ends or ("result" in act.ends and self.turns.lost(job))),
             "expired": job in self.near,
             "cancelled": job in self.cancelled,
             "dead": (mine and act.fails and old.errors == 2)
@@ -205,6 +208,8 @@ class Chaos:
         after = self.snapshot()
         for job in self.live:
             self.check(act, before.get(job, Seen()), after[job], job)
+        if wrong := self.turns.wrong(self.raw):
+            raise Violation(f"{act}: {wrong}")
         self.live -= {job for job, it in after.items() if it.state in OVER}
         for worker in self.workers:
             self.raw.pexpire(keys.heart(self.family, worker.worker), 3_600_000)

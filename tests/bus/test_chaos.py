@@ -54,6 +54,12 @@ class Driver(Chaos):
         deadline = self.redis_ms() + (40 if near else HOUR_MS)
         classes = r.choice([("gpu", "cpu"), ("gpu",), ("cpu",)])
         prefer = r.choice(self.workers).worker if self.workers and r.random() < 0.3 else None
+        session = await self.turns.choose(self.buses[number]) if r.random() < 0.3 else None
+        turn: dict[str, Any] = {}
+        if session is not None:
+            jobs = jobs[:1]
+            self.turns.admitted(jobs[0].id, session)
+            turn = {"session": session.id, "version": session.version}
         ids = {job.id for job in jobs}
         self.live |= ids
         self.poison |= {job for job in ids if r.random() < 0.1}
@@ -65,6 +71,7 @@ class Driver(Chaos):
 
         async def run() -> None:
             options = {"router": router, "tenant": "t", "deadline_ms": deadline, "prefer": prefer}
+            options |= turn
             while len(got) < (2 if again else 1):
                 got.append(await bus.admit(jobs, classes=classes, **options))  # type: ignore[arg-type]
 
@@ -141,6 +148,20 @@ class Driver(Chaos):
             # The reader of the real worker gives back what came with it; the script takes one only.
             raise Violation(f"taken alone, among {len(hand.held)}")
 
+    def partial(self, lease: Lease) -> Any:
+        """What a cancelled job's session is to keep of its turn."""
+        return self.turns.partial(lease.job)
+
+    async def delete_session(self, hurt: str) -> None:
+        """A session is deleted, and another begun."""
+        bus, turns = self.buses[0], self.turns
+        if len(turns.open) >= 3:
+            name = self.random.choice(turns.open)
+            turns.open.remove(name)
+            turns.deleted.add(name)
+            await self.step(Act("delete_session"), lambda: bus.mark_session_deleted(name))
+        await turns.create(bus)
+
     async def emit(self, hurt: str) -> None:
         """A worker's step, sometimes with an event the log does not expect."""
         if (hand := self.holder()) is None:
@@ -154,7 +175,7 @@ class Driver(Chaos):
             data = self.random.randbytes(self.random.choice([3, 300, 5000]))
             events[lease.job] = Event(index=length + wrong, kind="progress", data=data)
         act = Act("emit", hand.worker, frozenset(events), emits=True, fails=wrong)
-        await self.step(act, lambda: hand.step(leases, events), hurt=hurt)
+        await self.step(act, lambda: hand.step(leases, events, partial=self.partial), hurt=hurt)
 
     async def end(self, hurt: str) -> None:
         """A worker ends a job: result, error, failure, or an expiry its clock wrongly sees."""
@@ -163,9 +184,10 @@ class Driver(Chaos):
         lease = self.lease_of(hand)
         kind = self.random.choice(["result", "result", "error", "fail", "early"])
         kind = "fail" if lease.job in self.poison else kind
+        turn = self.turns.end_of(lease.job)
         runs: dict[str, Any] = {
-            "result": lambda: hand.finish(lease, RESULT),
-            "error": lambda: hand.refuse(lease, InvalidRequest("no")),
+            "result": lambda: hand.finish(lease, RESULT, **turn),
+            "error": lambda: hand.refuse(lease, InvalidRequest("no"), **turn),
             "fail": lambda: hand.fail(lease, "model_error", "no"),
             "early": lambda: hand.refuse(lease, DeadlineExceeded("late")),
         }
@@ -185,8 +207,8 @@ class Driver(Chaos):
         lease = self.lease_of(hand)
         await self.step(Act("give_back"), lambda: hand.give_back([lease]), hurt=hurt)
         if lease.job not in hand.held and not hurt:
-            act = Act("stale")
-            await self.step(act, lambda: hand.finish(lease, RESULT))
+            act, turn = Act("stale"), self.turns.end_of(lease.job)
+            await self.step(act, lambda: hand.finish(lease, RESULT, **turn))
 
     async def die(self, hurt: str) -> None:
         """A worker is killed, or stops for long: it may come back as a zombie."""
@@ -209,7 +231,7 @@ class Driver(Chaos):
         kind = self.random.choice(["result", "fail", "emit"])
         event = Event(index=len(await hand.bus.log(lease.job)), kind="progress")
         runs: dict[str, Any] = {
-            "result": lambda: hand.finish(lease, RESULT),
+            "result": lambda: hand.finish(lease, RESULT, **self.turns.end_of(lease.job)),
             "fail": lambda: hand.fail(lease, "x", "y"),
             "emit": lambda: hand.step([lease], {lease.job: event}),
         }
@@ -353,7 +375,10 @@ class Driver(Chaos):
             self.clock: 1,
             self.forget: 0.2,
             self.router_dies: 1,
+            self.delete_session: 1,
         }
+        for _ in range(3):
+            await self.turns.create(self.buses[0])
         choices, shares = list(weights), list(weights.values())
         for _ in range(steps):
             (op,) = self.random.choices(choices, shares)
@@ -380,7 +405,8 @@ class Driver(Chaos):
                 for lease in list(last.held.values()):
                     jobs = frozenset({lease.job})
                     act = Act("result", last.worker, jobs, ends=frozenset({"result"}))
-                    await self.step(act, lambda x=lease: last.finish(x, RESULT))
+                    end, turn = last.finish, self.turns.end_of(lease.job)
+                    await self.step(act, lambda x=lease, e=end, t=turn: e(x, RESULT, **t))
         if self.live:
             raise Violation(f"never ended: {self.live}")
         for ear in self.ears.values():

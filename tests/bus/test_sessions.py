@@ -19,46 +19,12 @@ from common.messages import (
     ModelCard,
     SessionRecord,
     SessionTurn,
-    Turn,
 )
 from tests.bus.kit import Hand, admit, new_job, open_bus, outcome, state
+from tests.bus.turns import made, turn_of
 from tests.servers import Cluster
 
 DONE = GenerateResult(prompt_tokens=3, completion_tokens=2, version=1)
-
-
-async def made(bus: Bus, family: Family, tenant: str = "t", **more: Any) -> SessionRecord:
-    """Create a session of one tenant."""
-    now = bus.clock.now_ms()
-    fields: dict[str, Any] = {
-        "id": job_id(family, ulid()),
-        "tenant": tenant,
-        "model": "m",
-        "fingerprint": "f",
-        "version": 0,
-        "tokens": 0,
-        "turns": 0,
-        "ttl_s": 3600,
-        "created_ms": now,
-        "updated_ms": now,
-    }
-    record = SessionRecord(**(fields | more))
-    await bus.create_session(record)
-    return record
-
-
-def turn_of(job: str, history: int = 0, text: str = "water") -> Turn:
-    """Return a turn of three prompt tokens and two of an answer."""
-    return Turn(
-        job=job,
-        history=history,
-        messages=b"[]",
-        answer=text,
-        prompt=[1, 2, 3],
-        output=[4, 5],
-        finish="stop",
-        at_ms=1,
-    )
 
 
 def part(record: SessionRecord, *, keep: bool = False) -> SessionTurn:
