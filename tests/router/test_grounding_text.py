@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import InternalError, InvalidRequest
+from common.errors import InvalidRequest, Unavailable
 from common.messages import Hit
 from services.router.text.grounding import (
     Citations,
@@ -124,7 +124,7 @@ def test_a_template_gets_passages_and_question() -> None:
     assert "[1] Alpha.\n\n[2] Beta.\n\nQuestion: why" in render("", PAGES[:2], "why")
     assert "(No passages.)\n\nQuestion: {{ 1 }}" in render("", [], "{{ 1 }}")
     for broken in ("{% for %}", "{{ passages.x.y }}", "{{ ().__class__.__bases__[0] }}"):
-        with pytest.raises(InternalError, match="grounding template"):
+        with pytest.raises(Unavailable, match="grounding template"):
             render(broken, PAGES, "why")
 
 

@@ -113,6 +113,7 @@ class Pipeline:
 
     def _begin(self, consumer: Consumer, lease: Lease) -> None:
         run = Run(self._tools, lease, "", 0)
+        run.poke = self._poked.set
         task = asyncio.create_task(self._drive(consumer, run))
         self._runs[lease.job] = (consumer, run, task)
         task.add_done_callback(lambda done: self._ended(lease.job, done))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from common.messages import CollectionRecord
+from services.router.text.chats import ChatAsk
 from services.router.text.collections import SearchAsk
 from services.router.text.replies import View
 
@@ -50,7 +51,18 @@ class ReembedPlan(msgspec.Struct, frozen=True, tag="reembed"):
     parcel: tuple[int, int]
 
 
-Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan
+class GroundPlan(msgspec.Struct, frozen=True, tag="ground"):
+    """Embed a chat's question, search, and answer from what is found; `search` and `chat` hold all that was asked."""
+
+    collection: CollectionRecord
+    search: SearchAsk
+    parcel: tuple[int, int]
+    queries: int
+    chat: ChatAsk
+    view: View
+
+
+Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Plan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,7 @@ class Run:
         self.index = logged
         self.news: bytes | None = None
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
+        self.poke: Callable[[], None] = lambda: None
         self._open: set[str] = set()
 
     @property
@@ -54,6 +56,15 @@ class Run:
     def report(self, stage: str, done: int, total: int) -> None:
         """Say how far the request is; the next step logs it."""
         self.news = msgspec.json.encode({"stage": stage, "done": done, "total": total})
+
+    def tell(self, stage: str, **news: Any) -> None:
+        """Say at once what others wait for; the step that logs it comes now."""
+        self.news = msgspec.json.encode({"stage": stage, **news})
+        self.poke()
+
+    def owns(self, job: str) -> None:
+        """Count a job as this request's before it is admitted: a cancellation meets it, whoever admitted it."""
+        self._open.add(job)
 
     def event(self) -> Event | None:
         """Return the progress not yet logged, if any."""

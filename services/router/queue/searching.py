@@ -66,20 +66,25 @@ def _score(hit: Hit) -> float:
     return hit.score
 
 
-async def search(run: Run, plan: SearchPlan) -> RequestResult:
-    """Embed the questions if they are texts, then ask every shard and merge."""
-    record, ask = plan.collection, plan.ask
+async def find(
+    run: Run, record: CollectionRecord, ask: SearchAsk, parcel: tuple[int, int], queries: int
+) -> tuple[list[list[Hit]], str, str]:
+    """Embed the questions if they are texts, ask every shard, and merge: hits by query, the path, the applied ids."""
     vectors = ask.vectors
     if ask.tokens:
-        vectors = await embed(run, "embed", await encoder_of(run, record), ask.tokens, plan.parcel)
+        vectors = await embed(run, "embed", await encoder_of(run, record), ask.tokens, parcel)
     families = shard_families(record)
-    per_shard = [
-        search_parcels(record, ask, vectors, s, plan.queries) for s in range(record.shards)
-    ]
+    per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
     _, results = await run.gather("search", families, SEARCH_CLASSES, flat)
     found = [cast("SearchResult", result) for result in results]
-    hits, path, applied = merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
+    return merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
+
+
+async def search(run: Run, plan: SearchPlan) -> RequestResult:
+    """Find what a search asks for, and write its reply."""
+    ask = plan.ask
+    hits, path, applied = await find(run, plan.collection, ask, plan.parcel, plan.queries)
     view = replies.View(kind="search", many=ask.many)
     render = partial(replies.search, view, run.request, hits, path, applied)
     body = await run.tools.pool.run(render, inline=ask.count * ask.k <= 1000)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from common.messages import RequestResult
 from services.router.queue.embedding import parcels
-from services.router.queue.plans import DeletePlan, ParcelsPlan, Plan, SearchPlan, WritePlan
+from services.router.queue.grounding import ground
+from services.router.queue.plans import (
+    DeletePlan,
+    GroundPlan,
+    ParcelsPlan,
+    Plan,
+    SearchPlan,
+    WritePlan,
+)
 from services.router.queue.reembedding import reembed
 from services.router.queue.run import Run
 from services.router.queue.searching import search
@@ -21,4 +29,6 @@ async def perform(run: Run, plan: Plan) -> RequestResult:
         return await write(run, plan)
     if isinstance(plan, DeletePlan):
         return await delete(run, plan)
+    if isinstance(plan, GroundPlan):
+        return await ground(run, plan)
     return await reembed(run, plan)

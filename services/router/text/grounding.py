@@ -12,13 +12,12 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Meta, Struct
 
-from common.errors import InternalError, InvalidRequest
+from common.errors import InvalidRequest, Unavailable
 from common.messages import Hit
+from services.router.text.bodies import Name
 
 DEFAULT_K = 5
 MAX_K = 100
-# What a grounded answer may need, where its client does not say: the passages leave this much of the context.
-RESERVE_TOKENS = 512
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
 _DIGITS = 4
@@ -46,7 +45,7 @@ by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, 
 class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
 
-    collection: Annotated[str, Meta(min_length=1, max_length=63)]
+    collection: Name
     k: Annotated[int, Meta(ge=1, le=MAX_K)] = DEFAULT_K
     filter: dict[str, Any] | None = None
     min_score: float | None = None
@@ -134,7 +133,7 @@ def _template(source: str) -> jinja2.Template:
 def render(template: str, passages: Sequence[Passage], question: str) -> str:
     """Return a grounded user message; an empty `template` means the router's own.
 
-    InternalError if the template cannot be rendered: it is the model's, so no client is to blame.
+    Unavailable `template_broken` if the template, which is the model's, cannot be used.
     """
     shown = [
         {"index": passage.index, "document_id": passage.document_id, "text": passage.text}
@@ -142,9 +141,10 @@ def render(template: str, passages: Sequence[Passage], question: str) -> str:
     ]
     try:
         return _template(template or DEFAULT_TEMPLATE).render(passages=shown, question=question)
-    except jinja2.TemplateError as error:
-        raise InternalError(
-            f"the model's grounding template cannot be rendered: {error}", code="bad_template"
+    except Exception as error:
+        raise Unavailable(
+            f"the model's grounding template cannot be used: {type(error).__name__}: {error}",
+            code="template_broken",
         ) from error
 
 
@@ -156,7 +156,9 @@ def sentence_ends(text: str) -> list[int]:
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
     """Return the largest n in 0..count for which fits(n); what fits is assumed to go on fitting with less."""
-    low, high = 0, count
+    if fits(count):
+        return count
+    low, high = 0, count - 1
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

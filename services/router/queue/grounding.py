@@ -1,0 +1,172 @@
+"""The stages of a grounded answer: embed the question, search, generate; and what whoever waits for one follows.
+
+Every stage's job id is a function of the request, so a router that takes over finds the jobs that exist and goes on.
+The generate job's id and the passages are told as the request's progress once the job is admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from common.bus import Journal, NewJob
+from common.bus.journal import Bell
+from common.bus.sessions import history_of
+from common.errors import DeadlineExceeded
+from common.ids import Family, child_id, family_of
+from common.messages import Event, RequestResult, Turn, decode_result
+from services.router import metrics
+from services.router.queue.outcomes import error_of, result_of
+from services.router.queue.plans import GroundPlan
+from services.router.queue.refusals import class_of, kind_of, refusal
+from services.router.queue.run import Run
+from services.router.queue.searching import find
+from services.router.text.chats import History
+from services.router.text.grounded import Grounded, grounded
+
+GENERATE_CLASSES = ("gpu",)
+STAGE = "generate"
+_FIRST_S, _MOST_S = 0.05, 1.0
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a grounded request says of its answer: the job that generates it, and what it rests on."""
+
+    job: str
+    retrieval: dict[str, Any]
+    stage: str = STAGE
+
+
+async def ground(run: Run, plan: GroundPlan) -> RequestResult:
+    """Answer a chat from what a collection says; the result names the generate job."""
+    job = child_id(run.request, await _family(run, plan), STAGE, 0)
+    run.owns(job)
+    told = None
+    if run.index:  # another router had it before
+        told = told_of(await run.tools.bus.log(run.request))
+    if told is None:
+        found, _, _ = await find(run, plan.collection, plan.search, plan.parcel, plan.queries)
+        told = Told(job, await _generate(run, plan, job, found))
+        run.tell(STAGE, job=told.job, retrieval=told.retrieval)
+    run.owns(told.job)
+    result_of(await run.tools.journal.end(told.job, run.deadline_ms))
+    info = {"view": msgspec.to_builtins(plan.view), "retrieval": told.retrieval}
+    return RequestResult(jobs=[told.job], info=info)
+
+
+async def await_told(
+    journal: Journal, request: str, deadline_ms: int, bell: Bell | None = None
+) -> Told:
+    """Return what a request says of its answer, as soon as it does; raises the error it ends with before that."""
+    async with contextlib.aclosing(journal.events(request, 0, deadline_ms, bell)) as events:
+        async for event in events:
+            if (told := told_by(event)) is not None:
+                return told
+            if event.ends:
+                raise error_of(event)
+    raise DeadlineExceeded("the deadline passed before the answer began")
+
+
+def told_of(events: list[Event]) -> Told | None:
+    """Return what a request's events say of its answer, None before its generate job was admitted."""
+    for event in reversed(events):
+        if (told := told_by(event)) is not None:
+            return told
+    return None
+
+
+def told_by(event: Event) -> Told | None:
+    """Return what one event of a grounded request says of its answer, if it is the one that does."""
+    if event.kind == "progress" and event.data[:1] == b"{":
+        news = msgspec.json.decode(event.data, type=dict[str, Any])
+        if news.get("stage") == STAGE and "job" in news:
+            return Told(news["job"], news["retrieval"])
+    if event.kind == "result":
+        result = decode_result(event.data)
+        if isinstance(result, RequestResult) and result.jobs and "retrieval" in result.info:
+            return Told(result.jobs[0], result.info["retrieval"])
+    return None
+
+
+async def _history(run: Run, session: str, fingerprint: str, job: str) -> History:
+    """Return the session as it stood before the turn of `job`; NotFound if it is not the tenant's."""
+    record = await run.tools.bus.session(session)
+    if record is None or record.tenant != run.tenant:
+        raise refusal("session_not_found", 0.0)
+
+    def before(turn: Turn) -> bool:
+        return turn.job != job
+
+    every = await run.tools.bus.turns(session)
+    turns = list(itertools.takewhile(before, every))
+    if len(turns) < len(every):  # the turn is over: it was made of what stood before it
+        tokens = 0
+        for turn in turns:
+            tokens = (tokens if turn.history else 0) + len(turn.prompt) + len(turn.output)
+        record = msgspec.structs.replace(record, tokens=tokens)
+    return History(
+        session=session,
+        version=record.version,
+        model=record.model,
+        ttl_s=record.ttl_s,
+        said=[(turn.messages, turn.answer) for turn in turns],
+        tokens=history_of(record, turns, fingerprint),
+    )
+
+
+async def _family(run: Run, plan: GroundPlan) -> Family:
+    """Return where the answer is generated: where its session is, else in a partition drawn from the request."""
+    if plan.chat.session:
+        return family_of(plan.chat.session)
+    return await run.tools.cards.family(plan.chat.model, run.request)
+
+
+async def _prepare(run: Run, plan: GroundPlan, job: str, found: list[list[Any]]) -> Grounded:
+    await run.tools.cards.card(plan.chat.model)
+    spec = (await run.tools.cards.specs())[plan.chat.model]
+    history = None
+    if plan.chat.session:
+        history = await _history(run, plan.chat.session, spec.fingerprint, job)
+    return await run.tools.pool.run(partial(grounded, plan.chat, spec, history, found))
+
+
+async def _generate(run: Run, plan: GroundPlan, job: str, found: list[list[Any]]) -> dict[str, Any]:
+    """Admit the generate job unless it exists, and return the passages in its prompt.
+
+    A busy session and full lanes are refused; where no worker is up, or the bus is full, the job waits for them.
+    """
+    bus, router = run.tools.bus, run.tools.journal.router
+    pause_s = _FIRST_S
+    while True:
+        made = await _prepare(run, plan, job, found)
+        if await bus.job(job) is not None:  # taken over: its own turn may have gone on meanwhile
+            return made.retrieval
+        if bus.clock.now_ms() >= run.deadline_ms:
+            raise DeadlineExceeded("the deadline passed before the answer could be generated")
+        parcel = made.generation.parcel
+        admission = await bus.admit(
+            [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
+            classes=GENERATE_CLASSES,
+            router=router,
+            tenant=run.tenant,
+            deadline_ms=run.deadline_ms,
+            session=made.generation.session,
+            version=made.generation.version,
+            origin=run.request,
+        )
+        if admission.outcome != "refused":
+            if admission.outcome == "admitted":
+                family = kind_of(family_of(job))
+                metrics.ADMITTED.labels(family, class_of(admission.lane)).inc()
+            return made.retrieval
+        if admission.reason not in {"session_changed", "no_worker", "bus_full"}:
+            raise refusal(admission.reason, admission.retry_after_s)
+        left_s = (run.deadline_ms - bus.clock.now_ms()) / 1000
+        await asyncio.sleep(min(max(left_s, 0.0), pause_s * random.uniform(0.5, 1.0)))
+        pause_s = min(2 * pause_s, _MOST_S)

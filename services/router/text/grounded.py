@@ -1,0 +1,102 @@
+"""A grounded turn's job: passages found, chosen to fit the model's context, and put into the last message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.errors import InvalidRequest
+from common.messages import Hit
+from services.router.text.asks import encode_all
+from services.router.text.chats import ChatAsk, History, generation
+from services.router.text.generations import Generation
+from services.router.text.grounding import (
+    Passage,
+    budget,
+    merged,
+    nothing_found,
+    passages_of,
+    queries,
+    render,
+    shown,
+)
+from services.router.text.tokens import Spec, load
+
+# What an answer may need where its client does not say: passages leave this much of the context, at most a quarter.
+RESERVE_TOKENS = 512
+
+
+class Grounded(NamedTuple):
+    """A generate job with what it rests on; `retrieval` is the response's object of that name."""
+
+    generation: Generation
+    retrieval: dict[str, Any]
+
+
+def query_tokens(
+    ask: ChatAsk, spec: Spec, prompt: str, earlier: Sequence[dict[str, str]] = ()
+) -> list[list[int]]:
+    """Return the token lists to search with: of the last message, and of what it leans on in the conversation.
+
+    `spec` is the collection's encoder, `prompt` its prefix of queries, `earlier` the session's messages as shown.
+    """
+    conversation = [*earlier, *ask.messages]
+    questions = [m["content"] for m in conversation if m["role"] == "user" and m["content"].strip()]
+    if not ask.messages[-1]["content"].strip():
+        questions.append("")  # refused below, as any empty text
+    answers = [m["content"] for m in conversation if m["role"] == "assistant"]
+    texts = [prompt + text if text else text for text in queries(questions, (answers or [""])[-1])]
+    return encode_all(load(spec.path), texts, spec.max_tokens, truncate=True, param="messages")
+
+
+def grounded(
+    ask: ChatAsk, spec: Spec, history: History | None, found: Sequence[Sequence[Hit]]
+) -> Grounded:
+    """Return the job that answers from what was found (hits by query), or says that nothing was.
+
+    Passages join the prompt best first as far as they fit beside question, history and answer. InvalidRequest
+    `context_length_exceeded` if nothing of the best one does.
+    """
+    retrieval = ask.retrieval
+    assert retrieval is not None, "a chat without retrieval is not grounded"
+    hits = merged(found, retrieval.k)
+    passages = passages_of(hits)
+    build = partial(_build, ask, spec, history)
+    room = spec.max_tokens - (ask.options.max_new or min(RESERVE_TOKENS, spec.max_tokens // 4))
+
+    def fits(some: Sequence[Passage]) -> bool:
+        try:
+            return build(some).prompt_tokens <= room
+        except InvalidRequest as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return False
+
+    kept = budget(passages, fits)
+    made = build(kept)
+    return Grounded(
+        made,
+        shown(retrieval.collection, len(hits), kept, include_text=retrieval.include_passages),
+    )
+
+
+def _build(
+    ask: ChatAsk, spec: Spec, history: History | None, passages: Sequence[Passage]
+) -> Generation:
+    assert ask.retrieval is not None
+    *before, last = ask.messages
+    content = render(spec.grounding_template, passages, last["content"])
+    messages = [*before, {**last, "content": content}]
+    if passages:
+        return generation(ask, spec, history, messages=messages)
+    answer = nothing_found(ask.retrieval.collection)
+    # It is said whole, whatever the client's limits: they are meant for what a model computes.
+    tokens = len(load(spec.path).written(answer))
+    options = msgspec.structs.replace(
+        ask.options, max_new=max(ask.options.max_new, tokens), min_new=0, stop=[]
+    )
+    plain = msgspec.structs.replace(ask, options=options)
+    return generation(plain, spec, history, messages=messages, forced=answer)
