@@ -43,23 +43,28 @@ class ModelFiles:
 
     def tokenizer_json(self) -> bytes:
         """Return tokenizer.json without truncation and padding, which are the caller's to decide."""
-        where = self.directory / "tokenizer.json"
-        content = _json(where)
-        content["truncation"] = content["padding"] = None
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        try:
-            Tokenizer.from_str(text)
-        except Exception as error:  # what the library raises is documented nowhere
-            reason = str(error).partition("\n")[0][:200]
-            raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
-        return text.encode()
+        return tokenizer_json(self.directory)
 
     def fingerprint(self) -> str:
         """Return what identifies this model's vectors: weights, configuration, pooling; not the dtype."""
         digest = hashlib.blake2b(self.described_by.encode(), digest_size=16)
         for path in self.weights:
-            digest.update(_file_hash(path))
+            digest.update(file_hash(path))
         return digest.hexdigest()
+
+
+def tokenizer_json(directory: Path) -> bytes:
+    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+    where = directory / "tokenizer.json"
+    content = read_json(where)
+    content["truncation"] = content["padding"] = None
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # what the library raises is documented nowhere
+        reason = str(error).partition("\n")[0][:200]
+        raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
+    return text.encode()
 
 
 def model_name(model: str) -> str:
@@ -75,7 +80,7 @@ def model_name(model: str) -> str:
 def find(model: str) -> ModelFiles:
     """Find and describe a model by directory, hub id or alias; ConfigError says what is missing or wrong."""
     directory = _directory(model)
-    config = _json(directory / "config.json")
+    config = read_json(directory / "config.json")
     modules = _modules(directory)
     pooling = _pooling(directory, modules)
     kinds = {kind for kind, _ in modules}
@@ -85,10 +90,12 @@ def find(model: str) -> ModelFiles:
         normalise="Normalize" in kinds,
         where=str(directory / "config.json"),
     )
-    weights = _weights(directory)
+    weights = weight_files(directory)
     if model.lower() in DEFAULT_ALIASES:
         _check_default(weights[0])
-    prompts = _json(directory / "config_sentence_transformers.json", optional=True).get("prompts")
+    prompts = read_json(directory / "config_sentence_transformers.json", optional=True).get(
+        "prompts"
+    )
     prompts = prompts if isinstance(prompts, dict) else {}
     described = json.dumps(
         [config, pooling, spec.normalise, prompts], sort_keys=True, ensure_ascii=False
@@ -138,7 +145,8 @@ def _from_hub(model: str) -> Path:
         ) from error
 
 
-def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Return a file's JSON object, {} for an absent optional one; ConfigError says what is wrong with it."""
     value = _any_json(path, optional=optional)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object")
@@ -182,7 +190,7 @@ def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
     where = directory / (paths[0] if paths else "1_Pooling") / "config.json"
     if not where.resolve().is_relative_to(directory.resolve()):
         raise ConfigError(f"{directory / 'modules.json'}: path {paths[0]!r} leaves the directory")
-    config = _json(where, optional=not paths)
+    config = read_json(where, optional=not paths)
     chosen = {
         name.removeprefix("pooling_mode_")
         for name, value in config.items()
@@ -206,10 +214,11 @@ def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
     return known[frozenset(chosen)]
 
 
-def _weights(directory: Path) -> tuple[Path, ...]:
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return a model's safetensors files, one or those its index names; ConfigError if one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        names = _json(index).get("weight_map")
+        names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ConfigError(f"{index}: expected a weight_map")
         paths = tuple(directory / Path(str(name)).name for name in sorted(set(names.values())))
@@ -227,7 +236,7 @@ def _max_tokens(directory: Path, spec: EncoderSpec) -> int:
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
     ):
-        value = _json(directory / name, optional=True).get(field)
+        value = read_json(directory / name, optional=True).get(field)
         if isinstance(value, int | float) and 0 < value < _NO_LIMIT:
             limits.append(int(value))
     return min(limits)
@@ -245,7 +254,8 @@ def _check_default(path: Path) -> None:
         )
 
 
-def _file_hash(path: Path) -> bytes:
+def file_hash(path: Path) -> bytes:
+    """Return the BLAKE2b-256 of a file."""
     digest = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -1,0 +1,1 @@
+"""Decoder language models over paged KV: configuration, weights, attention, forward pass."""

@@ -1,0 +1,141 @@
+"""The forward pass of Llama, Qwen2, Qwen3 and Mistral over a flat batch of rows and paged KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+from torch import Tensor
+
+from common.ml.decoder.attention import paged_attention
+from common.ml.decoder.plan import BatchPlan
+from common.ml.decoder.pool import Pool
+from common.ml.decoder.rotate import angles, frequencies, rotate
+from common.ml.decoder.spec import DecoderSpec
+
+
+class Linear(NamedTuple):
+    """A matrix (out, in) and its bias, where there is one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Layer(NamedTuple):
+    """One layer's weights; projections with one input are joined."""
+
+    before: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    after: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A loaded model without its pages; every call says where they are."""
+
+    def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor]) -> None:
+        """Take weights named and shaped as `weights.wanted` says; those that are joined are removed from the dict."""
+        self.spec = spec
+        self._embed = weights["model.embed_tokens.weight"]
+        self._norm = weights["model.norm.weight"]
+        self._head = self._embed if spec.tied else weights["lm_head.weight"]
+        self._layers = [_layer(weights, f"model.layers.{n}", spec) for n in range(spec.layers)]
+        self._inverse = frequencies(spec.rope, spec.head_dim).to(self._embed.device)
+        self._places = {
+            layer: (group, at)
+            for group, (_, layers) in enumerate(spec.groups)
+            for at, layer in enumerate(layers)
+        }
+        self._act = _activation(spec)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type everything is computed in."""
+        return self._embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is computed."""
+        return self._embed.device
+
+    def hidden(self, tokens: Tensor, plan: BatchPlan, pools: Sequence[Pool]) -> Tensor:
+        """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm."""
+        turned = angles(plan.positions, self._inverse, self.spec.rope.attention, self.dtype)
+        rows = F.embedding(tokens, self._embed)
+        for number, layer in enumerate(self._layers):
+            group, at = self._places[number]
+            rows = rows + self._attend(layer, rows, turned, plan, pools[group], group, at)
+            gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
+            rows = rows + _apply(layer.down, self._act(gate) * up)
+        return rows
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
+        return F.linear(self._normed(rows, self._norm), self._head).float()
+
+    def _attend(
+        self,
+        layer: Layer,
+        rows: Tensor,
+        turned: Tensor,
+        plan: BatchPlan,
+        pool: Pool,
+        group: int,
+        at: int,
+    ) -> Tensor:
+        spec = self.spec
+        joined = _apply(layer.qkv, self._normed(rows, layer.before))
+        joined = joined.view(len(rows), spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        values = spec.heads + spec.kv_heads
+        q, k, v = joined[:, : spec.heads], joined[:, spec.heads : values], joined[:, values:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
+        pool.write(at, plan.groups[group].slots, rotate(k, turned), v)
+        found = paged_attention(rotate(q, turned), pool, at, plan.groups[group])
+        return _apply(layer.out, found.flatten(1))
+
+    def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm in fp32, rounded before the weight, as transformers rounds."""
+        wide = rows.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.epsilon)
+        return weight * wide.to(rows.dtype)
+
+
+def _activation(spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+    if spec.activation == "silu":
+        return F.silu
+    approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+    return lambda rows: F.gelu(rows, approximate=approximate)
+
+
+def _apply(linear: Linear, rows: Tensor) -> Tensor:
+    return F.linear(rows, linear.weight, linear.bias)
+
+
+def _layer(weights: dict[str, Tensor], base: str, spec: DecoderSpec) -> Layer:
+    def joined(*names: str) -> Linear:
+        """Concatenate matrices with one input, dropping the originals at once."""
+        matrices = [weights.pop(f"{base}.{name}.weight") for name in names]
+        biases = [weights.pop(f"{base}.{name}.bias", None) for name in names]
+        present = [bias for bias in biases if bias is not None]
+        if len(matrices) == 1:
+            return Linear(matrices[0], biases[0])
+        return Linear(torch.cat(matrices), torch.cat(present) if present else None)
+
+    attention = "self_attn."
+    return Layer(
+        before=weights[f"{base}.input_layernorm.weight"],
+        qkv=joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+        q_norm=weights[f"{base}.{attention}q_norm.weight"] if spec.qk_norm else None,
+        k_norm=weights[f"{base}.{attention}k_norm.weight"] if spec.qk_norm else None,
+        out=joined(attention + "o_proj"),
+        after=weights[f"{base}.post_attention_layernorm.weight"],
+        gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
+        down=joined("mlp.down_proj"),
+    )

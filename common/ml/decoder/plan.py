@@ -1,0 +1,194 @@
+"""The plan of one step's attention: which rows look at which pages, worked out once and used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.ml.decoder.pool import PAGE, Pool
+
+Ints = NDArray[np.int64]
+BLOCK_ROWS = 256  # query rows of one sequence that share one mask
+PADDING = 1.25  # a batch of decode rows may hold so many times the pages it needs
+
+
+class Query(Protocol):
+    """One sequence's rows: rising positions, and per layer group the physical page of each logical one."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Absolute positions of the rows."""
+        ...
+
+    @property
+    def pages(self) -> Sequence[Sequence[int]]:
+        """Per layer group: page ids by logical page; -1 for one that is not resident."""
+        ...
+
+
+class Part(NamedTuple):
+    """Attention of `sequences` x `length` rows over the same number of tokens each.
+
+    `rows` says which query rows they are, sequence by sequence; `blocks` are for `Pool.read`; `mask`
+    (sequences * kv heads or 1, 1, length, tokens) is 0 where a row sees a token and minus infinity elsewhere.
+    """
+
+    sequences: int
+    length: int
+    rows: Tensor
+    blocks: Tensor
+    mask: Tensor
+
+
+class GroupPlan(NamedTuple):
+    """One layer group's share of a step: where its rows' K and V go (for `Pool.write`), and its parts."""
+
+    slots: Tensor
+    parts: list[Part]
+
+
+class BatchPlan(NamedTuple):
+    """One step over all sequences: positions of all rows, the row after each sequence's last, a plan per group."""
+
+    positions: Tensor
+    ends: list[int]
+    groups: list[GroupPlan]
+
+
+def plan_batch(queries: Sequence[Query], pools: Sequence[Pool], *, dtype: torch.dtype) -> BatchPlan:
+    """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
+    device = pools[0].data.device
+    positions = [np.asarray(query.positions, dtype=np.int64) for query in queries]
+    ends = np.cumsum([len(each) for each in positions]).tolist()
+    for index, each in enumerate(positions):
+        if not len(each) or each[0] < 0 or (np.diff(each) <= 0).any():
+            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+    groups = []
+    for number, pool in enumerate(pools):
+        tables = [np.asarray(query.pages[number], dtype=np.int64) for query in queries]
+        for index, (each, table) in enumerate(zip(positions, tables, strict=True)):
+            _check(index, number, each, table, pool)
+        parts = _parts(positions, ends, tables, pool, dtype)
+        pages = np.concatenate(
+            [table[each // PAGE] for each, table in zip(positions, tables, strict=True)]
+        )
+        offsets = np.concatenate(positions) % PAGE
+        groups.append(
+            GroupPlan(pool.slots(_tensor(pages, device), _tensor(offsets, device)), parts)
+        )
+    return BatchPlan(_tensor(np.concatenate(positions), device), ends, groups)
+
+
+def _check(index: int, group: int, positions: Ints, table: Ints, pool: Pool) -> None:
+    """Raise ValueError unless every page a row sees is resident and exists."""
+    last = positions // PAGE
+    if last[-1] >= len(table):
+        raise ValueError(
+            f"sequence {index}: position {positions[-1]} has no page in group {group} of {len(table)}"
+        )
+    if (table >= pool.pages).any():
+        raise ValueError(f"sequence {index}: page {table.max()} of group {group} does not exist")
+    first = np.zeros_like(last)
+    if pool.window is not None:
+        first = np.maximum(positions - pool.window + 1, 0) // PAGE
+    absent = np.concatenate(([0], np.cumsum(table < 0)))
+    if (absent[last + 1] > absent[first]).any():
+        where = positions[np.argmax(absent[last + 1] > absent[first])]
+        raise ValueError(
+            f"sequence {index}: position {where} sees a page of group {group} that is not resident"
+        )
+
+
+def _parts(
+    positions: list[Ints], ends: list[int], tables: list[Ints], pool: Pool, dtype: torch.dtype
+) -> list[Part]:
+    single: list[tuple[int, int, Ints]] = []  # row, position, logical pages
+    parts = []
+    for each, end, table in zip(positions, ends, tables, strict=True):
+        start = end - len(each)
+        if len(each) == 1:
+            single.append((start, int(each[0]), _seen(each, table, pool.window)))
+            continue
+        for at in range(0, len(each), BLOCK_ROWS):
+            some = each[at : at + BLOCK_ROWS]
+            logical = _seen(some, table, pool.window)
+            mask = _mask(some[:, None], _keys(logical)[None, :], pool.window)
+            rows = np.arange(start + at, start + at + len(some))
+            parts.append(_part(rows, 1, table[logical][None, :], mask[None], pool, dtype))
+    by_row = {end - 1: table for end, table in zip(ends, tables, strict=True)}
+    for chosen in _similar(single):
+        longest = max(len(logical) for _, _, logical in chosen)
+        pages = np.zeros((len(chosen), longest), dtype=np.int64)
+        # a padded page is the row's own first one, at positions behind every row's, so the mask hides it
+        logical = np.full((len(chosen), longest), 1 << 40, dtype=np.int64)
+        for n, (row, _, seen) in enumerate(chosen):
+            pages[n] = by_row[row][seen[0]]
+            pages[n, : len(seen)] = by_row[row][seen]
+            logical[n, : len(seen)] = seen
+        keys = (logical[:, :, None] * PAGE + np.arange(PAGE)).reshape(len(chosen), 1, -1)
+        own = np.array([position for _, position, _ in chosen])
+        mask = _mask(own[:, None, None], keys, pool.window)
+        rows = np.array([row for row, _, _ in chosen])
+        parts.append(_part(rows, len(chosen), pages, mask, pool, dtype))
+    return parts
+
+
+def _seen(positions: Ints, table: Ints, window: int | None) -> Ints:
+    """Return the logical pages, resident ones only, that any of these rows may see."""
+    first = 0 if window is None else max(0, int(positions[0]) - window + 1) // PAGE
+    logical = np.arange(first, int(positions[-1]) // PAGE + 1)
+    return logical[table[logical] >= 0]
+
+
+def _keys(logical: Ints) -> Ints:
+    return (logical[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
+
+
+def _mask(rows: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
+    """Return True where a row at one position sees a token at another."""
+    seen: NDArray[np.bool_] = keys <= rows
+    return seen if window is None else seen & (keys > rows - window)
+
+
+def _similar(single: list[tuple[int, int, Ints]]) -> list[list[tuple[int, int, Ints]]]:
+    """Split rows into batches of like numbers of pages, so that little is read for nothing."""
+    batches: list[list[tuple[int, int, Ints]]] = []
+    used = 0
+    for each in sorted(single, key=lambda item: len(item[2]), reverse=True):
+        size = len(each[2])
+        if batches:
+            longest = len(batches[-1][0][2])
+            if longest * (len(batches[-1]) + 1) <= PADDING * (used + size) or longest - size <= 1:
+                batches[-1].append(each)
+                used += size
+                continue
+        batches.append([each])
+        used = size
+    return batches
+
+
+def _part(
+    rows: Ints, sequences: int, pages: Ints, seen: NDArray[np.bool_], pool: Pool, dtype: torch.dtype
+) -> Part:
+    device = pool.data.device
+    visible = torch.from_numpy(seen).to(device)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    mask.masked_fill_(~visible, float("-inf"))
+    if sequences > 1:
+        mask = mask.repeat_interleave(pool.kv_heads, dim=0)
+    return Part(
+        sequences=sequences,
+        length=seen.shape[1],
+        rows=_tensor(rows, device),
+        blocks=pool.blocks(_tensor(pages, device)),
+        mask=mask[:, None],
+    )
+
+
+def _tensor(values: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

@@ -1,0 +1,228 @@
+"""The runner: a decoder with its page pools, executing the scheduler's batches on one device."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.messages import ModelCard
+from common.ml.cores import keep_memory, usable_cores
+from common.ml.decoder.files import DecoderFiles, find_decoder
+from common.ml.decoder.forward import Decoder
+from common.ml.decoder.plan import BatchPlan, plan_batch
+from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
+from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
+from common.ml.files import tokenizer_json
+from common.ml.native import cpu_flags
+from services.gpu_worker.compute.sampler import draw_tokens
+from services.gpu_worker.decide import batch as border
+from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FAST_BF16 = re.compile(r"avx512_bf16|amx_bf16|bf16")
+
+
+class Query(NamedTuple):
+    """The part of a sequence's rows that attention plans with."""
+
+    positions: Sequence[int]
+    pages: Sequence[Sequence[int]]
+
+
+class TorchRunner:
+    """A loaded generator (see `decide.batch.Runner`); one thread computes, any may read its properties."""
+
+    def __init__(
+        self,
+        files: DecoderFiles,
+        decoder: Decoder,
+        pools: Sequence[Pool],
+        *,
+        dtype: str,
+        threads: int,
+    ) -> None:
+        assert PAGE == border.PAGE
+        self._files = files
+        self._decoder = decoder
+        self._pools = list(pools)
+        self._threads = threads
+        self.name = files.name
+        self.dtype = dtype
+        self.device = decoder.device.type
+        self.fingerprint = files.fingerprint(kv_dtype=dtype, layout=LAYOUT)
+        self.stop_ids = list(files.stop_ids)
+        pages = min(pool.pages for pool in pools)
+        self.shape = Shape(
+            windows=[pool.window for pool in pools],
+            page_bytes=[page_bytes(files.spec, len(pool.layers), decoder.dtype) for pool in pools],
+            pages=pages,
+            context=min(files.context, pages * PAGE),
+            vocabulary=files.spec.vocabulary,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 0,
+        kv_bytes: int = 0,
+    ) -> TorchRunner:
+        """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
+
+        `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
+        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory.
+        """
+        files = find_decoder(model)
+        tokenizer_json(
+            files.directory
+        )  # a damaged one should stop the start, not the first request
+        place = _place(device)
+        keep_memory()
+        threads = threads or usable_cores()
+        torch.set_num_threads(threads)
+        chosen = _dtype(files, dtype, place)
+        weights = load_weights(files.spec, files.weights, dtype=_DTYPES[chosen], device=place)
+        with torch.inference_mode():
+            decoder = Decoder(files.spec, weights)
+            pages = page_count(files.spec, kv_bytes, dtype=_DTYPES[chosen], device=place)
+            pools = [
+                Pool(files.spec, window, layers, pages, dtype=_DTYPES[chosen], device=place)
+                for window, layers in files.spec.groups
+            ]
+        return cls(files, decoder, pools, dtype=chosen, threads=threads)
+
+    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+        """Run one step over all sequences and draw where asked, in the batch's order (see `decide.batch.Runner`)."""
+        if not batch:
+            return []
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            hidden, plan = self._compute(batch)
+            self._check(hidden, plan, batch)
+            asked = [(index, rows.sample) for index, rows in enumerate(batch) if rows.sample]
+            last = [plan.ends[index] - 1 for index, _ in asked]
+            logits = self._decoder.logits(hidden[last])
+            self._check_logits(logits, [index for index, _ in asked], batch)
+            found = draw_tokens(logits, [draw for _, draw in asked])
+        drawn: list[Drawn | None] = [None] * len(batch)
+        for (index, _), each in zip(asked, found, strict=True):
+            drawn[index] = each
+        return drawn
+
+    def logits(self, batch: Sequence[Rows]) -> Tensor:
+        """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""
+        with torch.inference_mode():
+            hidden, _ = self._compute(batch)
+            return self._decoder.logits(hidden)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy whole pages, `(group, source, target)` each, before the next step."""
+        with torch.inference_mode():
+            for number, pool in enumerate(self._pools):
+                own = [(source, target) for group, source, target in pairs if group == number]
+                if own:
+                    pool.copy(own)
+
+    def card(self, *, created_ms: int, partitions: int) -> ModelCard:
+        """Return what the router must know to render, tokenize and name families for this model."""
+        files = self._files
+        return ModelCard(
+            name=self.name,
+            kind="generate",
+            family=f"chat.{self.name}",
+            fingerprint=self.fingerprint,
+            dimension=0,
+            max_tokens=self.shape.context,
+            partitions=partitions,
+            created_ms=created_ms,
+            chat_template=files.chat_template,
+            grounding_template=files.grounding_template,
+            bos=files.bos,
+            eos=files.eos,
+            stop_ids=self.stop_ids,
+            sampling=files.sampling,
+        )
+
+    def tokenizer_json(self) -> bytes:
+        """Return the tokenizer, without truncation and padding."""
+        return tokenizer_json(self._files.directory)
+
+    def _compute(self, batch: Sequence[Rows]) -> tuple[Tensor, BatchPlan]:
+        """Return the hidden states of all rows, and the plan they were computed by."""
+        vocabulary = self.shape.vocabulary
+        for index, rows in enumerate(batch):
+            if len(rows.tokens) != len(rows.positions):
+                raise ValueError(
+                    f"sequence {index}: {len(rows.tokens)} tokens at {len(rows.positions)} positions"
+                )
+            if not all(0 <= token < vocabulary for token in rows.tokens):
+                raise ValueError(f"sequence {index}: a token id outside 0 to {vocabulary - 1}")
+        queries = [Query(rows.positions, rows.pages) for rows in batch]
+        plan = plan_batch(queries, self._pools, dtype=self._decoder.dtype)
+        tokens = torch.tensor(
+            [token for rows in batch for token in rows.tokens], device=self._decoder.device
+        )
+        return self._decoder.hidden(tokens, plan, self._pools), plan
+
+    def _check(self, hidden: Tensor, plan: BatchPlan, batch: Sequence[Rows]) -> None:
+        """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
+
+        A row attends to itself, so K or V that is not finite shows in its hidden state; left in a page, it would
+        spoil whoever gets that page next.
+        """
+        bad = (~torch.isfinite(hidden).all(dim=-1)).nonzero()[:, 0].tolist()
+        if not bad:
+            return
+        owners = [bisect.bisect_right(plan.ends, row) for row in bad]
+        starts = [0, *plan.ends]
+        for owner in set(owners):
+            for pool, group in zip(self._pools, plan.groups, strict=True):
+                own = slice(starts[owner] * pool.kv_heads, starts[owner + 1] * pool.kv_heads)
+                pool.clear(group.slots[own])
+        position = int(batch[owners[0]].positions[bad[0] - starts[owners[0]]])
+        raise StepFailed(
+            owners[0],
+            f"model {self.name}: the hidden state at position {position} is not finite (NaN or infinity)",
+        )
+
+    def _check_logits(self, logits: Tensor, asked: Sequence[int], batch: Sequence[Rows]) -> None:
+        bad = (~torch.isfinite(logits).all(dim=-1)).nonzero()[:, 0].tolist()
+        if bad:
+            index = asked[bad[0]]
+            position = int(batch[index].positions[-1])
+            raise StepFailed(
+                index,
+                f"model {self.name}: the logits at position {position} are not finite (NaN or infinity)",
+            )
+
+
+def _place(device: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError(
+            "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
+        )
+    if device not in {"auto", "cpu", "cuda"}:
+        raise ConfigError(
+            f"device {device!r}: a generator runs on cpu or cuda; expected one of them"
+        )
+    return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")
+
+
+def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> str:
+    if dtype in _DTYPES:
+        return dtype
+    if dtype != "auto":
+        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32 or bf16")
+    native = place.type == "cuda" or _FAST_BF16.search(cpu_flags()) is not None
+    return "bf16" if native and stored_dtypes(files.weights) <= HALF_NAMES else "fp32"
