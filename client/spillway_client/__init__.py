@@ -1,7 +1,11 @@
-"""Async client of Spillway: embeddings, rerank and vector search, with retries that never do work twice."""
+"""Client of Spillway, async and blocking: chat, grounded answers, embeddings, rerank and vector search.
+
+Retries never do work twice, and a stream goes on after its connection broke, with no token lost or doubled.
+"""
 
 from __future__ import annotations
 
+from ._sessions import Session
 from .client import AsyncSpillway
 from .errors import (
     APIConnectionError,
@@ -23,9 +27,27 @@ from .errors import (
     UnavailableError,
     UnprocessableEntityError,
 )
+from .generation import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    Citation,
+    Completion,
+    CompletionChoice,
+    Passage,
+    Retrieval,
+    TokenUsage,
+)
+from .streams import ChatStream, CompletionStream
+from .sync import Spillway
+from .sync_generation import SyncChatStream, SyncCompletionStream, SyncSession
 from .types import (
     Collection,
     Deleted,
+    DeletedSession,
     Document,
     DocumentPage,
     Embedding,
@@ -37,6 +59,8 @@ from .types import (
     Reranking,
     RerankResult,
     SearchResult,
+    SessionInfo,
+    SessionPage,
     UnexpectedResponseError,
     Usage,
     Written,
@@ -52,10 +76,22 @@ __all__ = [
     "AuthenticationError",
     "BadRequestError",
     "CancelledRequestError",
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatMessage",
+    "ChatStream",
+    "Citation",
     "Collection",
+    "Completion",
+    "CompletionChoice",
+    "CompletionStream",
     "ConflictError",
     "DeadlineExceededError",
     "Deleted",
+    "DeletedSession",
     "Document",
     "DocumentPage",
     "Embedding",
@@ -65,6 +101,7 @@ __all__ = [
     "InvalidInputError",
     "Model",
     "NotFoundError",
+    "Passage",
     "PermissionDeniedError",
     "RateLimitError",
     "Request",
@@ -72,8 +109,17 @@ __all__ = [
     "RequestTimeoutError",
     "RerankResult",
     "Reranking",
+    "Retrieval",
     "SearchResult",
+    "Session",
+    "SessionInfo",
+    "SessionPage",
+    "Spillway",
     "SpillwayError",
+    "SyncChatStream",
+    "SyncCompletionStream",
+    "SyncSession",
+    "TokenUsage",
     "TooLargeError",
     "UnavailableError",
     "UnexpectedResponseError",

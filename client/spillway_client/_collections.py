@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import errors
+from ._http import Answer
 from ._resources import floats, segment
-from ._transport import Answer, Transport
+from ._transport import Transport
 from .types import (
     Collection,
     Deleted,

@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 from urllib.parse import quote
 
 from . import errors
+from ._sse import Frame, Parser
 from ._transport import Transport
 from .types import (
     Embedding,
@@ -201,30 +202,22 @@ class RequestsResource:
     ) -> AsyncIterator[RequestEvent]:
         headers = {} if after is None else {"Last-Event-ID": str(after)}
         path = f"/v1/requests/{segment(request_id)}/events"
-        fields: dict[str, str] = {}
-        async for line in self._transport.stream(path, headers=headers, timeout_s=timeout_s):
-            if not line:
-                if fields.get("data") == "[DONE]":
+        parser = Parser()
+        async for data in self._transport.stream(path, headers=headers, timeout_s=timeout_s):
+            for frame in parser.feed(data):
+                if frame.data == "[DONE]":
                     return
-                if "data" in fields and "id" in fields:
-                    yield _event(fields)
-                fields = {}
-            elif not line.startswith(b":"):
-                name, _, value = line.decode("utf-8", "replace").partition(":")
-                value = value.removeprefix(" ")
-                fields[name] = (
-                    f"{fields[name]}\n{value}" if name == "data" and name in fields else value
-                )
+                if frame.id is not None:
+                    yield _event(frame.id, frame)
 
 
-def _event(fields: dict[str, str]) -> RequestEvent:
+def _event(id: str, frame: Frame) -> RequestEvent:
     try:
-        return RequestEvent(
-            int(fields["id"]), fields.get("event", "message"), json.loads(fields["data"])
-        )
+        return RequestEvent(int(id), frame.event, json.loads(frame.data))
     except ValueError as error:
         raise UnexpectedResponseError(
-            f"an event is neither indexed nor JSON: {fields!r:.200}"
+            f"an event is neither indexed nor JSON: {frame!r:.200}; the stream of a chat or a"
+            " completion is read with `resume`"
         ) from error
 
 

@@ -4,57 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import ssl as ssl_module
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
 
 from . import errors, retry
+from ._http import (
+    BROKEN,
+    Answer,
+    Call,
+    RetryableError,
+    Servers,
+    answer_of,
+    checked_timeout,
+    encode,
+    error_of,
+    sentence,
+)
 
 log = logging.getLogger("spillway_client")
 CONNECT_S = 5.0
 CANCEL_S = 2.0
-_BROKEN = (aiohttp.ClientError, ConnectionError, OSError, asyncio.TimeoutError)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful answer: its decoded JSON, and the request's id."""
-
-    payload: Any
-    request_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What stays the same over all tries of one call."""
-
-    method: str
-    url: URL
-    body: bytes | None
-    headers: Mapping[str, str]
-    deadline: float
-
-    def remaining_s(self) -> float:
-        """Seconds until the call gives up."""
-        return self.deadline - time.monotonic()
-
-
-def encode(body: Any) -> bytes:
-    """Return JSON bytes; InvalidInputError for NaN, infinities and objects JSON has no form for."""
-    try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.InvalidInputError(f"the request has no JSON form: {error}") from error
+CANCEL_TASK = "spillway-cancel"
+TIMEOUT_S, GENERATION_TIMEOUT_S = 60.0, 600.0
+T = TypeVar("T")
 
 
 class Transport:
@@ -62,26 +44,28 @@ class Transport:
 
     def __init__(
         self,
-        base_url: str,
+        base_urls: str | Sequence[str],
         api_key: str | None,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         max_retries: int,
         resume_s: float,
         max_connections: int,
         ssl: ssl_module.SSLContext | bool,
     ) -> None:
-        self._base = _checked_url(base_url)
-        self._timeout_s = _checked_timeout(timeout_s)
+        self.servers = Servers(base_urls)
+        self._timeout_s = None if timeout_s is None else checked_timeout(timeout_s)
         if max_retries < 0:
             raise errors.InvalidInputError(f"max_retries is {max_retries}; expected 0 or more")
         if not 0 <= resume_s <= 300:
             raise errors.InvalidInputError(f"resume_s is {resume_s}; expected 0 to 300")
+        self.resume_s = resume_s
         self._max_retries = max_retries
         self._max_connections = max_connections
         self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None
         self._cancels: set[asyncio.Task[None]] = set()
+        self._leaving: weakref.WeakSet[Any] = weakref.WeakSet()
         self._headers = {"Accept": "application/json", "Spillway-Resume": f"{resume_s:g}"}
         if api_key:
             if not api_key.isascii() or not api_key.isprintable():
@@ -89,11 +73,6 @@ class Transport:
                     "api_key contains characters an HTTP header cannot hold"
                 )
             self._headers["Authorization"] = f"Bearer {api_key}"
-
-    @property
-    def base_url(self) -> str:
-        """The server's address, without a trailing slash."""
-        return self._base
 
     def open(self) -> aiohttp.ClientSession:
         """Return the session, made at first use inside the running loop."""
@@ -109,11 +88,15 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
-        """Close all connections, after telling the server what was cancelled; idempotent."""
+        """Close all connections, after telling the server what was cancelled or left unread; idempotent."""
+        for stream in list(self._leaving):
+            stream.leave()
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=CANCEL_S)
         if self._session is not None:
             await self._session.close()
+
+    # -- calls -------------------------------------------------------------------------------------
 
     async def call(
         self,
@@ -130,83 +113,78 @@ class Transport:
         Every POST carries one idempotency key over all its tries, so a retry attaches to the work of an earlier
         try and never does it twice. Raises the classes of `spillway_client.errors`.
         """
-        limit_s = self._timeout_s if timeout_s is None else _checked_timeout(timeout_s)
         key = (idempotency_key or uuid.uuid4().hex) if method == "POST" else None
-        headers = self._headers if key is None else {**self._headers, "Idempotency-Key": key}
+        call = self.prepared(
+            method, path, body=body, query=query, timeout_s=timeout_s, idempotency_key=key
+        )
+        work = key is not None and not path.startswith("/v1/requests/")
+        try:
+            async with self.cancelling(key if work else None):
+                return await self.tries(call, answer_of)
+        except _DoneBefore:
+            return Answer({}, None)
+
+    def prepared(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        default_s: float = TIMEOUT_S,
+        idempotency_key: str | None = None,
+    ) -> Call:
+        """Return a call, checked and encoded, its deadline running."""
+        if timeout_s is None:
+            limit_s = default_s if self._timeout_s is None else self._timeout_s
+        else:
+            limit_s = checked_timeout(timeout_s)
+        merged = {**self._headers, **(headers or {})}
+        if idempotency_key is not None:
+            merged["Idempotency-Key"] = idempotency_key
         data = None if body is None else encode(body)
         if data is not None:
-            headers = {**headers, "Content-Type": "application/json"}
-        call = Call(method, self._url(path, query), data, headers, time.monotonic() + limit_s)
-        try:
-            return await self._tries(call)
-        except asyncio.CancelledError:
-            if key is not None and not path.startswith("/v1/requests/"):
-                task = asyncio.create_task(self._cancel(key))
-                self._cancels.add(task)
-                task.add_done_callback(self._cancels.discard)
-            raise
+            merged["Content-Type"] = "application/json"
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        target = path + (f"?{urlencode(given)}" if given else "")
+        return Call(method, target, data, merged, time.monotonic() + limit_s)
 
-    async def _cancel(self, key: str) -> None:
-        """End the work begun under a key, which a broken connection alone would leave running for a retry."""
-        with contextlib.suppress(errors.SpillwayError):
-            await self.call(
-                "POST", f"/v1/requests/{quote(key, safe='')}/cancel", timeout_s=CANCEL_S
-            )
-
-    async def _tries(self, call: Call) -> Answer:
-        unclear = False
-        for attempt in range(self._max_retries + 1):
-            last = attempt == self._max_retries
+    async def tries(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
+        """Send a call until an answer succeeds; return what `take` makes of it."""
+        unclear, attempt, others = False, 0, len(self.servers.all) - 1
+        while True:
+            base, last = self.servers.now, attempt >= self._max_retries
+            error: errors.SpillwayError
+            wait_s: float | None = None
             try:
-                return await self._attempt(call)
+                return await self.attempt(call, base, take)
             except errors.APITimeoutError:
                 raise
-            except errors.APIConnectionError as error:
-                unclear = True
-                if last:
-                    raise
-                await self._pause(call, attempt, None, error)
-            except _Retry as retried:
-                if last:
-                    raise retried.error from None
-                await self._pause(call, attempt, retried.error.retry_after_s, retried.error)
+            except errors.APIConnectionError as broken:
+                unclear, error, elsewhere = True, broken, True
+            except RetryableError as refused:
+                error, wait_s = refused.error, refused.error.retry_after_s
+                elsewhere = isinstance(error, errors.UnavailableError)
             except errors.NotFoundError:
-                if (
-                    call.method == "DELETE" and unclear
-                ):  # an earlier try did it, its answer was lost
-                    return Answer({}, None)
+                if call.method == "DELETE" and unclear:
+                    raise _DoneBefore from None  # an earlier try did it, its answer was lost
                 raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            if elsewhere:
+                self.servers.leave(base)
+                if others > 0:  # another router may be able right now
+                    others -= 1
+                    continue
+            if last:
+                raise error
+            await self._pause(call, attempt, wait_s, error)
+            attempt += 1
 
-    async def stream(
-        self, path: str, *, headers: Mapping[str, str], timeout_s: float | None
-    ) -> AsyncIterator[bytes]:
-        """Yield the lines of a server-sent stream from one connection (no retries)."""
-        limit_s = self._timeout_s if timeout_s is None else _checked_timeout(timeout_s)
-        merged = {**self._headers, **headers, "Accept": "text/event-stream"}
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                async with self.open().get(self._url(path, None), headers=merged) as response:
-                    if response.status != 200:
-                        raise await _error(response)
-                    async for line in response.content:
-                        yield line.rstrip(b"\r\n")
-        except _BROKEN as error:
-            if limit.expired():
-                raise errors.APITimeoutError(
-                    f"no end of the stream within {limit_s:g} s"
-                ) from error
-            raise errors.APIConnectionError(_sentence(error, self._base)) from error
-
-    async def pause(self, attempt: int) -> None:
-        """Wait as between two tries of a call."""
-        await asyncio.sleep(retry.delay_s(attempt, None, random.random()))
-
-    def _url(self, path: str, query: Mapping[str, Any] | None) -> URL:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        return URL(self._base + path + (f"?{urlencode(given)}" if given else ""), encoded=True)
-
-    async def _attempt(self, call: Call) -> Answer:
+    async def attempt(
+        self, call: Call, base: str, take: Callable[[aiohttp.ClientResponse], Awaitable[T]]
+    ) -> T:
+        """Send a call once, to one server; `take` gets a successful response, and must release it."""
         remaining = call.remaining_s()
         if remaining <= 0:
             raise errors.APITimeoutError("the call's deadline passed before it could be sent again")
@@ -214,23 +192,27 @@ class Transport:
         header = {"Spillway-Timeout": f"{remaining - min(0.25, remaining * 0.05):.3f}"}
         try:
             async with asyncio.timeout(remaining) as limit:
-                async with self.open().request(
+                response = await self.open().request(
                     call.method,
-                    call.url,
+                    URL(base + call.path, encoded=True),
                     data=call.body,
                     headers={**call.headers, **header},
                     allow_redirects=False,
-                ) as response:
+                )
+                try:
                     if 200 <= response.status < 300:
-                        return Answer(await _json(response), response.headers.get("x-request-id"))
-                    error = await _error(response)
-                    if retry.should_retry(response.status, response.headers):
-                        raise _Retry(error)
-                    raise error
-        except _BROKEN as broken:
+                        return await take(response)
+                    error = await error_of(response)
+                except BaseException:
+                    response.close()
+                    raise
+                if retry.should_retry(response.status, response.headers):
+                    raise RetryableError(error)
+                raise error
+        except BROKEN as broken:
             if limit.expired():
-                raise errors.APITimeoutError(f"no answer from {self._base} in time") from broken
-            raise errors.APIConnectionError(_sentence(broken, self._base)) from broken
+                raise errors.APITimeoutError(f"no answer from {base} in time") from broken
+            raise errors.APIConnectionError(sentence(broken, base)) from broken
 
     async def _pause(
         self, call: Call, attempt: int, wait_s: float | None, error: errors.SpillwayError
@@ -238,57 +220,70 @@ class Transport:
         delay = retry.delay_s(attempt, wait_s, random.random())
         if delay >= call.remaining_s():
             raise error
-        log.debug("retrying %s %s in %.2f s: %s", call.method, call.url.path, delay, error)
+        log.debug("retrying %s %s in %.2f s: %s", call.method, call.path, delay, error)
         await asyncio.sleep(delay)
 
+    # -- the end of work -----------------------------------------------------------------------------
 
-class _Retry(Exception):
-    def __init__(self, error: errors.APIStatusError) -> None:
-        super().__init__(str(error))
-        self.error = error
+    async def cancel(self, name: str) -> None:
+        """End the work of a request (by id, or by the key it was made with), as far as the server can be told."""
+        with contextlib.suppress(errors.SpillwayError):
+            await self.call(
+                "POST", f"/v1/requests/{quote(name, safe='')}/cancel", timeout_s=CANCEL_S
+            )
+
+    @contextlib.asynccontextmanager
+    async def cancelling(self, key: str | None) -> AsyncIterator[None]:
+        """End the work begun under a key if the task in here is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if key is not None:
+                self.cancel_later(key)
+            raise
+
+    def cancel_later(self, name: str) -> None:
+        """End the work of a request while the caller goes on; `close` waits for it.
+
+        A broken connection alone would leave the work running, for a retry to find.
+        """
+        task = asyncio.create_task(self.cancel(name), name=CANCEL_TASK)
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    def leave_with(self, stream: Any) -> None:
+        """Call `stream.leave()` when the client is closed, if the stream still lives then."""
+        self._leaving.add(stream)
+
+    # -- streams ---------------------------------------------------------------------------------------
+
+    async def stream(
+        self, path: str, *, headers: Mapping[str, str], timeout_s: float | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes of a server-sent stream from one connection (no retries)."""
+        limit_s = self._timeout_s or TIMEOUT_S if timeout_s is None else checked_timeout(timeout_s)
+        merged = {**self._headers, **headers, "Accept": "text/event-stream"}
+        base = self.servers.now
+        url = URL(base + path, encoded=True)
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                async with self.open().get(url, headers=merged) as response:
+                    if response.status != 200:
+                        raise await error_of(response)
+                    async for data in response.content.iter_any():
+                        yield data
+        except BROKEN as error:
+            if limit.expired():
+                raise errors.APITimeoutError(
+                    f"no end of the stream within {limit_s:g} s"
+                ) from error
+            self.servers.leave(base)
+            raise errors.APIConnectionError(sentence(error, base)) from error
+
+    async def pause(self, attempt: int) -> None:
+        """Wait as between two tries of a call."""
+        await asyncio.sleep(retry.delay_s(attempt, None, random.random()))
 
 
-def _checked_url(base_url: str) -> str:
-    try:
-        url = URL(base_url.strip())
-    except ValueError as error:
-        raise errors.InvalidInputError(f"base_url {base_url!r}: {error}") from error
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise errors.InvalidInputError(
-            f"base_url is {base_url!r}; expected http://host:port or https://host"
-        )
-    return str(url).rstrip("/").removesuffix("/v1")
-
-
-def _checked_timeout(timeout_s: float) -> float:
-    if not 0 < timeout_s < float("inf"):
-        raise errors.InvalidInputError(f"timeout_s is {timeout_s}; expected seconds above 0")
-    return timeout_s
-
-
-def _sentence(error: BaseException, base: str) -> str:
-    return f"{base}: {str(error) or type(error).__name__}"
-
-
-async def _json(response: aiohttp.ClientResponse) -> Any:
-    data = await response.read()
-    try:
-        return json.loads(data) if data else {}
-    except ValueError as error:
-        raise errors.SpillwayError(
-            f"{response.url}: expected JSON, got {data[:120]!r}; is this a Spillway server?"
-        ) from error
-
-
-async def _error(response: aiohttp.ClientResponse) -> errors.APIStatusError:
-    text = (await response.read()).decode("utf-8", "replace")
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = text
-    return errors.from_response(
-        response.status,
-        body,
-        request_id=response.headers.get("x-request-id"),
-        retry_after_s=retry.retry_after_s(response.headers),
-    )
+class _DoneBefore(Exception):
+    """A DELETE found nothing because an earlier try of it had succeeded."""

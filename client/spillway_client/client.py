@@ -9,8 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from . import errors
+from ._chat import ChatResource, CompletionsResource
 from ._collections import CollectionsResource, DocumentsResource, many_results, one_result, search
 from ._resources import EmbeddingsResource, ModelsResource, RequestsResource, reranking
+from ._sessions import Session, SessionsResource
 from ._transport import Transport
 from .types import Reranking, SearchResult
 
@@ -20,20 +22,22 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 class AsyncSpillway:
     """A Spillway server as one object; use it as an async context manager, or `close()` it.
 
-    `base_url` and `api_key` default to SPILLWAY_URL (else http://127.0.0.1:8080) and SPILLWAY_API_KEY.
-    `timeout_s` is each call's deadline: it covers all tries and is sent to the server, which drops work that
-    cannot be done by then. `max_retries` further tries are made after 408, 429, 5xx and broken connections; they
-    attach to the work of the first by its idempotency key. `resume_s` is how long the server keeps a request
-    going when the connection breaks, for such a retry to find it; cancelling the awaiting task ends it at once.
+    `base_url` and `api_key` default to SPILLWAY_URL (else http://127.0.0.1:8080) and SPILLWAY_API_KEY. Several
+    routers of one instance may be given, in a list or separated by commas: another is asked when one is away.
+    `timeout_s` is each call's deadline (60 s, and 600 s for generations, where it is not given): it covers all
+    tries and is sent to the server, which drops work that cannot be done by then. `max_retries` further tries are
+    made after 408, 429, 5xx and broken connections; they attach to the work of the first by its idempotency key.
+    `resume_s` is how long the server keeps a request going when the connection breaks, for such a retry, or a
+    stream that goes on, to find it; cancelling the awaiting task ends it at once.
     A client is for one event loop.
     """
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         api_key: str | None = None,
         *,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
         max_retries: int = 2,
         resume_s: float = 30.0,
         max_connections: int = 100,
@@ -48,6 +52,9 @@ class AsyncSpillway:
             max_connections=max_connections,
             ssl=ssl,
         )
+        self.chat = ChatResource(self._transport)
+        self.completions = CompletionsResource(self._transport)
+        self.sessions = SessionsResource(self._transport)
         self.embeddings = EmbeddingsResource(self._transport)
         self.models = ModelsResource(self._transport)
         self.collections = CollectionsResource(self._transport)
@@ -55,8 +62,8 @@ class AsyncSpillway:
 
     @property
     def base_url(self) -> str:
-        """The server's address."""
-        return self._transport.base_url
+        """The address of the server that is asked now."""
+        return self._transport.servers.now
 
     async def __aenter__(self) -> Self:
         self._transport.open()
@@ -73,6 +80,10 @@ class AsyncSpillway:
     async def close(self) -> None:
         """Close all connections; idempotent."""
         await self._transport.close()
+
+    def session(self, id: str) -> Session:
+        """Return a session to talk in (no call is made)."""
+        return Session(self._transport, id)
 
     def documents(self, collection: str) -> DocumentsResource:
         """Return the documents of a collection (no call is made)."""

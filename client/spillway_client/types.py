@@ -206,3 +206,38 @@ class RequestEvent:
     index: int
     event: str
     data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A conversation the server keeps; `details` holds everything it says about it."""
+
+    id: str
+    model: str = ""
+    version: int = 0
+    turns: int = 0
+    tokens: int = 0
+    ttl_s: int = 0
+    created: float = 0
+    updated: float = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """One page of a listing; `next` is the `after=` of the following one."""
+
+    data: list[SessionInfo]
+    has_more: bool = False
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSession:
+    """The proof of a deletion: what was looked through and removed, store by store."""
+
+    id: str
+    deleted: bool = True
+    proof: Any = None
+    details: dict[str, Any] = field(default_factory=dict, repr=False)

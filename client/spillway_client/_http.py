@@ -1,0 +1,124 @@
+"""The small parts of an HTTP call: addresses, bodies, and what an answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from . import errors, retry
+
+BROKEN = (aiohttp.ClientError, ConnectionError, OSError, asyncio.TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: its decoded JSON, and the request's id."""
+
+    payload: Any
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What stays the same over all tries of one call; `path` is encoded and has its query."""
+
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    deadline: float
+
+    def remaining_s(self) -> float:
+        """Seconds until the call gives up."""
+        return self.deadline - time.monotonic()
+
+
+class RetryableError(Exception):
+    """An answer that is worth another try."""
+
+    def __init__(self, error: errors.APIStatusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Servers:
+    """The addresses of one or several routers of the same instance, and which one is asked now."""
+
+    def __init__(self, base_urls: str | Sequence[str]) -> None:
+        given = base_urls.split(",") if isinstance(base_urls, str) else list(base_urls)
+        self.all = list(dict.fromkeys(checked_url(url) for url in given))
+        if not self.all:
+            raise errors.InvalidInputError("base_url is empty; expected at least one address")
+        self.now = self.all[0]
+
+    def leave(self, base: str) -> None:
+        """Ask the next one from now on, unless another call has moved on from `base` already."""
+        if self.now == base:
+            self.now = self.all[(self.all.index(base) + 1) % len(self.all)]
+
+
+def encode(body: Any) -> bytes:
+    """Return JSON bytes; InvalidInputError for NaN, infinities and objects JSON has no form for."""
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.InvalidInputError(f"the request has no JSON form: {error}") from error
+
+
+def checked_url(base_url: str) -> str:
+    """Return a server's address without a trailing slash or /v1; InvalidInputError if it is none."""
+    try:
+        url = URL(base_url.strip())
+    except ValueError as error:
+        raise errors.InvalidInputError(f"base_url {base_url!r}: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise errors.InvalidInputError(
+            f"base_url is {base_url!r}; expected http://host:port or https://host"
+        )
+    return str(url).rstrip("/").removesuffix("/v1")
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Return a timeout in seconds; InvalidInputError if it is none."""
+    if not 0 < timeout_s < float("inf"):
+        raise errors.InvalidInputError(f"timeout_s is {timeout_s}; expected seconds above 0")
+    return timeout_s
+
+
+def sentence(error: BaseException, base: str) -> str:
+    """Say what broke, and where."""
+    return f"{base}: {str(error) or type(error).__name__}"
+
+
+async def answer_of(response: aiohttp.ClientResponse) -> Answer:
+    """Read a successful JSON answer to its end."""
+    data = await response.read()
+    try:
+        payload = json.loads(data) if data else {}
+    except ValueError as error:
+        raise errors.SpillwayError(
+            f"{response.url}: expected JSON, got {data[:120]!r}; is this a Spillway server?"
+        ) from error
+    return Answer(payload, response.headers.get("x-request-id"))
+
+
+async def error_of(response: aiohttp.ClientResponse) -> errors.APIStatusError:
+    """Read an answer that is an error."""
+    text = (await response.read()).decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = text
+    return errors.from_response(
+        response.status,
+        body,
+        request_id=response.headers.get("x-request-id"),
+        retry_after_s=retry.retry_after_s(response.headers),
+    )

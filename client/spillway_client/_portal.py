@@ -1,0 +1,147 @@
+"""A loop in a thread of its own, into which blocking code hands coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from . import errors
+from ._transport import CANCEL_TASK
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+STOP_S = 10.0
+
+
+class Portal:
+    """Runs coroutines in its own thread; callers of any thread wait for them, an event loop's thread included.
+
+    The thread is a daemon and starts at the first use, so a program that forgets to close can end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.closed = False
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self.closed:
+                raise RuntimeError("this client is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="spillway-client", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine to its end and return its result; an interrupt in the caller cancels it there."""
+        try:
+            loop = self._started()
+            if threading.current_thread() is self._thread:
+                raise RuntimeError(
+                    "a blocking call of the client in its own thread would wait for itself"
+                )
+        except RuntimeError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise errors.APIConnectionError("the client was closed during the call") from None
+        except BaseException:
+            if not future.done():  # KeyboardInterrupt: it came here, not there
+                future.cancel()
+            raise
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `last`, then end the loop and its thread; idempotent, and safe at the interpreter's end."""
+        with self._lock:
+            loop, thread, self.closed = self._loop, self._thread, True
+            self._loop = self._thread = None
+        if loop is None or thread is None or not thread.is_alive():
+            return
+        if threading.current_thread() is thread:
+            raise RuntimeError("the client cannot be closed in its own thread")
+        try:
+            asyncio.run_coroutine_threadsafe(_ended(last), loop).result(STOP_S)
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            pass  # a server that does not answer must not keep the program
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(STOP_S)
+            if not thread.is_alive():
+                loop.close()
+
+
+async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Cancel what other threads still wait for, tell the server, and close."""
+    own = asyncio.current_task()
+    left = [task for task in asyncio.all_tasks() if task is not own]
+    waiting = [task for task in left if task.get_name() != CANCEL_TASK]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await last()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class Bound(Generic[A]):
+    """The blocking face of an async object."""
+
+    def __init__(self, portal: Portal, inner: A) -> None:
+        self._portal = portal
+        self._inner = inner
+
+
+def call(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Bound[A], P], R]:
+    """Return the blocking form of an async method."""
+
+    @functools.wraps(method)
+    def run(bound: Bound[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return bound._portal.run(method(bound._inner, *args, **kwargs))
+
+    return run
+
+
+def each(
+    method: Callable[Concatenate[A, P], AsyncIterator[R]],
+) -> Callable[Concatenate[Bound[A], P], Iterator[R]]:
+    """Return the blocking form of a method that yields."""
+
+    @functools.wraps(method)
+    def run(bound: Bound[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return iterated(bound._portal, method(bound._inner, *args, **kwargs))
+
+    return run
+
+
+def iterated(portal: Portal, source: AsyncIterator[R]) -> Iterator[R]:
+    """Yield what an async iterator yields; an async generator left early is closed."""
+    nothing = object()
+
+    async def following() -> R | object:
+        return await anext(source, nothing)
+
+    async def closed() -> None:
+        close = getattr(source, "aclose", None)
+        if close is not None:
+            await close()
+
+    try:
+        while (item := portal.run(following())) is not nothing:
+            yield item  # type: ignore[misc]
+    finally:
+        if not portal.closed:
+            portal.run(closed())

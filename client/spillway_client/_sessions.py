@@ -1,0 +1,155 @@
+"""Sessions: conversations the server remembers, so that a turn carries only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Unpack
+
+from ._chat import ChatCompletionsResource, ChatOptions, Messages
+from ._resources import segment
+from ._transport import Transport
+from .generation import ChatCompletion
+from .streams import ChatStream
+from .types import DeletedSession, SessionInfo, SessionPage, build, items
+
+
+def _info(payload: Any) -> SessionInfo:
+    return build(SessionInfo, payload, details=payload)
+
+
+class SessionsResource:
+    """The tenant's sessions."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        *,
+        model: str | None = None,
+        ttl_s: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> SessionInfo:
+        """Create a session; it ends `ttl_s` seconds after its last use."""
+        given = {"model": model, "ttl_s": ttl_s, "metadata": metadata}
+        body = {name: value for name, value in given.items() if value is not None}
+        answer = await self._transport.call(
+            "POST",
+            "/v1/sessions",
+            body=body,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+        )
+        return _info(answer.payload)
+
+    async def list(
+        self, *, limit: int | None = None, after: str | None = None, timeout_s: float | None = None
+    ) -> SessionPage:
+        """Return one page; its `next` is the `after` of the following one."""
+        query = {"limit": limit, "after": after}
+        answer = await self._transport.call("GET", "/v1/sessions", query=query, timeout_s=timeout_s)
+        return build(
+            SessionPage, answer.payload, data=[_info(item) for item in items(answer.payload)]
+        )
+
+    async def iterate(
+        self, *, page: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """Yield every session, asking for `page` at a time."""
+        after: str | None = None
+        while True:
+            found = await self.list(limit=page, after=after, timeout_s=timeout_s)
+            for session in found.data:
+                yield session
+            if not found.has_more or found.next is None:
+                return
+            after = found.next
+
+    async def get(self, session: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """Return a session; NotFoundError if there is none, or none any more."""
+        path = f"/v1/sessions/{segment(session)}"
+        return _info((await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
+
+    async def update(
+        self,
+        session: str,
+        *,
+        ttl_s: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> SessionInfo:
+        """Set how long it is kept, or its metadata; what is not given stays."""
+        given = {"ttl_s": ttl_s, "metadata": metadata}
+        body = {name: value for name, value in given.items() if value is not None}
+        path = f"/v1/sessions/{segment(session)}"
+        answer = await self._transport.call("PATCH", path, body=body, timeout_s=timeout_s)
+        return _info(answer.payload)
+
+    async def delete(self, session: str, *, timeout_s: float | None = None) -> DeletedSession:
+        """Delete a session and everything kept of it; the proof lists what was looked through and removed."""
+        path = f"/v1/sessions/{segment(session)}"
+        answer = await self._transport.call("DELETE", path, timeout_s=timeout_s)
+        return build(DeletedSession, {"id": session, **answer.payload}, details=answer.payload)
+
+    async def export(self, session: str, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return the whole session as a JSON document that `load` takes, here or on another instance."""
+        path = f"/v1/sessions/{segment(session)}/export"
+        answer = await self._transport.call("GET", path, timeout_s=timeout_s)
+        document: dict[str, Any] = answer.payload
+        return document
+
+    async def load(
+        self,
+        document: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> SessionInfo:
+        """Make a session of an exported document; it gets an id of its own."""
+        answer = await self._transport.call(
+            "POST",
+            "/v1/sessions/import",
+            body=dict(document),
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+        )
+        return _info(answer.payload)
+
+
+class Session:
+    """One conversation: `chat` and `stream` send only what is new."""
+
+    def __init__(self, transport: Transport, id: str) -> None:
+        self._chat = ChatCompletionsResource(transport)
+        self._sessions = SessionsResource(transport)
+        self.id = id
+
+    async def chat(self, message: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
+        """Say something (a text, or messages), and return the answer; both are remembered.
+
+        ConflictError (`session_busy`) while another turn is being answered.
+        """
+        return await self._chat.create(message, **self._turn(options))
+
+    async def stream(self, message: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
+        """Say something, and return the answer as it is made."""
+        return await self._chat.stream(message, **self._turn(options))
+
+    def _turn(self, options: ChatOptions) -> ChatOptions:
+        turn = options.copy()
+        turn.setdefault("session", self.id)
+        return turn
+
+    async def get(self, *, timeout_s: float | None = None) -> SessionInfo:
+        """Return what the server knows of it."""
+        return await self._sessions.get(self.id, timeout_s=timeout_s)
+
+    async def delete(self, *, timeout_s: float | None = None) -> DeletedSession:
+        """Delete it."""
+        return await self._sessions.delete(self.id, timeout_s=timeout_s)
+
+    async def export(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return all of it as a JSON document."""
+        return await self._sessions.export(self.id, timeout_s=timeout_s)

@@ -1,0 +1,312 @@
+"""What chat and completions return: frozen dataclasses, whole or in chunks, and how chunks become a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .types import build, items
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of a generation; `cached_tokens` of the prompt were not computed again."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage the answer was given to read: `index` is what `[index]` in the answer refers to.
+
+    `start` and `end` are character offsets in the document; `text` only with `include_passages`.
+    """
+
+    index: int
+    document_id: str
+    chunk: int = 0
+    start: int = 0
+    end: int = 0
+    score: float = 0.0
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What was found for a grounded answer; `found` 0 means the answer says so plainly."""
+
+    collection: str = ""
+    found: int = 0
+    passages: list[Passage] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for."""
+
+    index: int
+    document_id: str = ""
+    start: int = 0
+    end: int = 0
+    at: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """The answer of one choice."""
+
+    role: str = "assistant"
+    content: str = ""
+    citations: list[Citation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """One of the `n` answers; `finish_reason` is "stop" or "length"; `logprobs` as OpenAI has them."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """A whole answer; `details` holds everything the server said about it."""
+
+    id: str
+    model: str
+    created: int
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    retrieval: Retrieval | None = None
+    request_id: str | None = None
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].message.content if self.choices else ""
+
+    @property
+    def citations(self) -> list[Citation]:
+        """The first choice's citations."""
+        return self.choices[0].message.citations if self.choices else []
+
+    @property
+    def passages(self) -> list[Passage]:
+        """The passages the answer was given, in the order of their numbers."""
+        return self.retrieval.passages if self.retrieval else []
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDelta:
+    """What a choice gained; `role` on its first chunk, `citations` on its last one."""
+
+    role: str | None = None
+    content: str = ""
+    citations: list[Citation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunkChoice:
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunk:
+    """One chunk of a streamed answer; `event_id` is its place in the stream, where it has one."""
+
+    id: str
+    model: str
+    created: int
+    choices: list[ChatChunkChoice]
+    usage: TokenUsage | None = None
+    retrieval: Retrieval | None = None
+    event_id: str | None = None
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def text(self) -> str:
+        """What the first choice gained, "" if it is not in this chunk."""
+        return next((c.delta.content for c in self.choices if c.index == 0), "")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChoice:
+    """One continuation, whole or a part of it."""
+
+    index: int
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Continuations of prompts: a whole answer, or one chunk of a stream (then `usage` is mostly empty)."""
+
+    id: str
+    model: str
+    created: int
+    choices: list[CompletionChoice]
+    usage: TokenUsage | None = None
+    request_id: str | None = None
+    event_id: str | None = None
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The first choice's text, "" if it is not in this chunk."""
+        return next((choice.text for choice in self.choices if choice.index == 0), "")
+
+
+def usage(payload: Any) -> TokenUsage | None:
+    """Read a usage object; None for null."""
+    if not isinstance(payload, dict):
+        return None
+    prompt = payload.get("prompt_tokens_details")
+    cached = prompt.get("cached_tokens") if isinstance(prompt, dict) else 0
+    return build(TokenUsage, payload, cached_tokens=int(cached or 0))
+
+
+def citations(payload: Any) -> list[Citation]:
+    """Read a list of citations; none is none."""
+    found = payload if isinstance(payload, list) else []
+    return [build(Citation, one, at=tuple(one.get("at") or (0, 0))) for one in found]
+
+
+def retrieval(payload: Any) -> Retrieval | None:
+    """Read what was retrieved; None where nothing was asked for."""
+    if not isinstance(payload, dict):
+        return None
+    passages = [build(Passage, one) for one in payload.get("passages") or []]
+    return build(Retrieval, payload, passages=passages)
+
+
+def _common(payload: Any) -> dict[str, Any]:
+    known = payload if isinstance(payload, dict) else {}
+    return {
+        "id": str(known.get("id", "")),
+        "model": str(known.get("model", "")),
+        "created": int(known.get("created") or 0),
+        "details": known,
+    }
+
+
+def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
+    """Read a whole chat answer; UnexpectedResponseError if it is none."""
+    choices = []
+    for one in items(payload, "choices"):
+        said: Mapping[str, Any] = one.get("message") or {}
+        message = ChatMessage(
+            said.get("role") or "assistant",
+            said.get("content") or "",
+            citations(said.get("citations")),
+        )
+        choices.append(build(ChatChoice, one, message=message))
+    return ChatCompletion(
+        **_common(payload),
+        choices=choices,
+        usage=usage(payload.get("usage")) or TokenUsage(),
+        retrieval=retrieval(payload.get("retrieval")),
+        request_id=request_id,
+    )
+
+
+def chat_chunk(payload: Any, event_id: str | None) -> ChatChunk:
+    """Read one chunk of a chat stream; UnexpectedResponseError if it is none."""
+    choices = []
+    for one in items(payload, "choices"):
+        said: Mapping[str, Any] = one.get("delta") or {}
+        delta = ChatDelta(
+            said.get("role"), said.get("content") or "", citations(said.get("citations"))
+        )
+        choices.append(build(ChatChunkChoice, one, delta=delta))
+    return ChatChunk(
+        **_common(payload),
+        choices=choices,
+        usage=usage(payload.get("usage")),
+        retrieval=retrieval(payload.get("retrieval")),
+        event_id=event_id,
+    )
+
+
+def completion(payload: Any, request_id: str | None, event_id: str | None = None) -> Completion:
+    """Read a completion or a chunk of one; UnexpectedResponseError if it is none."""
+    return Completion(
+        **_common(payload),
+        choices=[build(CompletionChoice, one) for one in items(payload, "choices")],
+        usage=usage(payload.get("usage")),
+        request_id=request_id,
+        event_id=event_id,
+    )
+
+
+def joined_logprobs(parts: list[Any]) -> Any:
+    """Join the logprobs of chunks (lists under the same names) into those of the whole; None if there are none."""
+    whole: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, values in part.items() if isinstance(part, dict) else ():
+            if isinstance(values, list):
+                whole.setdefault(name, []).extend(values)
+    return whole or None
+
+
+def whole_chat(
+    chunks: list[ChatChunk], used: TokenUsage | None, request_id: str | None
+) -> ChatCompletion:
+    """Join all chunks of a stream into the answer they make up."""
+    texts: dict[int, list[str]] = {}
+    cited: dict[int, list[Citation]] = {}
+    finish: dict[int, str | None] = {}
+    logs: dict[int, list[Any]] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts.setdefault(choice.index, []).append(choice.delta.content)
+            cited.setdefault(choice.index, []).extend(choice.delta.citations)
+            logs.setdefault(choice.index, []).append(choice.logprobs)
+            finish[choice.index] = choice.finish_reason or finish.get(choice.index)
+    choices = [
+        ChatChoice(
+            index,
+            ChatMessage("assistant", "".join(texts[index]), cited[index]),
+            finish[index],
+            joined_logprobs(logs[index]),
+        )
+        for index in sorted(texts)
+    ]
+    first = chunks[0] if chunks else ChatChunk("", "", 0, [])
+    found = next((chunk.retrieval for chunk in chunks if chunk.retrieval), None)
+    return ChatCompletion(
+        first.id, first.model, first.created, choices, used or TokenUsage(), found, request_id
+    )
+
+
+def whole_completion(
+    chunks: list[Completion], used: TokenUsage | None, request_id: str | None
+) -> Completion:
+    """Join all chunks of a stream into the completion they make up."""
+    texts: dict[int, list[str]] = {}
+    finish: dict[int, str | None] = {}
+    logs: dict[int, list[Any]] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts.setdefault(choice.index, []).append(choice.text)
+            logs.setdefault(choice.index, []).append(choice.logprobs)
+            finish[choice.index] = choice.finish_reason or finish.get(choice.index)
+    choices = [
+        CompletionChoice(i, "".join(texts[i]), finish[i], joined_logprobs(logs[i]))
+        for i in sorted(texts)
+    ]
+    first = chunks[0] if chunks else Completion("", "", 0, [])
+    return Completion(first.id, first.model, first.created, choices, used, request_id)

@@ -1,0 +1,201 @@
+"""Streams of chat and completions: chunks as they come, the text so far, and the whole at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from . import errors
+from ._stream import Chunks
+from ._transport import Transport
+from .generation import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Retrieval,
+    TokenUsage,
+    chat_chunk,
+    completion,
+    whole_chat,
+    whole_completion,
+)
+
+C = TypeVar("C", bound=ChatChunk | Completion)
+W = TypeVar("W")
+
+
+class Stream(Generic[C, W]):
+    """An answer that arrives in chunks; use it with `async with`, or read it to its end, or `close()` it.
+
+    A dropped connection is replaced unseen (`resumed` counts how often), with no chunk lost or given twice. What
+    the server raises in mid-stream is raised here, as the class it would have had as a status. Leaving the
+    `async with` before the end, `close()`, dropping the stream and cancelling the task that reads it end the work at
+    the server; `detach()` leaves it to another reader. The usage chunk is not yielded; `usage` has it at the end.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        source: Chunks,
+        key: str | None,
+        build: Callable[[object, str | None], C],
+        join: Callable[[list[C], TokenUsage | None, str | None], W],
+    ) -> None:
+        self._transport, self._source, self._key = transport, source, key
+        self._build: Callable[[object, str | None], C] = build
+        self._join: Callable[[list[C], TokenUsage | None, str | None], W] = join
+        self._chunks: list[C] = []
+        self._begun: set[int] = set()
+        self._closed = False
+        self._error: errors.SpillwayError | None = None
+        self.usage: TokenUsage | None = None
+        self._loop = asyncio.get_running_loop()
+        transport.leave_with(self)
+
+    def __del__(self) -> None:
+        """End the work of a stream that was dropped: `break` in a loop over it is enough."""
+        if not getattr(self, "_closed", True) and self._loop.is_running():
+            self._loop.call_soon_threadsafe(
+                _leave, self._transport, self._source, self.request_id or self._key
+            )
+
+    @property
+    def request_id(self) -> str | None:
+        """The request's id, by which any process can go on with this stream (`resume`)."""
+        return self._source.request_id
+
+    @property
+    def last_event_id(self) -> str | None:
+        """The id of the last chunk that had one: where `resume` goes on."""
+        return self._source.last_id
+
+    @property
+    def resumed(self) -> int:
+        """How many times the connection had to be replaced."""
+        return self._source.resumed
+
+    @property
+    def text(self) -> str:
+        """The first choice's text so far."""
+        return "".join(chunk.text for chunk in self._chunks)
+
+    @property
+    def retrieval(self) -> Retrieval | None:
+        """What was found for a grounded answer, once the first chunk is here."""
+        for chunk in self._chunks:
+            if isinstance(chunk, ChatChunk) and chunk.retrieval is not None:
+                return chunk.retrieval
+        return None
+
+    def __aiter__(self) -> AsyncIterator[C]:
+        return self
+
+    async def __anext__(self) -> C:
+        if self._error is not None:
+            raise self._error
+        try:
+            while not self._closed and (taken := await self._source.next()) is not None:
+                chunk = self._build(taken.payload, taken.id)
+                if not chunk.choices:
+                    self.usage = chunk.usage or self.usage
+                elif not self._seen(chunk):
+                    self._chunks.append(chunk)
+                    return chunk
+        except asyncio.CancelledError:
+            self._error = errors.APIConnectionError(
+                "this stream was ended by the cancellation of the task that read it"
+            )
+            self.leave()
+            raise
+        except errors.SpillwayError as error:
+            if self._closed:
+                raise StopAsyncIteration from None
+            self._error = error
+            self.detach()
+            raise
+        self.detach()
+        raise StopAsyncIteration
+
+    def _seen(self, chunk: C) -> bool:
+        """Return whether this is the opening of a choice (which has no id) for the second time."""
+        choices = {choice.index for choice in chunk.choices}
+        again = chunk.event_id is None and choices <= self._begun
+        self._begun |= choices
+        if not again or self._source.resumed == 0 or not isinstance(chunk, ChatChunk):
+            return False
+        return all(
+            c.delta.role and not c.delta.content and not c.finish_reason for c in chunk.choices
+        )
+
+    async def texts(self) -> AsyncIterator[str]:
+        """Yield the first choice's text, piece by piece."""
+        async for chunk in self:
+            if chunk.text:
+                yield chunk.text
+
+    async def final(self) -> W:
+        """Read to the end, and return everything as one answer."""
+        async for _ in self:
+            pass
+        return self._join(self._chunks, self.usage, self.request_id)
+
+    async def close(self) -> None:
+        """End it; if it was not at its end, so does the work at the server. Idempotent."""
+        name = self._unfinished()
+        self.detach()
+        if name is not None:
+            await self._transport.cancel(name)
+
+    def leave(self) -> None:
+        """Close it without waiting for the server to be told."""
+        name = self._unfinished()
+        self.detach()
+        if name is not None:
+            self._transport.cancel_later(name)
+
+    def detach(self) -> None:
+        """Close the connection, and leave the work to whoever calls `resume` within `resume_s`."""
+        self._closed = True
+        self._source.close()
+
+    def _unfinished(self) -> str | None:
+        """Return what to cancel at the server, if anything."""
+        over = self._closed or self._source.finished
+        return None if over else self.request_id or self._key
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class ChatStream(Stream[ChatChunk, ChatCompletion]):
+    """A chat answer that arrives in chunks."""
+
+    def __init__(self, transport: Transport, source: Chunks, key: str | None = None) -> None:
+        super().__init__(transport, source, key, chat_chunk, whole_chat)
+
+
+class CompletionStream(Stream[Completion, Completion]):
+    """A completion that arrives in chunks."""
+
+    def __init__(self, transport: Transport, source: Chunks, key: str | None = None) -> None:
+        super().__init__(transport, source, key, _completion_chunk, whole_completion)
+
+
+def _leave(transport: Transport, source: Chunks, name: str | None) -> None:
+    source.close()
+    if name is not None and not source.finished:
+        transport.cancel_later(name)
+
+
+def _completion_chunk(payload: object, event_id: str | None) -> Completion:
+    return completion(payload, None, event_id)
