@@ -32,6 +32,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int
     min_p: float
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     seed: int
     n: int
     presence_penalty: float
@@ -48,14 +49,18 @@ class ChatOptions(SamplingOptions, total=False):
     """What only chat takes.
 
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
-    "include_passages"}. `session` is the id of a session: `messages` then hold only what is new.
+    "include_passages"}. `session` is the id of a session: `messages` then hold only what is new. A session answers
+    one turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial` keeps what a
+    cancelled or failed turn had said.
     """
 
     max_completion_tokens: int
     logprobs: bool
     top_logprobs: int
     retrieval: str | Mapping[str, Any]
-    session: str | Mapping[str, Any]
+    session: str
+    wait: bool
+    keep_partial: bool
 
 
 class CompletionOptions(SamplingOptions, total=False):

@@ -76,7 +76,7 @@ class ChatChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A whole answer; `details` holds everything the server said about it."""
+    """A whole answer; `session` has the id and the new version of its session; `details` holds all that was said."""
 
     id: str
     model: str
@@ -84,6 +84,7 @@ class ChatCompletion:
     choices: list[ChatChoice]
     usage: TokenUsage
     retrieval: Retrieval | None = None
+    session: dict[str, Any] | None = None
     request_id: str | None = None
     details: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -219,6 +220,7 @@ def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
         choices=choices,
         usage=usage(payload.get("usage")) or TokenUsage(),
         retrieval=retrieval(payload.get("retrieval")),
+        session=payload.get("session"),
         request_id=request_id,
     )
 
@@ -263,7 +265,7 @@ def joined_logprobs(parts: list[Any]) -> Any:
 
 
 def whole_chat(
-    chunks: list[ChatChunk], used: TokenUsage | None, request_id: str | None
+    chunks: list[ChatChunk], last: ChatChunk | None, request_id: str | None
 ) -> ChatCompletion:
     """Join all chunks of a stream into the answer they make up."""
     texts: dict[int, list[str]] = {}
@@ -288,12 +290,19 @@ def whole_chat(
     first = chunks[0] if chunks else ChatChunk("", "", 0, [])
     found = next((chunk.retrieval for chunk in chunks if chunk.retrieval), None)
     return ChatCompletion(
-        first.id, first.model, first.created, choices, used or TokenUsage(), found, request_id
+        first.id,
+        first.model,
+        first.created,
+        choices,
+        (last.usage if last else None) or TokenUsage(),
+        found,
+        last.details.get("session") if last else None,
+        request_id,
     )
 
 
 def whole_completion(
-    chunks: list[Completion], used: TokenUsage | None, request_id: str | None
+    chunks: list[Completion], last: Completion | None, request_id: str | None
 ) -> Completion:
     """Join all chunks of a stream into the completion they make up."""
     texts: dict[int, list[str]] = {}
@@ -309,4 +318,5 @@ def whole_completion(
         for i in sorted(texts)
     ]
     first = chunks[0] if chunks else Completion("", "", 0, [])
+    used = last.usage if last else None
     return Completion(first.id, first.model, first.created, choices, used, request_id)

@@ -41,16 +41,16 @@ class Stream(Generic[C, W]):
         source: Chunks,
         key: str | None,
         build: Callable[[object, str | None], C],
-        join: Callable[[list[C], TokenUsage | None, str | None], W],
+        join: Callable[[list[C], C | None, str | None], W],
     ) -> None:
         self._transport, self._source, self._key = transport, source, key
         self._build: Callable[[object, str | None], C] = build
-        self._join: Callable[[list[C], TokenUsage | None, str | None], W] = join
+        self._join: Callable[[list[C], C | None, str | None], W] = join
         self._chunks: list[C] = []
         self._begun: set[int] = set()
         self._closed = False
         self._error: errors.SpillwayError | None = None
-        self.usage: TokenUsage | None = None
+        self._last: C | None = None
         self._loop = asyncio.get_running_loop()
         transport.leave_with(self)
 
@@ -77,6 +77,11 @@ class Stream(Generic[C, W]):
         return self._source.resumed
 
     @property
+    def usage(self) -> TokenUsage | None:
+        """Tokens used, once the stream is at its end."""
+        return self._last.usage if self._last is not None else None
+
+    @property
     def text(self) -> str:
         """The first choice's text so far."""
         return "".join(chunk.text for chunk in self._chunks)
@@ -99,7 +104,7 @@ class Stream(Generic[C, W]):
             while not self._closed and (taken := await self._source.next()) is not None:
                 chunk = self._build(taken.payload, taken.id)
                 if not chunk.choices:
-                    self.usage = chunk.usage or self.usage
+                    self._last = chunk
                 elif not self._seen(chunk):
                     self._chunks.append(chunk)
                     return chunk
@@ -119,15 +124,13 @@ class Stream(Generic[C, W]):
         raise StopAsyncIteration
 
     def _seen(self, chunk: C) -> bool:
-        """Return whether this is the opening of a choice (which has no id) for the second time."""
-        choices = {choice.index for choice in chunk.choices}
-        again = chunk.event_id is None and choices <= self._begun
-        self._begun |= choices
-        if not again or self._source.resumed == 0 or not isinstance(chunk, ChatChunk):
+        """Return whether this is the opening of a choice, which has no id, for the second time."""
+        if chunk.event_id is not None:
             return False
-        return all(
-            c.delta.role and not c.delta.content and not c.finish_reason for c in chunk.choices
-        )
+        choices = {choice.index for choice in chunk.choices}
+        again = choices <= self._begun and self._source.resumed > 0
+        self._begun |= choices
+        return again
 
     async def texts(self) -> AsyncIterator[str]:
         """Yield the first choice's text, piece by piece."""
@@ -139,7 +142,7 @@ class Stream(Generic[C, W]):
         """Read to the end, and return everything as one answer."""
         async for _ in self:
             pass
-        return self._join(self._chunks, self.usage, self.request_id)
+        return self._join(self._chunks, self._last, self.request_id)
 
     async def close(self) -> None:
         """End it; if it was not at its end, so does the work at the server. Idempotent."""

@@ -54,7 +54,9 @@ class Generator:
             )
             made.append(b": ping\n\n")
         used = {"prompt_tokens": 7, "completion_tokens": len(self.pieces), "total_tokens": 0}
-        made.append(_frame({**_chunk(0, {}), "choices": [], "usage": used}))
+        made.append(
+            _frame({**_chunk(0, {}), "choices": [], "usage": used, "session": {"version": 3}})
+        )
         return [*made, b"data: [DONE]\n\n"]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

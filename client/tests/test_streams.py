@@ -122,6 +122,7 @@ async def test_the_whole_of_a_stream(generator: Generator) -> None:
     assert whole.citations == [sw.Citation(1, "d", 3, 9, (0, 3))]
     assert whole.passages == [sw.Passage(1, "d")]
     assert (whole.usage.prompt_tokens, stream.usage) == (7, whole.usage)
+    assert whole.session == {"version": 3}
     assert generator.bodies[0] == {
         "messages": [{"role": "user", "content": "hi"}],
         "stream": True,
