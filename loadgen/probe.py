@@ -28,6 +28,33 @@ async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -
         return 0
 
 
+async def text(host: str, port: int, path: str, timeout_s: float = 5.0) -> str:
+    """GET a path and return its body; empty if nothing answers 200 in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+            )
+            found = (await reader.read()).decode("utf-8", "replace")
+            writer.close()
+    except (OSError, TimeoutError):
+        return ""
+    head, _, body = found.partition("\r\n\r\n")
+    return body if " 200 " in head.partition("\r\n")[0] else ""
+
+
+async def metrics(port: int) -> dict[str, float]:
+    """Return every sample of a process' /metrics by name and labels; empty if it does not answer."""
+    found = {}
+    for line in (await text("127.0.0.1", port, "/metrics")).splitlines():
+        name, _, value = line.rpartition(" ")
+        if name and not line.startswith("#"):
+            with contextlib.suppress(ValueError):
+                found[name] = float(value)
+    return found
+
+
 async def answers_ping(path: Path) -> bool:
     """Tell whether a Redis on this Unix socket answers PING within 2 s."""
     try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from loadgen import proc
+
+DEMO = Path(__file__).resolve().parent.parent / "models" / "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,23 @@ def router(name: str = "router", port: int = 0, *flags: str) -> Service:
 def gpu_worker(name: str = "gpu_worker", *flags: str) -> Service:
     """Describe the accelerator's worker; without flags it runs the encoder on the CPU."""
     return Service(name, "services.gpu_worker", flags or ("--device", "cpu"))
+
+
+def chat_worker(
+    name: str = "gpu_worker", *flags: str, model: str = str(DEMO), dtype: str = "fp32", **env: str
+) -> Service:
+    """Describe a gpu_worker that serves chat as well; `env` are further variables, without the prefix.
+
+    In float32 by default, in which greedy answers are compared.
+    """
+    base = gpu_worker(name, *flags)
+    variables = {"CHAT_MODEL": model, "CHAT_DTYPE": dtype, **env}
+    return replace(base, env={f"SPILLWAY_{key}": value for key, value in variables.items()})
+
+
+def kv_store(name: str = "kv_store") -> Service:
+    """Describe the keeper of sessions' cold life."""
+    return Service(name, "services.kv_store")
 
 
 def cpu_worker(name: str = "cpu_worker", *flags: str) -> Service:

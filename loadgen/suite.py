@@ -41,6 +41,11 @@ SUITES = {
         Suite("F3", "One hung worker"),
         Suite("F4", "SIGTERM with requests in flight"),
         Suite("F5", "Memory under sustained load"),
+        Suite("C1", "Chat under load"),
+        Suite("R1C", "1,000 open chat streams"),
+        Suite("F1C", "kill -9 of any process under chat"),
+        Suite("F2C", "Cancel and disconnect of streams"),
+        Suite("F4C", "SIGTERM with streams in flight"),
         Suite("F6", "Fuzzed API and hostile inputs"),
     )
 }

@@ -96,6 +96,41 @@ class Chat:
             answer.fail("client_timeout", f"no end within {self._timeout_s:g} s")
         return answer
 
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[int, Any]:
+        """Make one plain call; return status and decoded body. Resumable clients try until a router has answered."""
+        raw = None if body is None else msgspec.json.encode(body)
+        headers = {"Accept": "application/json"}
+        if method == "POST" and self._resume_s > 0:
+            headers["Idempotency-Key"] = uuid.uuid4().hex
+        limit = time.monotonic() + self._timeout_s
+        while True:
+            status, payload = await self._call(method, path, raw, headers)
+            over = self._resume_s <= 0 or time.monotonic() > limit
+            if over or (status and status not in _AGAIN):
+                return status, payload
+            self.broken[str(payload) if status == 0 else f"status {status}"] += 1
+            await asyncio.sleep(AGAIN_S)
+
+    async def _call(
+        self, method: str, path: str, raw: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, Any]:
+        if self._http is None:
+            raise RuntimeError("Chat is used outside its `async with`")
+        url = self._urls[next(self._turn) % len(self._urls)] + path
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._http.request(method, url, data=raw, headers=headers) as response,
+            ):
+                found = await response.read()
+                return response.status, msgspec.json.decode(found) if found else None
+        except _BROKEN as error:
+            return 0, type(error).__name__
+        except msgspec.DecodeError as error:
+            return 0, f"no JSON: {error}"
+
     async def _try(
         self,
         answer: Answer,

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -22,6 +22,8 @@ from spillway_client import (
     UnavailableError,
 )
 
+from loadgen.chat.client import Chat
+
 T = TypeVar("T")
 Operation = Callable[[AsyncSpillway, str], Awaitable[T]]
 _AGAIN = (APIConnectionError, UnavailableError, RateLimitError)
@@ -29,7 +31,10 @@ _AGAIN = (APIConnectionError, UnavailableError, RateLimitError)
 
 @dataclass(slots=True)
 class Done:
-    """One operation: when it was first sent and when it ended (monotonic), and how."""
+    """One operation: when it was first sent and when it ended (monotonic), and how.
+
+    `beats_s` are the moments at which a part of its answer came.
+    """
 
     kind: str
     key: str
@@ -37,15 +42,23 @@ class Done:
     done_s: float = 0.0
     tries: int = 0
     outcome: str = ""
+    beats_s: list[float] = field(default_factory=list)
+
+    def silence_s(self, since: float) -> float:
+        """Return the longest time after `since` in which its client heard nothing; it must have ended."""
+        later = sorted(at for at in self.beats_s if since < at < self.done_s)
+        moments = [max(since, self.sent_s), *later, max(since, self.done_s)]
+        return max(after - before for before, after in itertools.pairwise(moments))
 
 
 class Clients:
-    """One SDK client a router; use as `async with Clients(urls) as clients`."""
+    """One SDK client a router, and a chat client of all; use as `async with Clients(urls) as clients`."""
 
     def __init__(self, urls: list[str], *, deadline_s: float = 90.0) -> None:
         self._clients = [
             AsyncSpillway(url, timeout_s=deadline_s, max_retries=0, resume_s=60.0) for url in urls
         ]
+        self.chat = Chat(urls, resume_s=60.0, timeout_s=deadline_s)
         self._deadline_s = deadline_s
         self._turn = itertools.count()
         self.refused: Counter[str] = Counter()
@@ -53,6 +66,7 @@ class Clients:
     async def __aenter__(self) -> Self:
         for client in self._clients:
             await client.__aenter__()
+        await self.chat.__aenter__()
         return self
 
     async def __aexit__(
@@ -61,8 +75,14 @@ class Clients:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        await self.chat.__aexit__(kind, error, tb)
         for client in self._clients:
             await client.close()
+
+    @property
+    def repeated(self) -> Counter[str]:
+        """Return what made an operation be tried again, and how often."""
+        return self.refused + self.chat.broken
 
     @property
     def first(self) -> AsyncSpillway:

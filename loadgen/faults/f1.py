@@ -17,41 +17,42 @@ import msgspec
 import redis.asyncio
 from spillway_client import SpillwayError
 
-from loadgen import processes
+from loadgen.faults.chat_kinds import ChatKind
 from loadgen.faults.clients import Clients, Done, name_of
-from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
+from loadgen.faults.compare import Difference
+from loadgen.faults.kinds import Kind
+from loadgen.faults.scenes import EMBEDDINGS, Scene
 from loadgen.mesh import Mesh
-from loadgen.processes import Service
 
-VICTIMS = ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis")
-# A router has another one beside it; every other process here is the only one of its lane.
-HAS_ANOTHER = frozenset({"router-1", "router-2"})
 RECOVER_S = 6.0
+HEAL_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a run goes: kills a process, in which order, and whether each waits for the last to heal."""
 
+    scene: Scene = EMBEDDINGS
     kills: int = 20
     seed: int = 1
     overlap: bool = False
     simulated: bool = False
     clients_a_kind: int = 2
-    victims: tuple[str, ...] = VICTIMS
     pause_s: tuple[float, float] = (0.2, 1.0)
 
     def order(self) -> list[str]:
         """Return the victims in the order they are killed."""
-        found = [name for name in self.victims for _ in range(self.kills)]
+        found = [name for name in self.scene.victims for _ in range(self.kills)]
         random.Random(self.seed).shuffle(found)
         return found
 
 
 @dataclass(slots=True)
 class Kill:
-    """One kill: seconds until the process was ready again, until all requests open at the kill had ended,
-    and until one sent after the kill was answered.
+    """One kill: seconds until the process was ready again, and until a request sent after it was answered.
+
+    `healed_s` is the longest time for which a request open at the kill heard nothing: until its answer, or for a
+    stream the longest pause after the kill.
     """
 
     victim: str
@@ -71,23 +72,13 @@ class Result:
     tries: int = 0
     repeated: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    sequences: int = 0
+    differences: list[Difference] = field(default_factory=list)
 
     @property
     def late(self) -> list[Kill]:
         """Return the kills whose requests took longer than allowed."""
         return [kill for kill in self.kills if kill.healed_s > kill.limit_s > 0]
-
-
-def services(*, simulated: bool) -> list[Service]:
-    """Return the processes of the run: two routers, and one of everything else."""
-    device = ("--device", "sim", "--beta", "0.01") if simulated else ("--device", "cpu")
-    return [
-        processes.router("router-1"),
-        processes.router("router-2"),
-        processes.gpu_worker("gpu_worker", *device),
-        processes.cpu_worker("cpu_worker", *device),
-        processes.vector_search(),
-    ]
 
 
 class Storm:
@@ -136,8 +127,8 @@ async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result
     """Run the plan on a mesh in `data_dir`; kills noted in `partial` are not done again."""
     result = Result()
     past = read_partial(partial, result)
-    async with Mesh(data_dir, services(simulated=plan.simulated), supervise=True) as mesh:
-        kinds: list[Kind] = [Embed(), Parcels(), Search(), Ingest()]
+    async with Mesh(data_dir, plan.scene.services(plan.simulated), supervise=True) as mesh:
+        kinds = plan.scene.kinds()
         async with Clients(mesh.urls) as clients:
             for kind in kinds:
                 await kind.prepare(clients)
@@ -151,7 +142,11 @@ async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result
             await _settle(mesh)
             for kind in kinds:
                 result.wrong += await kind.audit(clients)
-            result.repeated = dict(clients.refused)
+            result.repeated = dict(clients.repeated)
+            for kind in kinds:
+                if isinstance(kind, ChatKind):
+                    result.sequences += kind.comparison.sequences
+                    result.differences += kind.comparison.differences
         result.wrong += storm.wrong + await leftovers(mesh.redis_url)
     result.tries = sum(done.tries for done in storm.done)
     for done in storm.done:
@@ -170,28 +165,29 @@ async def _kill_all(
             mesh.kill(victim)
             result.kills.append(Kill(victim, len(storm.open)))
         else:
-            result.kills.append(await _kill(mesh, storm, victim))
+            result.kills.append(await _kill(mesh, storm, victim, plan.scene))
         if partial is not None:
             with partial.open("ab") as file:
                 file.write(msgspec.json.encode(result.kills[-1]) + b"\n")
 
 
-async def _kill(mesh: Mesh, storm: Storm, victim: str) -> Kill:
+async def _kill(mesh: Mesh, storm: Storm, victim: str, scene: Scene) -> Kill:
     was_open = list(storm.open.values())
     at = time.monotonic()
     kill = Kill(victim, len(was_open))
     pid = mesh.kill(victim)
     await mesh.replaced(victim, pid, 90)
     kill.ready_s = time.monotonic() - at
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + HEAL_S
     while time.monotonic() < limit:
         later = [done.done_s for done in storm.done if done.sent_s > at and done.outcome == "ok"]
         if all(done.done_s for done in was_open) and later:
             kill.first_ok_s = min(later) - at
             break
         await asyncio.sleep(0.02)
-    kill.healed_s = max([done.done_s - at for done in was_open if done.done_s], default=0.0)
-    kill.limit_s = RECOVER_S + (0.0 if victim in HAS_ANOTHER else kill.ready_s + 1.0)
+    over = [done.silence_s(at) for done in was_open if done.done_s]
+    kill.healed_s = max(over, default=0.0) if len(over) == len(was_open) else HEAL_S
+    kill.limit_s = RECOVER_S + (0.0 if victim in scene.another else kill.ready_s + 1.0)
     return kill
 
 

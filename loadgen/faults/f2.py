@@ -1,6 +1,6 @@
 """F2: cancel, and disconnect of attached requests: queued work goes at once, running work within one step.
 
-`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated device, 400 ms a batch.
+`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated devices: batches of 400 ms, chat steps of 100 ms.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from pathlib import Path
 
 import redis.asyncio
 
-from loadgen import bodies, processes
+from loadgen import processes
 from loadgen.bodies import Request
+from loadgen.faults.work import Embeddings, Generations, Work, held
 from loadgen.mesh import Mesh
 from loadgen.target import Target
 
-STEP_S = 0.4
 IN_FLIGHT = 24
+EMBEDDINGS = Embeddings(step_s=0.4, texts=16)
+# A third of them runs, the others wait; none would end by itself for a minute.
+CHAT = Generations(step_s=0.1, tokens=600, env={"MAX_RUNNING": "8"})
+WORKER = "gpu_worker"
 # Beside the step: the router hears of it, one script, and this process' own look at the bus.
 SLACK_S = 0.15
 OVER = frozenset({"cancelled", "result", "error", "expired", "dead"})
@@ -28,38 +32,43 @@ OVER = frozenset({"cancelled", "result", "error", "expired", "dead"})
 
 @dataclass(slots=True)
 class Stop:
-    """One way to stop work: seconds from the stop until each job was over, and how the jobs ended."""
+    """One way to stop work: seconds from the stop until each job was over, and how the jobs ended.
+
+    `freed_s` is when the worker held no page and no sequence any more, `held` what it still held 5 s later.
+    """
 
     way: str
     over_s: list[float] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     left: int = 0
+    freed_s: float = 0.0
+    held: dict[str, float] = field(default_factory=dict)
 
 
-async def run(rounds: int, data_dir: Path) -> list[Stop]:
+async def run(rounds: int, data_dir: Path, work: Work = EMBEDDINGS) -> list[Stop]:
     """Stop requests in both ways, `rounds` times each."""
     found = []
-    mesh = Mesh(data_dir, [processes.router(), processes.sim_worker(beta_s=STEP_S)])
+    mesh = Mesh(data_dir, [processes.router(), work.worker(WORKER)])
     async with mesh:
         watch = redis.asyncio.from_url(mesh.redis_url, decode_responses=True)
         try:
             for number in range(rounds):
-                found.append(await _round(mesh, watch, "disconnect", number))
-                found.append(await _round(mesh, watch, "cancel", number))
+                found.append(await _round(mesh, watch, "disconnect", number, work))
+                found.append(await _round(mesh, watch, "cancel", number, work))
         finally:
             await watch.aclose()
     return found
 
 
-async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int) -> Stop:
+async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int, work: Work) -> Stop:
     stop = Stop(way)
     # A full device first, so that what follows is partly running and partly queued.
-    requests = bodies.embed(16, 16, seed=seed * 100 + (way == "cancel"), count=IN_FLIGHT)
-    before = await _jobs(watch)
+    requests = work.requests(IN_FLIGHT, seed * 100 + (way == "cancel"))
+    before = await _jobs(watch, work.kind)
     async with Target([mesh.url]) as target:
         sent = [asyncio.create_task(_send(target, request)) for request in requests]
-        await asyncio.sleep(STEP_S * 1.5)
-        names = [name for name in await _jobs(watch) if name not in before]
+        await asyncio.sleep(max(0.4, work.step_s) * 1.5)
+        names = [name for name in await _jobs(watch, work.kind) if name not in before]
         states = {name: await _state(watch, name) for name in names}
         open_now = [name for name in names if states[name] not in OVER]
         at = time.monotonic()
@@ -68,6 +77,7 @@ async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int) ->
             for task in sent:
                 task.cancel()
         await _follow(watch, open_now, at, stop)
+        await _freed(mesh, at, stop, work)
         await asyncio.gather(*asked)
         for task in sent:
             task.cancel()
@@ -83,8 +93,8 @@ async def _cancel(target: Target, name: str) -> None:
     await target.send(Request(f"/v1/requests/{name}/cancel", b"", 0))
 
 
-async def _jobs(watch: redis.asyncio.Redis) -> set[str]:
-    keys = watch.scan_iter(match="{embed.*:job:*", count=1000)
+async def _jobs(watch: redis.asyncio.Redis, kind: str) -> set[str]:
+    keys = watch.scan_iter(match=f"{{{kind}.*:job:*", count=1000)
     return {str(key).partition(":job:")[2] async for key in keys}
 
 
@@ -106,10 +116,17 @@ async def _follow(watch: redis.asyncio.Redis, names: list[str], at: float, stop:
     stop.ends, stop.left = dict(ends), len(waiting)
 
 
-def measure(rounds: int) -> list[Stop]:
+async def _freed(mesh: Mesh, at: float, stop: Stop, work: Work) -> None:
+    limit = time.monotonic() + 5.0
+    while (holds := await held(mesh, WORKER, work)) and time.monotonic() < limit:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    stop.freed_s, stop.held = time.monotonic() - at, holds
+
+
+def measure(rounds: int, work: Work = EMBEDDINGS) -> list[Stop]:
     """Run in a directory of its own that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="spillway-f2-") as folder:
-        return asyncio.run(run(rounds, Path(folder)))
+        return asyncio.run(run(rounds, Path(folder), work))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import msgspec
 
 from loadgen import stats
 from loadgen.document import Body, Options
-from loadgen.faults.f1 import VICTIMS, Kill, Plan, Result, measure
+from loadgen.faults.f1 import Kill, Plan, Result, measure
 
 
 def run(options: Options) -> Body:
@@ -19,7 +19,9 @@ def run(options: Options) -> Body:
 def describe(result: Result, plan: Plan) -> Body:
     """Turn a result into tables, samples and verdicts."""
     body = Body(samples=msgspec.to_builtins(result))
-    rows = [_row(name, [k for k in result.kills if k.victim == name]) for name in VICTIMS]
+    rows = [
+        _row(name, [k for k in result.kills if k.victim == name]) for name in plan.scene.victims
+    ]
     columns = [
         "killed",
         "times",

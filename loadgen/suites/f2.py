@@ -6,20 +6,26 @@ import msgspec
 
 from loadgen import stats
 from loadgen.document import Body, Options
-from loadgen.faults.f2 import SLACK_S, STEP_S, Stop, measure
+from loadgen.faults.f2 import EMBEDDINGS, SLACK_S, Stop, measure
+from loadgen.faults.work import Work
 
 
 def run(options: Options) -> Body:
     """Stop requests by cancel and by disconnect (20 rounds each; quick: 1)."""
-    stops = measure(options.rounds(20, 1))
+    return describe(measure(options.rounds(20, 1)), EMBEDDINGS)
+
+
+def describe(stops: list[Stop], work: Work) -> Body:
+    """Turn stops into a table, samples and verdicts."""
     body = Body(samples={"stops": msgspec.to_builtins(stops)}, notes=["Simulated device."])
     ways = sorted({stop.way for stop in stops})
     rows = [_row(way, [stop for stop in stops if stop.way == way]) for way in ways]
     columns = ["stopped by", "jobs", "over after p50 (ms)", "slowest (ms)", "ended as", "went on"]
-    body.table("Jobs queued and running, steps of 400 ms", columns, rows)
+    title = f"Jobs queued and running, steps of {work.step_s * 1e3:.0f} ms"
+    body.table(title, columns, rows)
     slowest = max((max(stop.over_s, default=0.0) for stop in stops), default=0.0)
     left = sum(stop.left for stop in stops)
-    late = slowest > STEP_S + SLACK_S
+    late = slowest > work.step_s + SLACK_S
     body.met["work stops within one step"] = "missed" if left or late else "goal"
     return body
 

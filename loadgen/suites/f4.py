@@ -12,7 +12,11 @@ from loadgen.faults.f4 import IN_FLIGHT, UNREADY_S, Drain, measure
 
 def run(options: Options) -> Body:
     """Drain a router and a worker (10 times each; quick: once)."""
-    drains = measure(options.rounds(10, 1))
+    return describe(measure(options.rounds(10, 1)))
+
+
+def describe(drains: list[Drain]) -> Body:
+    """Turn drains into a table, samples and verdicts."""
     body = Body(samples={"drains": msgspec.to_builtins(drains)}, notes=["Simulated devices."])
     kinds = sorted({drain.victim.rpartition("-")[0] for drain in drains})
     rows = [_row(kind, [d for d in drains if d.victim.startswith(kind)]) for kind in kinds]

@@ -35,4 +35,4 @@ def test_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert f1.read_partial(partial, result) == 3
     assert result.kills == done
     assert plan.order() == f1.Plan(kills=2, seed=7).order()
-    assert sorted(plan.order()) == sorted(2 * list(f1.VICTIMS))
+    assert sorted(plan.order()) == sorted(2 * list(plan.scene.victims))

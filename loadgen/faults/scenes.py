@@ -1,0 +1,73 @@
+"""What F1 hurts: which processes run, which of them die, and what is asked of them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadgen import processes
+from loadgen.faults.chat_kinds import Conversation, Stream
+from loadgen.faults.grounded import Grounded
+from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
+from loadgen.processes import Service
+
+SIMULATED = ("--device", "sim", "--beta", "0.01")
+REAL = ("--device", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One run's processes and load; `another` are the victims beside which one more of the kind lives."""
+
+    name: str
+    victims: tuple[str, ...]
+    another: frozenset[str]
+    services: Callable[[bool], list[Service]]
+    kinds: Callable[[], list[Kind]]
+
+
+def _embedding_services(simulated: bool) -> list[Service]:
+    device = SIMULATED if simulated else REAL
+    return [
+        processes.router("router-1"),
+        processes.router("router-2"),
+        processes.gpu_worker("gpu_worker", *device),
+        processes.cpu_worker("cpu_worker", *device),
+        processes.vector_search(),
+    ]
+
+
+def _chat_services(simulated: bool) -> list[Service]:
+    device = SIMULATED if simulated else REAL
+    return [
+        processes.router("router-1"),
+        processes.router("router-2"),
+        processes.chat_worker("gpu_worker-1", *device),
+        processes.chat_worker("gpu_worker-2", *device),
+        processes.kv_store(),
+        processes.vector_search(),
+    ]
+
+
+EMBEDDINGS = Scene(
+    "embeddings",
+    ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis"),
+    frozenset({"router-1", "router-2"}),
+    _embedding_services,
+    lambda: [Embed(), Parcels(), Search(), Ingest()],
+)
+CHAT = Scene(
+    "chat",
+    (
+        "router-1",
+        "router-2",
+        "gpu_worker-1",
+        "gpu_worker-2",
+        "kv_store",
+        "vector_search",
+        "redis",
+    ),
+    frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2"}),
+    _chat_services,
+    lambda: [Stream(), Conversation(), Grounded()],
+)

@@ -1,0 +1,53 @@
+"""F1 for chat: kill -9 of any process under streams, conversations and grounded questions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgen import stats
+from loadgen.document import Body, Options
+from loadgen.faults import stages
+from loadgen.faults.f1 import Plan, Result, measure
+from loadgen.faults.scenes import CHAT
+from loadgen.suites import f1
+
+# Of the sequences compared, so many may part where the undisturbed run had no clear choice.
+MAY_PART = 0.001
+
+
+def run(options: Options) -> Body:
+    """Kill every process `count` times (15: 105 kills; quick: 1, simulated), then routers between stages."""
+    kills = options.rounds(15, 1)
+    plan = Plan(scene=CHAT, kills=kills, seed=options.seed, simulated=options.quick)
+    body = describe(measure(plan, options.partial), plan)
+    between = stages.measure(max(1, kills // 3), simulated=options.quick)
+    rows = [_row(between, stage) for stage in stages.HELD]
+    columns = ["router killed in stage", "times", "right answers", "answered after, median (s)"]
+    body.table("Grounded requests whose router was killed between their stages", columns, rows)
+    body.samples["stages"] = msgspec.to_builtins(between)
+    body.notes += [f"WRONG: {line}" for line in between.wrong[:5]]
+    body.met["grounded between stages"] = "missed" if between.wrong else "goal"
+    return body
+
+
+def describe(result: Result, plan: Plan) -> Body:
+    """Turn a result into F1's tables, and what became of equality."""
+    body = f1.describe(result, plan)
+    allowed = [each for each in result.differences if each.allowed]
+    body.notes.append(
+        f"{result.sequences} answers compared with the undisturbed run, greedy and drawn: {len(allowed)} part from "
+        f"it at a token whose top-2 gap was below 1e-3, {len(result.differences) - len(allowed)} elsewhere."
+    )
+    body.notes += [
+        f"parts: {each.key} at byte {each.at}, gap {each.gap:.2g}" for each in allowed[:10]
+    ]
+    parted = len(allowed) > MAY_PART * max(1, result.sequences)
+    body.met["equality"] = "missed" if parted or len(result.differences) > len(allowed) else "goal"
+    return body
+
+
+def _row(between: stages.Stages, stage: stages.Stage) -> list[str]:
+    kills = [kill for kill in between.kills if kill.stage == stage]
+    right = sum(kill.outcome == "ok" for kill in kills)
+    median = stats.percentiles([kill.answered_s for kill in kills]).get("p50", 0.0)
+    return [stage, str(len(kills)), str(right), f"{median:.2f}"]

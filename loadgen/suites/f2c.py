@@ -1,0 +1,23 @@
+"""F2 for chat: cancelled and abandoned streams stop within one step, and the worker holds nothing for them."""
+
+from __future__ import annotations
+
+from loadgen.document import Body, Options
+from loadgen.faults.f2 import CHAT, SLACK_S, measure
+from loadgen.suites.f2 import describe
+
+
+def run(options: Options) -> Body:
+    """Stop attached streams by cancel and by disconnect (20 rounds each; quick: 1)."""
+    stops = measure(options.rounds(20, 1), CHAT)
+    body = describe(stops, CHAT)
+    held = [f"{stop.way}: {stop.held}" for stop in stops if stop.held]
+    freed = max((stop.freed_s for stop in stops), default=0.0)
+    body.notes.append(
+        f"A third of the streams runs, the others wait. Every page and every sequence of the worker was free "
+        f"{freed * 1e3:.0f} ms after the stop at the latest."
+    )
+    body.notes += [f"HELD {line}" for line in held[:5]]
+    late = freed > CHAT.step_s + SLACK_S
+    body.met["pages freed"] = "missed" if held or late else "goal"
+    return body

@@ -1,0 +1,14 @@
+"""F4 for chat: SIGTERM with 50 streams in flight; none is truncated, and it is unready within 100 ms."""
+
+from __future__ import annotations
+
+from loadgen.document import Body, Options
+from loadgen.faults.f4 import CHAT, measure
+from loadgen.suites.f4 import describe
+
+
+def run(options: Options) -> Body:
+    """Drain a router and a worker in mid-stream (10 times each; quick: once)."""
+    body = describe(measure(options.rounds(10, 1), CHAT))
+    body.notes.append(f"Attached streams of {CHAT.tokens} tokens, {CHAT.step_s * 1e3:.0f} ms each.")
+    return body
