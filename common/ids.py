@@ -45,6 +45,14 @@ def ulid(now_ms: int | None = None) -> str:
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
+def time_of(unique: str) -> int:
+    """Return the milliseconds since the epoch at which a ulid (or an id's unique part) was made."""
+    value = 0
+    for letter in unique[:10]:
+        value = value << 5 | _CROCKFORD.index(letter)
+    return value
+
+
 def job_id(family: Family, unique: str) -> str:
     """Return the id of a job whose unique part is a ulid or `<ulid>.<stage>.<index>`."""
     return f"{family.name}~{family.partition}~{unique}"

@@ -11,7 +11,9 @@ from aiohttp import web
 
 from services.router import metrics
 from services.router.api import (
+    chat,
     collections,
+    completions,
     documents,
     embeddings,
     models,
@@ -35,6 +37,8 @@ def build(router: Router) -> web.Application:
     name = "/v1/collections/{name}"
     app.add_routes(
         [
+            web.post("/v1/chat/completions", chat.create),
+            web.post("/v1/completions", completions.create),
             web.post("/v1/embeddings", embeddings.create),
             web.post("/v1/rerank", rerank.create),
             web.post("/rerank", rerank.create),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +17,7 @@ from common.health import Health
 from common.ids import Family, ulid
 from common.keys import Key, KeyStore
 from common.messages import CollectionRecord, RequestResult, RequestWork, Result, encode
-from services.router import limits
+from services.router import limits, metrics
 from services.router.cards import Cards
 from services.router.present import present
 from services.router.queue.dispatch import REQUEST_CLASSES, Ask, Caller, Dispatch
@@ -57,6 +59,7 @@ class Router:
         self.keys_on = keys_on
         self.active = 0
         self._quiet = asyncio.Event()
+        self._streams: set[asyncio.Timeout] = set()
         self._turn = 0
         self.depths: dict[str, tuple[int, int]] = {}
 
@@ -75,6 +78,25 @@ class Router:
         """Wait until no request is being handled."""
         if self.active:
             await self._quiet.wait()
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[asyncio.Timeout]:
+        """Give a stream the limit that `stop_streams` ends it by."""
+        limit = asyncio.timeout(None)
+        self._streams.add(limit)
+        metrics.STREAMS.set(len(self._streams))
+        try:
+            yield limit
+        finally:
+            self._streams.discard(limit)
+            metrics.STREAMS.set(len(self._streams))
+
+    def stop_streams(self) -> None:
+        """End every open stream with an error from which its client goes on at another router."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._streams:
+            with contextlib.suppress(RuntimeError):  # not begun, or ending by itself
+                limit.reschedule(now)
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -111,7 +133,8 @@ class Router:
     async def encoder_limits(self) -> Limits:
         """Return the limits for the default encoder's lanes."""
         cards = await self.cards.cards()
-        names = [card.family for card in cards.values() if card.family in self.depths]
+        encoders = [card for card in cards.values() if card.kind != "generate"]
+        names = [card.family for card in encoders if card.family in self.depths]
         return self.text_limits(names[0] if names else "")
 
     async def collection(self, request: web.Request) -> CollectionRecord:
@@ -155,7 +178,7 @@ class Router:
         return self._turn
 
     async def families(self) -> list[Family]:
-        """Return every encoder's and cross-encoder's families."""
+        """Return every model's families."""
         cards = await self.cards.cards()
         return [Family(c.family, p) for c in cards.values() for p in range(max(c.partitions, 1))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from common.metrics import ATTEMPTS, DURATION_S
+from common.metrics import ATTEMPTS, DURATION_S, SHORT_S
 
 REQUESTS = Counter(
     "spillway_requests", "Requests answered, by route and status.", ("route", "model", "status")
@@ -38,3 +38,16 @@ TEXT_RESTARTS = Gauge(
 BUS_DOWN = Gauge(
     "spillway_bus_down_seconds", "Seconds since Redis was last reached; 0 while it is."
 )
+TTFT = Histogram(
+    "spillway_ttft_seconds",
+    "From a generation's request to its first token, as the router sees it.",
+    ("model",),
+    buckets=DURATION_S,
+)
+TPOT = Histogram(
+    "spillway_tpot_seconds",
+    "Mean seconds between the tokens of one choice after its first, as the router sees them.",
+    ("model",),
+    buckets=SHORT_S,
+)
+STREAMS = Gauge("spillway_router_streams", "Open streams of generations.")

@@ -144,9 +144,13 @@ async def _drain(router: Router) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + router.config.drain_s
     await router.pipeline.drain(max(until - loop.time() - CLOSE_S, 0.0))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(until - loop.time() - CLOSE_S, 0.1)):
-            await router.quiet()
+    for end in (router.stop_streams, None):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(until - loop.time() - CLOSE_S, 0.1 if end else 1.0)):
+                await router.quiet()
+                break
+        if end is not None:
+            end()
     _log.info("drain_ended", active=router.active)
 
 

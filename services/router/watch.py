@@ -14,6 +14,7 @@ EVERY_S = 1.0
 DOWN_S = 2.0
 USED_S = 60.0
 MOST_FAMILIES = 64
+SWEEP_TURNS = 3
 _log = log.get("router")
 
 
@@ -25,6 +26,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._lanes: set[str] = set()
         self._seen: set[str] = set()
+        self._turn = 0
 
     def start(self) -> None:
         """Begin to look."""
@@ -59,17 +61,28 @@ class Watch:
         self._note_bus()
         self._seen = set()
         metrics.TEXT_RESTARTS.set(router.pool.restarts)
-        encoders = await router.families()
-        for family in encoders:
+        models = await router.families()
+        for family in models:
             await self._family(family)
-        ready = any(family.name in router.depths for family in encoders if _embeds(family))
-        router.health.set("workers", ready, "" if ready else "no worker that embeds is up")
+        ready = any(family.name in router.depths for family in models if _serves(family))
+        why = "" if ready else "no worker that embeds or generates is up"
+        router.health.set("workers", ready, why)
         await router.dispatch.sweep()
-        for family in self._used(set(encoders)):
+        await self._graces(models)
+        for family in self._used(set(models)):
             await self._family(family)
         for gone in self._lanes - self._seen:
             _forget(gone)
         self._lanes = self._seen
+
+    async def _graces(self, models: list[Family]) -> None:
+        """Say that this router lives; now and then, look after the requests of those that do not any more."""
+        graces = self._router.dispatch.graces
+        await graces.beat()
+        self._turn += 1
+        if self._turn % SWEEP_TURNS == 0:
+            requests = [Family("request", n) for n in range(self._router.config.partitions)]
+            await graces.sweep([*(f for f in models if not _embeds(f)), *requests])
 
     def _used(self, but: set[Family]) -> list[Family]:
         now, seen = self._router.clock.monotonic(), self._router.dispatch.families
@@ -93,6 +106,10 @@ class Watch:
         for cls, lane in shared.items():
             self._seen.add(f"{family}:{cls}")
             _gauge(f"{family}:{cls}", lane)
+
+
+def _serves(family: Family) -> bool:
+    return family.name.startswith(("embed.", "chat."))
 
 
 def _embeds(family: Family) -> bool:

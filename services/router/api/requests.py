@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from common.errors import NotFound, SpillwayError
+from services.router.api import answers
 from services.router.context import ROUTER, TENANT, Router, reply
 from services.router.present import present
 from services.router.queue.outcomes import error_of, result_of
@@ -58,6 +59,11 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
     if outcome.kind != "result":
         return {**body, **error_of(outcome).body()}
     try:
+        view = await answers.view_of(router, name)
+        if view is not None:
+            source = await answers.source_of(router, name, view)()
+            body["result_body"] = await answers.whole(router, name, view, source)
+            return body
         view = await router.dispatch.view(name)
         body["result_body"] = await present(router.bus, router.pool, name, result_of(outcome), view)
     except SpillwayError as error:

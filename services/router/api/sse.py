@@ -1,9 +1,13 @@
-"""GET /v1/requests/{id}/events: a request's log as server-sent events; `Last-Event-ID` goes on at any router."""
+"""GET /v1/requests/{id}/events: a request's log as server-sent events; `Last-Event-ID` goes on at any router.
+
+A generation's events are the chunks of its stream.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +16,11 @@ from aiohttp import web
 
 from common.errors import InvalidRequest
 from common.messages import Event
-from services.router.context import REQUEST_ID, ROUTER, TENANT
+from services.router.api import answers
+from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
+from services.router.queue.dispatch import Caller
 from services.router.queue.outcomes import error_of
+from services.router.text.replies import View
 
 PING_S = 10.0
 SLOW_S = 30.0
@@ -48,8 +55,12 @@ def frame(event: Event) -> bytes:
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream the events of a request until it is over; a reader slower than SLOW_S is let go."""
     router = request.app[ROUTER]
-    name, start = request.match_info["id"], _start(request)
+    name = request.match_info["id"]
     await router.dispatch.owned(name, request[TENANT])
+    view = await answers.view_of(router, name)
+    if view is not None:
+        return await _chunks(request, name, view)
+    start = _start(request)
     state = await router.bus.job(name)
     await router.dispatch.note_reader(name)
     response = web.StreamResponse(
@@ -77,6 +88,23 @@ async def events(request: web.Request) -> web.StreamResponse:
         return response
     await response.write_eof()
     return response
+
+
+async def _chunks(request: web.Request, name: str, view: View) -> web.StreamResponse:
+    """Stream a generation's chunks; a client that comes back to a resumable one holds it as the first did."""
+    router, position = request.app[ROUTER], answers.last_position(request)
+    state = await router.bus.job(name)
+    deadline_ms = state.deadline_ms if state is not None else 0
+    caller = Caller(
+        tenant=request[TENANT], key=None, deadline_ms=deadline_ms + 1000, resume_s=view.resume_s
+    )
+    if state is not None and not state.over:
+        await router.dispatch.take_over(name, view.resume_s, deadline_ms)
+    view = msgspec.structs.replace(view, stream=True)
+    source = answers.source_of(router, name, view)
+    answer = answers.Answer(caller, name, view, source, position, owner=False)
+    request[REQUEST_ID], request[MODEL] = name, view.model
+    return await answers.stream(request, answer, time.perf_counter())
 
 
 async def _copy(stream: AsyncIterator[Event], response: web.StreamResponse) -> None:

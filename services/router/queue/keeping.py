@@ -48,7 +48,11 @@ class Keeping:
         by_family: dict[Family, list[str]] = {}
         while self._delivered and self._delivered[0][0] < before:
             _, job = self._delivered.popleft()
-            by_family.setdefault(family_of(job), []).extend((keys.log(job), keys.job(job)))
+            family = family_of(job)
+            names = by_family.setdefault(family, [])
+            names += [keys.log(job), keys.job(job)]
+            if family.name.startswith("chat."):  # only theirs are kept though nobody may come back
+                names.append(_key(job, "view"))
         for names in by_family.values():
             for first in range(0, len(names), _SWEPT_KEYS):
                 await self.bus.call("UNLINK", *names[first : first + _SWEPT_KEYS])

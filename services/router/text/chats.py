@@ -8,42 +8,37 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from common.messages import SessionTurn, Turn
+from common.messages import SessionTurn
 from services.router.text.asks import choose
 from services.router.text.bodies import decode
-from services.router.text.generation_bodies import ChatBody, RetrievalBody, check_chat, plain
+from services.router.text.generation_bodies import ChatBody, check_chat, plain
 from services.router.text.generations import BYTES_PER_TOKEN, Generation, generation_of
+from services.router.text.grounding import RetrievalBody
 from services.router.text.options import Options, options_of
 from services.router.text.templates import Messages, Segment, Template, after
 from services.router.text.tokens import Spec, load
 
 
 class History(Struct, frozen=True):
-    """A session as it stood when it was read: enough to render and to tokenize its next turn."""
+    """A session as it stood when it was read: enough to render and to tokenize its next turn.
+
+    `said` holds each turn's messages (a JSON list, as rendered) and answer; `tokens` is all of it in tokens, None where
+    it must be tokenized anew.
+    """
 
     session: str
     version: int
     model: str
-    fingerprint: str
     ttl_s: int
-    turns: list[Turn] = []
+    said: list[tuple[bytes, str]] = []
+    tokens: list[int] | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """Return all messages so far as rendered, the last answer last."""
+        """Return all messages so far, the last answer last."""
         found: list[dict[str, str]] = []
-        for turn in self.turns:
-            found += msgspec.json.decode(turn.messages, type=list[dict[str, str]])
-            found.append({"role": "assistant", "content": turn.answer})
-        return found
-
-    def tokens(self) -> list[int]:
-        """Return all tokens so far: of the turns since the one that replaced the history."""
-        found: list[int] = []
-        for turn in self.turns:
-            if turn.history == 0:
-                found = []
-            found += turn.prompt
-            found += turn.output
+        for messages, answer in self.said:
+            found += msgspec.json.decode(messages, type=list[dict[str, str]])
+            found.append({"role": "assistant", "content": answer})
         return found
 
 
@@ -59,6 +54,21 @@ class ChatAsk(Struct, frozen=True):
     session: str = ""
     keep_partial: bool = False
     retrieval: RetrievalBody | None = None
+
+
+class Peek(Struct, frozen=True):
+    """What must be known of a chat's body before the rest is understood."""
+
+    session: str | None = None
+    wait: bool = False
+
+
+def peek(raw: bytes) -> Peek:
+    """Return what a body says of its session; nothing for a body that is wrong, which `chat` then refuses."""
+    try:
+        return msgspec.json.decode(raw, type=Peek)
+    except (ValueError, RecursionError):
+        return Peek()
 
 
 def chat(
@@ -136,12 +146,11 @@ def chat_prompt(
         return found
 
     whole = rendered(together)
-    if history is not None and earlier and history.fingerprint == spec.fingerprint:
+    if history is not None and earlier and history.tokens is not None:
         before = "".join(segment.text for segment in rendered(earlier[:-1]))
         rest = after(whole, before + earlier[-1]["content"])
         if rest is not None:
-            held = history.tokens()
-            return held + tokens(rest), len(held)
+            return history.tokens + tokens(rest), len(history.tokens)
     return tokens(whole), 0
 
 

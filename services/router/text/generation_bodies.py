@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
-from services.router.text.bodies import ModelName, Name, check_json
+from services.router.text.bodies import ModelName, check_json
+from services.router.text.grounding import RetrievalBody
 
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
@@ -44,16 +45,6 @@ class StreamOptions(Struct, frozen=True):
     """What a stream carries beside its chunks."""
 
     include_usage: bool = False
-
-
-class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """Ground the answer: search `collection` for the last user message and answer from what is found."""
-
-    collection: Name
-    k: Annotated[int, Meta(ge=1, le=100)] = 5
-    filter: dict[str, Any] | None = None
-    min_score: float | None = None
-    include_passages: bool = False
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,15 @@ class View(msgspec.Struct, frozen=True):
     include: list[str] = []
     doc: str = ""
     cursor: str | None = None
+    # of a generation:
+    fingerprint: str = ""
+    choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int = -1
+    echo: list[str] = []
+    session: str = ""
+    resume_s: float = 0.0
 
 
 def truncated(row: bytes, dimensions: int) -> array[float]:

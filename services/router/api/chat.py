@@ -1,0 +1,85 @@
+"""POST /v1/chat/completions, as OpenAI's clients send it, with sessions and retrieval beside it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from aiohttp import web
+
+from common.bus.journal import Bell
+from common.errors import Conflict
+from common.ids import family_of
+from services.router.api.answers import Answer, deliver, kept
+from services.router.api.generating import admitted, attached, door, generation_caller
+from services.router.api.histories import history, try_again
+from services.router.context import ROUTER, Router
+from services.router.queue.dispatch import Caller
+from services.router.text import chats
+from services.router.text.chats import ChatAsk
+from services.router.text.generation_bodies import unsupported
+from services.router.text.generations import Generation
+from services.router.text.pool import INLINE_BYTES
+from services.router.text.replies import View
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation: one generate job, attached to if its idempotency key knows it."""
+    router, began = request.app[ROUTER], time.perf_counter()
+    raw = await router.body(request)
+    caller = generation_caller(request, raw)
+    again = await attached(request, caller, began)
+    if again is not None:
+        return again
+    peek = await router.pool.run(partial(chats.peek, raw), inline=len(raw) < INLINE_BYTES)
+    session, tries = peek.session or "", 0
+    while True:
+        ask, made = await understood(router, caller, raw, session)
+        if made is None:
+            raise unsupported("retrieval", "not supported by this server")
+        try:
+            name, bell, view = await submit(request, caller, ask, made)
+        except Conflict as error:
+            tries += 1
+            await try_again(router, caller, session, error, wait=peek.wait, tries=tries)
+            continue
+        return await deliver(request, Answer(caller, name, view, kept(name, bell)), began)
+
+
+async def understood(
+    router: Router, caller: Caller, raw: bytes, session: str
+) -> tuple[ChatAsk, Generation | None]:
+    """Parse a chat's body and, unless it is to be grounded first, render and tokenize it; templates run in the pool."""
+    past = await history(router, session, caller.tenant) if session else None
+    specs, default = await router.cards.specs(), await router.cards.generate_default()
+    return await router.pool.run(partial(chats.chat, raw, specs, default, caller.tenant, past))
+
+
+async def submit(
+    request: web.Request, caller: Caller, ask: ChatAsk, made: Generation
+) -> tuple[str, Bell | None, View]:
+    """Admit a chat's job; return its id, its bell and how its answer looks."""
+    router = request.app[ROUTER]
+    card = await router.cards.card(ask.model)
+    view = view_of(ask, made, card.fingerprint)
+    if made.session:
+        family = family_of(made.session)
+    else:
+        family = await router.cards.family(ask.model, request.remote or "", router.next_turn())
+    name, bell = await admitted(request, caller, door(router, family, made, view))
+    return name, bell, view
+
+
+def view_of(ask: ChatAsk, made: Generation, fingerprint: str) -> View:
+    """Return how a chat's answer looks."""
+    return View(
+        kind="chat",
+        model=ask.model,
+        tokens=made.prompt_tokens,
+        fingerprint=fingerprint,
+        choices=made.choices,
+        stream=ask.stream,
+        include_usage=ask.include_usage,
+        logprobs=ask.options.logprobs,
+        session=made.session,
+    )
