@@ -43,9 +43,8 @@ class Model:
 
     def __init__(self, directory: str) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32
-        ).eval()
+        causal: Any = AutoModelForCausalLM
+        self.model: Any = causal.from_pretrained(directory, dtype=torch.float32).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

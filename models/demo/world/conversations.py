@@ -186,19 +186,37 @@ def pick(
 def follow_up(
     rng: random.Random, last: tuple[Entity, str], passages: list[Passage]
 ) -> tuple[Entity, str, str] | None:
-    """Return (entity, relation, question) of a turn that leans on the last, or None."""
+    """Return (entity, relation, question) of a turn that leans on the last, or None.
+
+    It asks for another relation of the same entity, or for the same relation of another one; in
+    most cases one that `passages` state, where there is one.
+    """
     who, relation = last
+    stated = rng.random() < 0.75
     if rng.random() < 0.6:
         others = [k for k in OF_KIND[who.kind] if k != relation]
-        key = rng.choice(others)
+        there = [k for k in others if any(p.entity is who and k in p.stated for p in passages)]
+        key = rng.choice(there if stated and there else others)
         noun = rng.choice(questions.NOUNS[key])
         frame = rng.choice(questions.FOLLOW)
         return who, key, frame.replace("{p}", who.possessive.lower()).replace("{n}", noun)
-    same = [p.entity for p in passages if p.entity.kind == who.kind and p.entity is not who]
+    same = [p for p in passages if p.entity.kind == who.kind and p.entity is not who]
     if not same:
         return None
-    other = rng.choice(same)
+    known = [p for p in same if relation in p.stated]
+    other = rng.choice(known if stated and known else same).entity
     return other, relation, rng.choice(questions.SWITCH).replace("{e}", other.name)
+
+
+def regrouped(
+    rng: random.Random, passages: list[Passage], last: Entity | None, shape: Shape, pool: Pool
+) -> list[Passage]:
+    """Return the passages of a later turn: some of those before, mostly those about `last`, and new ones."""
+    held = last is not None and rng.random() < 0.8
+    kept = [p for p in passages if (held and p.entity is last) or rng.random() < 0.25]
+    out = [*kept, *scene(rng, shape, pool)][: shape.passages[1]]
+    rng.shuffle(out)
+    return out
 
 
 def talk(rng: random.Random) -> tuple[str, str]:
@@ -230,11 +248,10 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
     last: tuple[Entity, str] | None = None
     for turn in range(rng.randint(*shape.turns)):
         fresh = turn == 0 or rng.random() < shape.regroup
+        lean = last is not None and rng.random() < shape.follow
         if turn and fresh:
-            kept = [p for p in passages if rng.random() < 0.3]
-            passages = [*kept, *scene(rng, shape, pool)][: shape.passages[1]]
-            rng.shuffle(passages)
-        leaning = follow_up(rng, last, passages) if last and rng.random() < shape.follow else None
+            passages = regrouped(rng, passages, last[0] if last and lean else None, shape, pool)
+        leaning = follow_up(rng, last, passages) if last and lean else None
         if leaning:
             who, relation, question = leaning
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from models.demo.world.relations import KINDS, OF_KIND
 
 PAGES: Final = 300
 SEED: Final = "handbook 1"
+HARD: Final = re.compile(r"[bcdfghjklmnpqrstvwxz]{3}|[aeiou]{3}|x|qu|ae|ei|y[^a-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,12 @@ class Question:
     value: str
     page: str
     relation: str
+
+
+def _plain(who: Entity) -> bool:
+    """Say whether every name on the page is easy to say."""
+    words = [who.name.lower(), *(v.lower() for v in who.facts.values() if v.istitle())]
+    return not any(HARD.search(word + " ") for word in words)
 
 
 def _apart(name: str, taken: set[str]) -> bool:
@@ -64,7 +72,7 @@ def pages() -> tuple[Page, ...]:
     out: list[Page] = []
     while len(out) < PAGES:
         who = entity(rng, KINDS[len(out) % len(KINDS)], "handbook")
-        if not _apart(who.name, taken):
+        if not (_plain(who) and _apart(who.name, taken)):
             continue
         parts = who.name.split()
         taken |= {p[:4].lower() for p in (parts[:1] if who.kind == "guild" else parts)}
