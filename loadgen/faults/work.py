@@ -109,7 +109,11 @@ class Generations(Work):
         return HOLDING
 
 
-HOLDING = ("spillway_pages{", "spillway_sequences{")
+HOLDING = (
+    'spillway_pages{state="used"',
+    "spillway_running_sequences",
+    "spillway_waiting_sequences",
+)
 
 
 async def held(mesh: Mesh, name: str, work: Work) -> dict[str, float]:

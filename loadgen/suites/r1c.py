@@ -16,7 +16,7 @@ from loadgen.mesh import Mesh
 
 STREAMS = 1000
 # Long enough that the first stream still runs when the last has begun.
-TOKENS = 200
+TOKENS = 100
 STEP_S = 0.1
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from loadgen import cli_load
+from loadgen.chat import cli
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad
 from loadgen.chat.replies import Goal
@@ -189,3 +193,28 @@ async def test_an_open_loop_of_conversations_counts_every_turn(router: Router) -
     assert all(reply.ok for reply in run.replies)
     assert refused.summary(Goal())["refused"] == 1
     assert load.in_flight == 0
+
+
+@pytest.mark.parametrize("mode", ["open", "closed"])
+@pytest.mark.parametrize("kind", ["chat", "multi-turn", "grounded"])
+async def test_the_command_line_drives_every_kind(
+    router: Router, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, mode: str
+) -> None:
+    """Options become requests of that kind; summary and raw rows are printed and stored."""
+    parser = argparse.ArgumentParser()
+    cli_load.arguments(parser)
+    words = f"--kind {kind} --mode {mode} --rate 20 --arrivals steady --clients 2 --seconds 0.3"
+    words += " --turns 2 --think 10ms --temperature 0.5 --collection c -k 4 --ttft 9s --tpot 9s"
+    options = parser.parse_args([*words.split(), "--json", str(tmp_path / "load.json")])
+    talk = await cli.drive(options, [router.url])
+
+    assert cli.finish(options, talk) == 0
+    stored = json.loads((tmp_path / "load.json").read_text())
+    assert stored["summary"]["ok"] == len(stored["samples"]) == len(router.seen) > 0
+    assert stored["summary"]["within_goal"] == 1.0
+    assert "goodput at TTFT 9 s, TPOT 9 s" in capsys.readouterr().out
+    bodies = [body for _, _, body in router.seen]
+    assert {body["temperature"] for body in bodies} == {0.5}
+    wanted = {"collection": "c", "k": 4} if kind == "grounded" else None
+    assert all(body.get("retrieval") == wanted for body in bodies)
+    assert any("session" in body for body in bodies) == (kind == "multi-turn")
