@@ -184,7 +184,7 @@ class Holder:
         tokens = turn.history + len(turn.prompt) + len(turn.output)
         fingerprint = "" if turn.history else self.record.fingerprint  # the history is all its own
         args: list[object] = [session.session, session.version, encode(turn)]
-        return [*args, encode(part) if part else b"", tokens, session.ttl_s, fingerprint]
+        return [*args, encode(part) if part else b"", tokens, fingerprint]
 
     async def _ring(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self.family, router)

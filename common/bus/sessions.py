@@ -121,7 +121,7 @@ class Sessions(Registry):
         """
         if await self.stored_session(session) is None:
             return False
-        await self.call("HSET", keys.session(session), "deleted", 1)
+        await self.call("HSET", keys.session(session), "deleted", self.clock.now_ms())
         for name in (keys.session(session), keys.jobs(session)):
             await self.call("PERSIST", name)
         return True

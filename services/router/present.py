@@ -18,6 +18,7 @@ from common.messages import (
     Result,
     ScoreResult,
     SearchResult,
+    SessionResult,
 )
 from services.router.queue.outcomes import result_of
 from services.router.text import replies
@@ -35,6 +36,8 @@ async def present(
             return result.body
         results = await _parts(bus, result.jobs)
         view = msgspec.convert(result.info["view"], View)
+    if isinstance(result, SessionResult):
+        return result.body
     first = results[0]
     view = view or _default_view(request, first)
     if isinstance(first, EmbedResult):

@@ -1,7 +1,7 @@
 -- Ends jobs with results or final errors: log, journal, entry and use in one step, fenced by lease and epoch.
 -- A job that is a session's turn appends it in the same step, if the session still waits for this very turn.
 -- KEYS use | {job log lane journal [session turns jobs index]} per job
--- ARGV worker | n {id entry epoch router index kind event session [version turn partial tokens ttl fingerprint]}..
+-- ARGV worker | n {id entry epoch router index kind event session [version turn partial tokens fingerprint]}..
 -- Returns per job: verdict (ok|done|cancelled|deleted|changed|fenced|early|gap:<the log's length>) and the router to
 -- ring by now. early: a job cannot expire before its deadline has passed by this clock. deleted, changed: what became
 -- of the session; the job ended with that error instead of its result.
@@ -26,7 +26,6 @@ local function append(s, turn)
   call('HSET', s.key, 'version', tonumber(s.version) + 1, 'tokens', s.tokens, 'updated', now, 'busy', '')
   call('HINCRBY', s.key, 'turns', 1)
   if s.fingerprint ~= '' then call('HSET', s.key, 'fingerprint', s.fingerprint) end
-  if s.ttl ~= '0' then call('HSET', s.key, 'ttl', s.ttl) end
   call('ZADD', s.index, now, s.id)
   live_for(s, tonumber(call('HGET', s.key, 'ttl')) * 1000)
 end
@@ -37,7 +36,7 @@ for _ = 1, num() do
   local s = {id = arg()}
   if s.id ~= '' then
     s.key, s.turns, s.jobs, s.index = key(), key(), key(), key()
-    s.version, s.turn, s.partial, s.tokens, s.ttl, s.fingerprint = arg(), arg(), arg(), arg(), arg(), arg()
+    s.version, s.turn, s.partial, s.tokens, s.fingerprint = arg(), arg(), arg(), arg(), arg()
   else s = nil end
   local f = fields(k.job, 'cancelled', 'router', 'ended_by', 'next', 'deadline')
   local mark = worker .. ' ' .. entry .. ' ' .. epoch

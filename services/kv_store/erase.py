@@ -1,0 +1,182 @@
+"""Erasing sessions: refuse new turns, stop what runs, remove all of it everywhere, and look again for the proof.
+
+Every step may be repeated, and nothing that a repetition needs goes before the rest: the list of a session's jobs and
+its place in the index are the last to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from common import log
+from common.bus import Bus, keys
+from common.errors import Unavailable
+from common.ids import family_of, unique_of
+from services.kv_store import metrics
+from services.kv_store.scan import CLAIMS, LANE, STREAMS, Found, ulids_in, walk
+
+MOST_WALKS = 5
+_KEYS_AT_ONCE = 400
+_POLL_S = 0.05
+_LEAST_S = 1.0
+_log = log.get("kv_store")
+Named = tuple[str, str]  # a session's id and its tenant
+
+NOT_SEARCHED = [
+    "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
+    "workers' memory holds computed pages, not text, until they are used for something else",
+]
+
+
+class Eraser:
+    """Erases sessions; one a process."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def erase(
+        self, sessions: Sequence[Named], until_ms: int, *, prove: bool
+    ) -> list[dict[str, Any]]:
+        """Erase all that sessions left, but their records; return the proof of each, if asked for.
+
+        Unavailable `session_running` if a turn has not stopped by `until_ms`: to be repeated. Raises BusDown.
+        """
+        traces = {name: await self._trace(name) for name, _ in sessions}
+        spare = {part for name, _ in sessions for part in (keys.session(name), keys.jobs(name))}
+        wanted = set().union(*traces.values())
+        found = await self._stop(wanted, spare, until_ms)
+        removed, walks = Found(), 1
+        while found.count and walks <= MOST_WALKS:
+            _add(removed, found)
+            await self._remove(found)
+            found = await walk(self._bus, wanted, spare) if prove else Found()
+            walks += 1
+            if found.count:
+                metrics.LEFT.inc()
+        if found.count:
+            raise Unavailable(
+                f"{found.count} things of the session came back while it was erased; repeat the deletion",
+                code="session_running",
+                retry_after_s=2,
+            )
+        return [
+            proof(name, traces[name], removed, found, self._bus.clock.now_ms())
+            for name, _ in sessions
+        ]
+
+    async def forget(self, session: str, tenant: str) -> None:
+        """Remove the record, the list of jobs and the place in the index: nothing else is left by now."""
+        await self._bus.call("UNLINK", keys.session(session))
+        await self._bus.call("UNLINK", keys.turns(session))
+        await self._bus.call("UNLINK", keys.jobs(session))
+        await self._bus.call("ZREM", keys.sessions(family_of(session), tenant), session)
+
+    async def _trace(self, session: str) -> set[str]:
+        """Mark a session deleted and return the ulids of it and of everything that was run for it."""
+        await self._bus.mark_session_deleted(session)
+        jobs = await self._bus.session_jobs(session)
+        ids = {session, *jobs, *filter(None, jobs.values())}
+        return {unique_of(name).split(".")[0] for name in ids}
+
+    # -- stopping --------------------------------------------------------------------------------------
+
+    async def _stop(self, wanted: Collection[str], spare: Collection[str], until_ms: int) -> Found:
+        """Cancel the requests, then what is left of their jobs, and return what there is once all are over."""
+        until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
+        while True:
+            found = await walk(self._bus, wanted, spare)
+            jobs = [job for name in found.keys if (job := name.partition(":job:")[2])]
+            open_jobs = [job for job in jobs if await self._runs(job)]
+            if not open_jobs:
+                return found
+            # A request that goes on would admit its next job, so requests are over before jobs are looked for again.
+            requests = [job for job in open_jobs if family_of(job).name == "request"]
+            for job in requests or open_jobs:
+                await self._bus.cancel(job)
+            while any([await self._runs(job) for job in requests or open_jobs]):
+                if self._bus.clock.now_ms() > until_ms:
+                    raise Unavailable(
+                        "a turn of the session has not stopped yet; no new one is taken, repeat the deletion",
+                        code="session_running",
+                        retry_after_s=2,
+                    )
+                await asyncio.sleep(_POLL_S)
+
+    async def _runs(self, job: str) -> bool:
+        state = await self._bus.job(job)
+        return state is not None and not state.over
+
+    # -- removing --------------------------------------------------------------------------------------
+
+    async def _remove(self, found: Found) -> None:
+        by_tag: dict[str, list[str]] = {}
+        for name in found.keys:
+            by_tag.setdefault(name.partition("}")[0], []).append(name)
+        for names in by_tag.values():
+            for first in range(0, len(names), _KEYS_AT_ONCE):
+                await self._bus.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
+        for name in found.claims:
+            await self._bus.call("DEL", name)
+        for name, entries in found.entries.items():
+            if LANE not in name:  # its own script removes an entry, and lowers the use with it
+                await self._bus.call("XDEL", name, *entries)
+
+
+def _add(total: Found, found: Found) -> None:
+    total.keys |= found.keys
+    total.claims |= found.claims
+    for name, entries in found.entries.items():
+        total.entries.setdefault(name, {}).update(entries)
+
+
+def proof(
+    session: str, ulids: Collection[str], removed: Found, left: Found, at_ms: int
+) -> dict[str, Any]:
+    """Return what was removed of a session, and what was searched, in vain, afterwards."""
+
+    def mine(name: str) -> bool:
+        return any(ulid in ulids for ulid in ulids_in(name))
+
+    gone: dict[str, int] = {}
+    for name in filter(mine, removed.keys):
+        kind = name.partition("}:")[2].partition(":")[0]
+        kind = "turns" if name.endswith(":turns") else kind
+        gone[kind] = gone.get(kind, 0) + 1
+    for name, entries in removed.entries.items():
+        kind = next(part for part in STREAMS if part in name).strip(":")
+        count = sum(map(mine, entries.values()))
+        gone[kind] = gone.get(kind, 0) + count
+    gone["claims"] = len(removed.claims)
+    searched = [{"pattern": f"*{ulid}*", "in": "keys", "found": 0} for ulid in sorted(ulids)]
+    searched += [
+        {"pattern": f"*{part}*", "in": "job of each entry", "read": left.read[part], "found": 0}
+        for part in STREAMS
+    ]
+    searched.append(
+        {
+            "pattern": f"{CLAIMS}*",
+            "in": "request of each claim",
+            "read": left.read[CLAIMS],
+            "found": 0,
+        }
+    )
+    return {
+        "id": session,
+        "object": "session",
+        "deleted": True,
+        "removed": gone,
+        "proof": {
+            "stores": [
+                {
+                    "store": "bus",
+                    "servers": left.servers,
+                    "keys": left.scanned,
+                    "searched": searched,
+                }
+            ],
+            "at": at_ms / 1000,
+            "not_searched": NOT_SEARCHED,
+        },
+    }

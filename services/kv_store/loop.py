@@ -1,0 +1,150 @@
+"""The loop of kv_store: jobs on sessions in from `{sessions/0}:lane:kv`, each in a task of its own, answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import traceback
+from functools import partial
+
+from common import log
+from common.bus import BusDown, BusFull, Consumer, Lease
+from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError
+from common.messages import BadMessage, Event, SessionResult, SessionWork, decode_work
+from services.kv_store import metrics
+from services.kv_store.store import Store
+
+AT_ONCE = 16
+_STEP_S = 0.25
+_PREDICTED_S = 3.0
+_RETRY_S = 0.5
+_TOKENS = 1 << 40
+_log = log.get("kv_store")
+
+
+class StoreLoop:
+    """Serves jobs on sessions until told to stop."""
+
+    def __init__(self, consumer: Consumer, store: Store) -> None:
+        self.consumer, self._store = consumer, store
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
+        """Work until `stopping`; then end what runs within `drain_s` and hand over the rest."""
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._step())]
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=drain_s)
+        left = [*tasks, stop, *self._running.values()]
+        for task in left:
+            task.cancel()
+        for ended in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(ended, Exception):
+                _log.error("store_loop_failed", exc_info=ended)
+        with contextlib.suppress(BusDown):
+            await self.consumer.drain()
+            await self.consumer.stop()
+
+    async def _read(self) -> None:
+        generation = self.consumer.generation
+        while not self._stopping:
+            try:
+                leases = await self.consumer.read(max(AT_ONCE - len(self._running), 0), _TOKENS)
+            except BusDown:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if generation != self.consumer.generation:
+                generation = self.consumer.generation
+                for task in self._running.values():
+                    task.cancel()  # leases of an incarnation that was given up
+            for lease in leases:
+                task = asyncio.create_task(self._serve(lease))
+                self._running[lease.job] = task
+                task.add_done_callback(partial(self._ended, lease.job))
+
+    def _ended(self, job: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(job) is task:
+            del self._running[job]
+
+    async def _step(self) -> None:
+        """Tell the heartbeat that the loop goes on, and stop what was cancelled or fenced off."""
+        while True:
+            await asyncio.sleep(_STEP_S)
+            self.consumer.working(_PREDICTED_S)
+            held = [lease for job, lease in self.consumer.held.items() if job in self._running]
+            try:
+                for job in await self.consumer.step(held):
+                    if job in self._running:
+                        self._running[job].cancel()
+            except BusDown:
+                continue
+            except Exception:  # noqa: BLE001 - stepping must outlive a bad reply
+                _log.exception("store_step_failed")
+
+    # -- one job ---------------------------------------------------------------------------------------
+
+    async def _serve(self, lease: Lease) -> None:
+        began, op, outcome = time.monotonic(), "unknown", "ok"
+        try:
+            work = _understood(lease)
+            op = work.op
+            body = await self._persist(lease, work)
+            logged = len(await self._store.bus.log(lease.job))
+            await self.consumer.finish(lease, SessionResult(body=body), index=logged)
+        except SpillwayError as error:
+            outcome = error.code
+            await self._refuse(lease, error)
+        except asyncio.CancelledError:
+            outcome = "stopped"
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug in one job must not end the service
+            outcome = "failed"
+            _log.exception("session_job_failed", job=lease.job, op=op)
+            with contextlib.suppress(BusDown):
+                await self.consumer.fail(
+                    lease, "internal_error", str(error), traceback.format_exc()
+                )
+        finally:
+            metrics.JOBS.labels(op, outcome).inc()
+            metrics.SECONDS.labels(op).observe(time.monotonic() - began)
+
+    async def _persist(self, lease: Lease, work: SessionWork) -> bytes:
+        """Do a job; while the bus is away, or full, again and again until its deadline: all of it is repeatable."""
+        while True:
+            try:
+                return await self._store.perform(work, lease, partial(self._note, lease))
+            except (BusDown, BusFull) as error:
+                clock = self._store.bus.clock
+                if clock.now_ms() + 1000 * _RETRY_S >= lease.deadline_ms:
+                    raise DeadlineExceeded(error.message) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _note(self, lease: Lease, data: bytes) -> None:
+        """Keep in the job's own log what must outlive a kill."""
+        index = len(await self._store.bus.log(lease.job))
+        event = Event(index=index, kind="progress", data=data)
+        await self.consumer.step([lease], {lease.job: event})
+
+    async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
+        try:
+            logged = len(await self._store.bus.log(lease.job))
+            await self.consumer.refuse(lease, error, index=logged)
+        except BusDown as down:
+            _log.warning("result_lost", job=lease.job, error=str(down))
+
+
+def _understood(lease: Lease) -> SessionWork:
+    try:
+        work = decode_work(lease.payload)
+    except BadMessage as error:
+        raise InvalidRequest(str(error), code="bad_message") from error
+    if not isinstance(work, SessionWork):
+        raise InvalidRequest(
+            f"{type(work).__name__} on the lane of sessions; expected work on a session",
+            code="bad_message",
+        )
+    return work

@@ -1,0 +1,111 @@
+"""One walk over everything a store holds: which keys, stream entries and claims belong to some requests.
+
+A request's id, its stages' job ids and every key made from them hold one ulid, so what belongs to a set of requests is
+what names one of their ulids: in its key, in the job field of a dead letter, a journal's ring or a lane's entry, or in
+the value of an idempotency claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from msgspec import Struct, field
+from redis.exceptions import RedisError
+
+from common.bus import Bus, BusDown
+
+CLAIMS, DEAD, JOURNAL, LANE = "idem:", ":dead", ":journal:", ":lane:"
+STREAMS = (DEAD, JOURNAL, LANE)
+_BATCH = 1000
+_AT_ONCE = 32
+_ULID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{26}(?![0-9a-z])")
+
+
+class Found(Struct):
+    """What a walk met: how much it looked at, and what belongs to the requests it was for."""
+
+    servers: int = 0
+    scanned: int = 0
+    keys: set[str] = field(default_factory=set)
+    entries: dict[str, dict[bytes, str]] = field(default_factory=dict)
+    claims: set[str] = field(default_factory=set)
+    read: dict[str, int] = field(default_factory=lambda: dict.fromkeys((CLAIMS, *STREAMS), 0))
+
+    @property
+    def count(self) -> int:
+        """How many things were found."""
+        return len(self.keys) + len(self.claims) + sum(map(len, self.entries.values()))
+
+
+def ulids_in(name: str) -> list[str]:
+    """Return the ulids a key or an id holds."""
+    return _ULID.findall(name)
+
+
+async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> Found:
+    """Look at every key of every server; `spare` names keys to leave out. Raises BusDown."""
+    found = Found()
+    for caller in bus.callers():
+        found.servers += 1
+        async for names in _names(caller):
+            found.scanned += len(names)
+            await _look(bus, names, ulids, spare, found)
+    return found
+
+
+async def _names(caller: Any) -> AsyncIterator[list[str]]:
+    cursor: Any = b"0"
+    while True:
+        try:
+            cursor, raw = await caller("SCAN", cursor, "COUNT", _BATCH)
+        except (RedisError, OSError) as error:
+            raise BusDown(f"the bus is away ({error})", retry_after_s=2) from error
+        yield [name.decode(errors="replace") for name in raw]
+        if cursor in {b"0", 0}:
+            return
+
+
+async def _look(
+    bus: Bus, names: list[str], ulids: Collection[str], spare: Collection[str], found: Found
+) -> None:
+    streams, claims = [], []
+    for name in names:
+        if name in spare or name in found.keys:
+            continue
+        if any(ulid in ulids for ulid in ulids_in(name)):
+            found.keys.add(name)
+        elif name.startswith(CLAIMS):
+            claims.append(name)
+        elif name.startswith("{") and any(part in name for part in STREAMS):
+            streams.append(name)
+    for name in streams:
+        await _stream(bus, name, ulids, found)
+    for at in range(0, len(claims), _AT_ONCE):
+        some = claims[at : at + _AT_ONCE]
+        values = await asyncio.gather(*(bus.call("GET", name) for name in some))
+        found.read[CLAIMS] += len(some)
+        for name, value in zip(some, values, strict=True):
+            request = (value or b"")[16:].decode(errors="replace")
+            if any(ulid in ulids for ulid in ulids_in(request)):
+                found.claims.add(name)
+
+
+async def _stream(bus: Bus, name: str, ulids: Collection[str], found: Found) -> None:
+    kind = next(part for part in STREAMS if part in name)
+    if await bus.call("TYPE", name) != b"stream":
+        return
+    after = "-"
+    while True:
+        rows = await bus.call("XRANGE", name, after, "+", "COUNT", _BATCH)
+        found.read[kind] += len(rows)
+        for entry, flat in rows:
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            job = (fields.get(b"j") or fields.get(b"job") or b"").decode(errors="replace")
+            if any(ulid in ulids for ulid in ulids_in(job)):
+                found.entries.setdefault(name, {})[entry] = job
+        if len(rows) < _BATCH:
+            return
+        after = "(" + rows[-1][0].decode()

@@ -1,0 +1,79 @@
+"""Assemble kv_store: open the bus, read the lane of sessions, sweep, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from common.bus import Bus, Consumer
+from common.clock import SystemClock
+from common.config import StoreConfig
+from common.health import Health
+from common.ids import Family
+from common.messages import WorkerRecord
+from services.kv_store.erase import Eraser
+from services.kv_store.loop import AT_ONCE, StoreLoop
+from services.kv_store.store import Store
+from services.kv_store.sweep import Sweep
+
+SERVICE = "kv_store"
+FAMILY, CLASS = Family("sessions"), "kv"
+_BETA_S = 0.05
+_WATCH_S = 0.5
+_DOWN_S = 3.0
+
+
+async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> None:
+    """Run one kv_store until `stopping`, then drain; ConfigError if it cannot start."""
+    health = Health(SERVICE, instance=instance, data_dir=config.data_dir, waits_for=("bus", "lane"))
+    runner = await health.serve(config.health_host, config.health_port)
+    try:
+        bus = await Bus.open(config, SystemClock())
+        try:
+            await _work(config, bus, health, stopping)
+        finally:
+            await bus.close()
+    finally:
+        await runner.cleanup()
+
+
+async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    record = WorkerRecord(
+        worker=Consumer.incarnation("kv"),
+        classes=[CLASS],
+        device="cpu",
+        depth_items=8 * AT_ONCE,
+        depth_tokens=1 << 40,
+        beta_s=_BETA_S,
+        started_ms=bus.clock.now_ms(),
+        pid=os.getpid(),
+        service=SERVICE,
+    )
+    consumer = Consumer(bus, FAMILY, record, largest_items=1, largest_tokens=1)
+    await consumer.start()
+    health.set("bus", ready=True)
+    health.set("lane", ready=True)
+    eraser = Eraser(bus)
+    tasks = [
+        asyncio.create_task(_watch(bus, health, stopping)),
+        asyncio.create_task(Sweep(bus, eraser, config.sweep_s).run()),
+    ]
+    try:
+        await StoreLoop(consumer, Store(bus, eraser)).run(stopping, config.drain_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    """Keep readiness true to the bus, and unready from the moment of the stop."""
+    while not stopping.is_set():
+        down_s = bus.down_s()
+        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
+        try:
+            async with asyncio.timeout(_WATCH_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    health.draining()
