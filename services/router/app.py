@@ -20,6 +20,7 @@ from services.router.api import (
     requests,
     rerank,
     search,
+    sessions,
     sse,
 )
 from services.router.connection import Connection
@@ -55,6 +56,14 @@ def build(router: Router) -> web.Application:
             web.post(f"{name}/documents/delete", documents.delete_many),
             web.get(f"{name}/documents/{{id:.+}}", documents.get),
             web.delete(f"{name}/documents/{{id:.+}}", documents.delete),
+            web.get("/v1/sessions", sessions.list_page),
+            web.post("/v1/sessions", sessions.create),
+            web.post("/v1/sessions/import", sessions.load),
+            web.get("/v1/sessions/{id}", sessions.get),
+            web.post("/v1/sessions/{id}", sessions.change),
+            web.patch("/v1/sessions/{id}", sessions.change),
+            web.delete("/v1/sessions/{id}", sessions.delete),
+            web.get("/v1/sessions/{id}/export", sessions.export),
             web.get("/v1/requests/{id}", requests.get),
             web.delete("/v1/requests/{id}", requests.cancel),
             web.post("/v1/requests/{id}/cancel", requests.cancel),
