@@ -29,7 +29,7 @@ def test_the_document_names_every_route() -> None:
     """Routes of the application and of the document are the same."""
     source = (ROOT / "services/router/app.py").read_text()
     name = "/v1/collections/{name}"
-    found = re.findall(r"web\.(get|post|delete)\(\s*(f?\"[^\"]*\"|name),", source)
+    found = re.findall(r"web\.(get|post|patch|delete)\(\s*(f?\"[^\"]*\"|name),", source)
     served = set()
     for verb, text in found:
         path = text.removeprefix("f").strip('"')
