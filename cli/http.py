@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spillway_client import AsyncSpillway, SpillwayError
+from spillway_client import AsyncSpillway, Spillway, SpillwayError
 from spillway_client.errors import APIConnectionError, APITimeoutError, AuthenticationError
 
 from cli.instance import running_url
@@ -83,20 +83,41 @@ def talk(
         async with AsyncSpillway(where.url, where.api_key, **options) as client:
             return await work(client)
 
+    return told(lambda: asyncio.run(main()))
+
+
+def talk_blocking(args: argparse.Namespace, work: Callable[[Spillway], int], **options: Any) -> int:
+    """Run `work` with a blocking client; failures as `talk` tells them."""
+
+    def main() -> int:
+        where = endpoint(args, os.environ)
+        with Spillway(where.url, where.api_key, **options) as client:
+            return work(client)
+
+    return told(main)
+
+
+def told(work: Callable[[], int]) -> int:
+    """Run `work`; every failure becomes one sentence on stderr and exit status 1, 2 or 130."""
     try:
-        return asyncio.run(main())
+        return work()
     except (NoServer, ConfigError) as error:
         return say(str(error), 2)
-    except AuthenticationError as error:
-        return say(f"{error.message}; give a key with SPILLWAY_API_KEY (`spillway keys create`)", 1)
-    except APITimeoutError as error:
-        return say(f"the server did not answer in time: {error}", 1)
-    except APIConnectionError as error:
-        return say(f"cannot reach the server: {error}", 1)
     except SpillwayError as error:
-        return say(str(error), 1)
+        return say(sentence(error), 1)
     except KeyboardInterrupt:
         return say("stopped", 130)
+
+
+def sentence(error: SpillwayError) -> str:
+    """Return what a failed call says to people."""
+    if isinstance(error, AuthenticationError):
+        return f"{error.message}; give a key with SPILLWAY_API_KEY (`spillway keys create`)"
+    if isinstance(error, APITimeoutError):
+        return f"the server did not answer in time: {error}"
+    if isinstance(error, APIConnectionError):
+        return f"cannot reach the server: {error}"
+    return str(error)
 
 
 def say(sentence: str, status: int) -> int:

@@ -13,12 +13,14 @@ from common.errors import ConfigError, SpillwayError
 
 # name -> (module, function that adds it, function that runs it, help)
 COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "up": ("cli.up", "add", "run", "start an instance: server, services, sample collection"),
+    "up": ("cli.up", "add", "run", "start an instance: server, services, sample collections"),
     "status": ("cli.status", "add_status", "run_status", "show whether an instance is ready"),
     "down": ("cli.status", "add_down", "run_down", "stop an instance in order"),
+    "chat": ("cli.chat", "add", "run", "talk to the chat model, or ask it about a collection"),
     "ingest": ("cli.ingest", "add", "run", "put files and folders into a collection"),
     "search": ("cli.search", "add", "run", "search a collection by text"),
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
+    "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
     "models": ("cli.models", "add", "run", "list the models an instance serves"),
     "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
     "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),
@@ -29,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spillway",
-        description="Embeddings and vector search that nothing can lose, from one machine up.",
+        description="Chat, embeddings and vector search that nothing can lose, from one machine up.",
     )
     parser.add_argument("--version", action="version", version=f"spillway {metrics.version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

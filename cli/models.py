@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from spillway_client import AsyncSpillway
 
 from cli.http import add_server, talk
-
-_SHOWN = ("kind", "dimension", "max_tokens")
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,8 +30,16 @@ async def _models(client: AsyncSpillway, *, as_json: bool) -> int:
         print(json.dumps([model.details for model in models], indent=2))
         return 0
     for model in models:
-        about = [f"{key} {model.details[key]}" for key in _SHOWN if key in model.details]
-        print("  ".join([model.id, *about]))
+        print("  ".join([model.id, *_about(model.details)]))
     if not models:
         print("no models yet: no worker has announced one")
     return 0
+
+
+def _about(details: dict[str, Any]) -> list[str]:
+    """Return what tells models apart: a generator has a context, an encoder a dimension."""
+    generates = details.get("kind") == "generate"
+    names = {"kind": "kind", "dimension": "dimension", "max_tokens": "max_tokens"}
+    if generates:
+        names = {"kind": "kind", "max_tokens": "context"}
+    return [f"{shown} {details[name]}" for name, shown in names.items() if name in details]

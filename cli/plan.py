@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 from collections.abc import Mapping
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli import embedded
+from cli import chat_model, embedded
+from cli.chat_model import ChatModel
 from cli.instance import Instance
 from cli.process import python
 from common.config import (
     Common,
     RouterConfig,
     SearchConfig,
+    StoreConfig,
     SupervisorConfig,
     WorkerConfig,
     load,
@@ -45,6 +48,7 @@ class Plan:
     port: int
     file: str | None
     env: dict[str, str]
+    chat: ChatModel
 
     @property
     def embedded(self) -> bool:
@@ -83,9 +87,12 @@ class Plan:
 
     def services(self) -> list[Part]:
         """Return the services; the router has the highest stage: it drains while the others work."""
+        after = 3 + self.config.overflow_workers
+        worker = [*self._flags(2), "--chat-model", self.chat.value]
         parts = [
             Part("vector_search", python("services.vector_search", *self._flags(1)), 1),
-            Part("gpu_worker", python("services.gpu_worker", *self._flags(2)), 1),
+            Part("kv_store", python("services.kv_store", *self._flags(after)), 1),
+            Part("gpu_worker", python("services.gpu_worker", *worker), 1),
         ]
         for number in range(self.config.overflow_workers):
             flags = [*self._flags(3 + number, number), "--role", "overflow"]
@@ -121,9 +128,11 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
     given = {name: args.get(name) for name in ("data_dir", "port", "sample")}
     config = load(SupervisorConfig, env, file=file, args=given)
     router = load(RouterConfig, env, file=file, args=given)
-    others: tuple[type[Common], ...] = (WorkerConfig, SearchConfig)
+    worker = load(WorkerConfig, env, file=file, args=given)
+    others: tuple[type[Common], ...] = (SearchConfig, StoreConfig)
     for cls in others:
         load(cls, env, file=file, args=given)
+    chat = chat_model.choose(worker)
     for name in ("tls_cert", "tls_key"):
         path = getattr(router, name)
         if path and not Path(path).is_file():
@@ -133,10 +142,10 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
     if not config.redis_url:
         embedded.binary(config)
         child_env["SPILLWAY_REDIS_URL"] = instance.redis_url
-    return Plan(instance, config, router, router.port, file, child_env)
+    return Plan(instance, config, router, router.port, file, child_env, chat)
 
 
 def with_port(plan: Plan) -> Plan:
     """Return the plan with a port that is free now."""
     port = _check_port(plan.router.host, plan.port)
-    return Plan(plan.instance, plan.config, plan.router, port, plan.file, plan.env)
+    return dataclasses.replace(plan, port=port)

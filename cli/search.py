@@ -12,6 +12,7 @@ from typing import Any
 from spillway_client import AsyncSpillway, Hit
 
 from cli.http import add_server, say, talk
+from cli.terminal import printable
 
 _SNIPPET_LINES = 3
 
@@ -69,9 +70,4 @@ def show(hit: Hit, width: int) -> str:
         max_lines=_SNIPPET_LINES,
         placeholder=" …",
     )
-    return "\n".join([_printable(head), *map(_printable, passage)])
-
-
-def _printable(text: str) -> str:
-    """Drop control characters: a document must not be able to drive the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return "\n".join([printable(head), *map(printable, passage)])

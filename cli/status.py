@@ -100,6 +100,7 @@ def collect(instance: Instance) -> dict[str, Any]:
         "url": note.get("url", ""),
         "state": note.get("state", "starting"),
         "sample": note.get("sample", ""),
+        "chat_model": note.get("chat_model", ""),
         "services": services,
         "given_up": [name for name, of in known.items() if of.get("state") == "failed"],
     }
@@ -123,8 +124,10 @@ def run_status(args: argparse.Namespace) -> int:
             print(f"{line}  {service['why']}".rstrip())
         for name in found["given_up"]:
             print(f"  {name:<18} given up; see {found['data_dir']}/logs/{name}.log")
+        if found["chat_model"]:
+            print(f"  chat model         {found['chat_model']}")
         if found["sample"] == "loading":
-            print("  the sample collection docs is being loaded")
+            print("  the sample collections are being loaded")
     if not found["running"]:
         return NOT_RUNNING
     return READY if all_ready and not found["given_up"] else NOT_READY

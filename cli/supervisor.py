@@ -98,6 +98,7 @@ class Supervisor:
                 url=self.plan.url,
                 state=self._state,
                 sample=self._sample,
+                chat_model=self.plan.chat.shown,
                 processes=processes,
             )
 
@@ -167,6 +168,7 @@ class Supervisor:
             if self.plan.config.durability == "process":
                 self._spawn(embedded.keep_synced(self.instance.redis), "sync")
         await self._check_durability()
+        self._console.step("chat model", self.plan.chat.shown)
         for part in self.plan.services():
             if not self.stopping.is_set():
                 self._start(part)
@@ -229,7 +231,11 @@ class Supervisor:
             try:
                 sample = importlib.import_module("cli.sample")  # after the start
 
-                await sample.load(self.plan.url, lambda text: self._console.step("sample", text))
+                await sample.load(
+                    self.plan.url,
+                    lambda text: self._console.step("sample", text),
+                    data_dir=self.instance.data_dir,
+                )
                 self._sample = "loaded"
             except asyncio.CancelledError:
                 raise

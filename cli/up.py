@@ -20,7 +20,7 @@ from common import log, metrics
 from common.config import Common
 
 NAME = "up"
-HELP = "start an instance: the server, the services, the sample collection"
+HELP = "start an instance: the server, the services, the sample collections"
 _LOG_CAP_BYTES = 10 << 20
 
 
@@ -32,7 +32,11 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--data-dir", help="where everything is kept (default .spillway)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with SPILLWAY_* names")
     parser.add_argument(
-        "--no-sample", dest="sample", action="store_false", default=None, help="without `docs`"
+        "--no-sample",
+        dest="sample",
+        action="store_false",
+        default=None,
+        help="without sample collections",
     )
     parser.add_argument("--status-fd", type=int, help=argparse.SUPPRESS)
 
@@ -71,6 +75,8 @@ def _welcome(plan: Plan, console: Console) -> None:
     console.say(f"Spillway is ready at {plan.url} (logs in {_short(plan.instance.logs)}). Try:")
     console.say()
     console.say(f"  {command} search docs 'wait for several tasks at once'{where}")
+    if plan.chat.value:
+        console.say(f"  {command} chat --collection handbook{where}")
     console.say(f"  {command} ingest notes {shlex.quote(_short(Path('docs').resolve()))}{where}")
     console.say(
         f"  curl -s {plan.url}/v1/embeddings -H 'Content-Type: application/json' -d '{body}'"

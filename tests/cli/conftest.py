@@ -49,6 +49,7 @@ SERVICES = {
     "gpu_worker": "WorkerConfig",
     "cpu_worker": "WorkerConfig",
     "vector_search": "SearchConfig",
+    "kv_store": "StoreConfig",
 }
 
 

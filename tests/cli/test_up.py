@@ -21,8 +21,8 @@ def test_detach_returns_ready_and_down_leaves_nothing(stubbed: Spillway) -> None
     status = stubbed.status()
     assert status["ready"] is True
     assert status["url"] == url
-    names = {"redis-0", "router-0", "gpu_worker-0", "cpu_worker-0", "vector_search-0"}
-    assert set(stubbed.pids()) == names
+    names = {"redis", "router", "gpu_worker", "cpu_worker", "vector_search", "kv_store"}
+    assert set(stubbed.pids()) == {f"{name}-0" for name in names}
 
     assert stubbed.run("down").returncode == 0
     assert stubbed.processes() == []
@@ -46,7 +46,7 @@ def test_two_instances_side_by_side(stubbed: Spillway, tmp_path: Path) -> None:
     one, two = stubbed.up(), stubbed.up(data_dir=other)
 
     assert one != two
-    assert len(stubbed.processes()) == len(stubbed.processes(other)) == 6
+    assert len(stubbed.processes()) == len(stubbed.processes(other)) == 7
     stubbed.run("down")
     assert stubbed.status(other)["ready"] is True
     assert stubbed.run("down", data_dir=other).returncode == 0
@@ -130,7 +130,7 @@ def test_interrupt_drains_in_order(stubbed: Spillway) -> None:
     stopped = [line.split()[2] for line in lines if line.strip().endswith("stopping")]
     assert stopped[0] == "router"
     assert stopped[-1] == "redis"
-    assert len(stopped) == 5
+    assert len(stopped) == 6
 
 
 def test_second_interrupt_ends_at_once(stubbed: Spillway) -> None:

@@ -1,0 +1,131 @@
+"""`spillway sessions`: the conversations a server remembers."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from spillway_client import AsyncSpillway, SessionInfo
+
+from cli.http import add_server, talk
+from cli.terminal import printable
+from common.errors import ConfigError
+
+HELP = "list, show, delete, export and import sessions"
+
+
+def add(subparsers: Any) -> None:
+    """Add the command and its verbs."""
+    parser = subparsers.add_parser("sessions", help=HELP, description=HELP)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    listing = verbs.add_parser("list", help="one session a line, the last used first")
+    listing.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="at most so many (100)"
+    )
+    show = verbs.add_parser("show", help="a session and what was said in it")
+    delete = verbs.add_parser("delete", help="remove a session, and prove that nothing is left")
+    export = verbs.add_parser("export", help="write a session as JSON to stdout, or to a file")
+    export.add_argument("--output", "-o", type=Path, metavar="FILE")
+    for verb in (show, delete, export):
+        verb.add_argument("id", metavar="ID", help="as `list` shows it")
+    load = verbs.add_parser("import", help="make a new session of an exported one")
+    load.add_argument("file", metavar="FILE", help="`-`: what is piped in")
+    for verb in (listing, show, delete):
+        verb.add_argument("--json", action="store_true", help="for programs")
+    for verb in (listing, show, delete, export, load):
+        add_server(verb)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    document = _read(args.file) if args.verb == "import" else {}
+    verbs = {"list": _list, "show": _show, "delete": _delete, "export": _export}
+    if args.verb == "import":
+        return talk(args, lambda client: _import(client, document))
+    return talk(args, lambda client: verbs[args.verb](client, args))
+
+
+def _read(name: str) -> dict[str, Any]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror}; expected an exported session") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: {error}; expected an exported session in JSON") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{name}: expected an exported session, a JSON object")
+    return document
+
+
+async def _list(client: AsyncSpillway, args: argparse.Namespace) -> int:
+    found: list[SessionInfo] = []
+    async for session in client.sessions.iterate(page=min(max(args.limit, 1), 100)):
+        found.append(session)
+        if len(found) >= args.limit:
+            break
+    if args.json:
+        print(json.dumps([session.details for session in found], indent=2, ensure_ascii=False))
+        return 0
+    for session in found:
+        print(printable(_line(session)))
+    if not found:
+        print("no sessions; `spillway chat --session new` begins one")
+    return 0
+
+
+def _line(session: SessionInfo) -> str:
+    used = dt.datetime.fromtimestamp(session.updated, dt.UTC)
+    return (
+        f"{session.id}  {session.model}  {session.turns} turns  {session.tokens} tokens"
+        f"  used {used:%Y-%m-%d %H:%M} UTC  kept {session.ttl_s} s"
+    )
+
+
+async def _show(client: AsyncSpillway, args: argparse.Namespace) -> int:
+    session = await client.sessions.get(args.id)
+    document = await client.sessions.export(args.id)
+    if args.json:
+        print(json.dumps({**session.details, **document}, indent=2, ensure_ascii=False))
+        return 0
+    print(printable(_line(session)))
+    for turn in document.get("turns") or []:
+        for message in turn.get("shown") or turn.get("messages") or []:
+            print(f"\n{message.get('role')}: {printable(str(message.get('content')), lines=True)}")
+        cut = " (cut short)" if turn.get("partial") else ""
+        print(f"\nassistant{cut}: {printable(str(turn.get('answer')), lines=True)}")
+    return 0
+
+
+async def _delete(client: AsyncSpillway, args: argparse.Namespace) -> int:
+    deleted = await client.sessions.delete(args.id)
+    if args.json:
+        print(json.dumps(deleted.details, indent=2, ensure_ascii=False))
+    else:
+        print(f"session {deleted.id} is deleted; --json shows the proof")
+    return 0
+
+
+async def _export(client: AsyncSpillway, args: argparse.Namespace) -> int:
+    document = await client.sessions.export(args.id)
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    if args.output is None:
+        print(text)
+        return 0
+    try:
+        args.output.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{args.output}: {error.strerror}; expected a file that can be written"
+        ) from None
+    return 0
+
+
+async def _import(client: AsyncSpillway, document: dict[str, Any]) -> int:
+    print((await client.sessions.load(document)).id)
+    return 0
