@@ -1,4 +1,4 @@
-"""Assemble an embedding worker: load, warm, calibrate, register, work, drain; the same for both lanes."""
+"""Assemble a worker: load, warm, calibrate, register, work, drain; the same for both lanes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from pathlib import Path
+from typing import Protocol
 
 from common import log
 from common.bus import Bus, Consumer
@@ -21,19 +22,46 @@ from common.work.loop import EmbeddingLoop
 from common.work.metrics import WorkMetrics
 from common.work.model import Model
 
+NONE = "none"  # the name of a model that is not served
 _WATCH_S = 0.5
 _DOWN_S = 3.0
 _log = log.get("work")
 
 
+class Loop(Protocol):
+    """What reads one family's lanes and works them off."""
+
+    async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
+        """Work until `stopping`; then end within `drain_s` what runs, and hand over the rest."""
+        ...
+
+
+class Beside(Protocol):
+    """What a process serves beside its encoders, on the same compute thread."""
+
+    def load(self) -> None:
+        """Load and measure, on the compute thread; ConfigError says what cannot be had."""
+        ...
+
+    async def attach(self, bus: Bus, thread: ComputeThread) -> Loop:
+        """Publish its card, register, and return its loop."""
+        ...
+
+
 def load_models(config: WorkerConfig) -> list[Model]:
-    """Load the encoder, and the cross-encoder if one is configured; ConfigError says what cannot be had."""
+    """Load the encoder, and the cross-encoder if one is configured; ConfigError says what cannot be had.
+
+    An encoder named "none" is not served.
+    """
     for name in ("embed_slo_s", "alpha", "beta", "drain_s"):
         if not math.isfinite(getattr(config, name)):
             raise ConfigError(
                 f"SPILLWAY_{name.upper()} is {getattr(config, name)}; expected a finite number"
             )
+    served = config.embed_model != NONE
     if config.device == "sim":
+        if not served:
+            return []
         from common.ml.sim import SimModel  # noqa: PLC0415 - each device loads only what it needs
 
         return [SimModel(alpha_items_s=config.alpha, beta_s=config.beta)]
@@ -46,15 +74,15 @@ def load_models(config: WorkerConfig) -> list[Model]:
             name, device=config.device, dtype=config.dtype, threads=config.threads, cache=cache
         )
 
-    models = [load(config.embed_model)]
-    if models[0].reranks:
+    models = [load(config.embed_model)] if served else []
+    if models and models[0].reranks:
         raise ConfigError(
             f"SPILLWAY_EMBED_MODEL is {config.embed_model!r}, a cross-encoder; expected an encoder "
             "(set a cross-encoder as SPILLWAY_RERANK_MODEL)"
         )
     if config.rerank_model:
         models.append(load(config.rerank_model))
-        if not models[1].reranks:
+        if not models[-1].reranks:
             raise ConfigError(
                 f"SPILLWAY_RERANK_MODEL is {config.rerank_model!r}, which has no classification head; "
                 "expected a cross-encoder, or nothing: the encoder then reranks by cosine"
@@ -70,6 +98,7 @@ async def serve(
     service: str,
     lane: str,
     metrics: WorkMetrics,
+    beside: Beside | None = None,
 ) -> None:
     """Run one worker of `service` on `lane` until `stopping`, then drain; ConfigError if it cannot start."""
     health = Health(
@@ -80,8 +109,16 @@ async def serve(
     try:
         health.set("model", ready=False, why="loading weights, choosing the precision")
         models = await thread.run(load_models, config)
+        if not models and beside is None:
+            raise ConfigError(
+                f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {service} would serve nothing; "
+                "expected an encoder, or for a gpu_worker a generator (SPILLWAY_CHAT_MODEL)"
+            )
         health.set("model", ready=False, why="measuring its speed")
         measured = [await thread.run(calibrate, model, config.embed_slo_s) for model in models]
+        if beside is not None:
+            health.set("model", ready=False, why="loading the generator, measuring its speed")
+            await thread.run(beside.load)
         health.set("model", ready=True)
         for model, result in zip(models, measured, strict=True):
             _log.info(
@@ -99,7 +136,13 @@ async def serve(
         try:
             parts = (bus, health, thread, metrics)
             await _work(
-                config, stopping, list(zip(models, measured, strict=True)), service, lane, parts
+                config,
+                stopping,
+                list(zip(models, measured, strict=True)),
+                service,
+                lane,
+                parts,
+                beside,
             )
         finally:
             await bus.close()
@@ -115,9 +158,10 @@ async def _work(
     service: str,
     lane: str,
     parts: tuple[Bus, Health, ComputeThread, WorkMetrics],
+    beside: Beside | None,
 ) -> None:
     bus, health, thread, metrics = parts
-    loops = []
+    loops: list[Loop] = []
     for model, measured in models:
         card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
         await bus.publish_card(card, model.tokenizer_json())
@@ -137,6 +181,8 @@ async def _work(
                 metrics=metrics,
             )
         )
+    if beside is not None:
+        loops.append(await beside.attach(bus, thread))
     health.set("bus", ready=True)
     health.set("lane", ready=True)
     watch = asyncio.create_task(_watch(bus, health, stopping), name="watch")

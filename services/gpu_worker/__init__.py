@@ -1,1 +1,1 @@
-"""The engine's process: here, embeddings and rerank on the accelerator's lane."""
+"""The engine's process: generation, embeddings and rerank on the accelerator's lane."""

@@ -11,7 +11,8 @@ from common.arguments import parse
 from common.config import WorkerConfig
 from common.lifecycle import run
 from common.work.service import serve
-from services.gpu_worker.metrics import declare
+from services.gpu_worker.generator import Generator
+from services.gpu_worker.metrics import LANE, declare
 
 SERVICE = "gpu_worker"
 
@@ -25,7 +26,15 @@ def main() -> int:
     metrics = declare()
 
     async def work(stopping: asyncio.Event) -> None:
-        await serve(config, instance, stopping, service=SERVICE, lane="gpu", metrics=metrics)
+        await serve(
+            config,
+            instance,
+            stopping,
+            service=SERVICE,
+            lane=LANE,
+            metrics=metrics,
+            beside=Generator.of(config, SERVICE, metrics),
+        )
 
     return run(work, config.drain_s)
 

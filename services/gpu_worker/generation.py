@@ -1,0 +1,321 @@
+"""The engine's loop: schedule, plan, execute, commit; with the bus around it: leases in, events and results out.
+
+The loop holds no truth: every lease can be lost at any moment, and then another worker goes on from the job's log. It
+runs at most a few steps ahead of what the bus has acknowledged, so when Redis is away, generation pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from common import log
+from common.bus import BusDown, BusFull, Consumer, Lease
+from common.clock import Clock
+from common.errors import DeadlineExceeded
+from common.work.compute import ComputeThread
+from services.gpu_worker.decide.batch import Drawn, Rows, Runner
+from services.gpu_worker.decide.schedule import Bounds
+from services.gpu_worker.decide.scheduler import Part, Scheduler
+from services.gpu_worker.emitter import Emitter
+from services.gpu_worker.intake import Intake
+from services.gpu_worker.job import Generation
+from services.gpu_worker.metrics import EngineMetrics
+from services.gpu_worker.pace import Pace
+from services.gpu_worker.steps import Failure, Ran, run_step
+
+AHEAD = 8  # steps that may run before the first of them is acknowledged
+_WAIT_S = 1.0
+_RETRY_S = 0.2
+_CLOSE_S = 5.0
+_log = log.get("engine")
+
+
+class GenerationLoop:
+    """Runs until told to stop; `run` then lets what runs go on for the drain time and hands over the rest."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        runner: Runner,
+        pace: Pace,
+        bounds: Bounds,
+        *,
+        clock: Clock,
+        thread: ComputeThread,
+        metrics: EngineMetrics,
+    ) -> None:
+        self._consumer, self._runner, self._pace, self._bounds = consumer, runner, pace, bounds
+        self._clock, self._thread, self._metrics = clock, thread, metrics
+        self._scheduler = Scheduler(runner.shape, bounds)
+        self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
+        self._emitter = Emitter(consumer, clock.now_ms)
+        self._jobs: dict[str, Generation] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._steps = self._acked = 0
+        self._work = asyncio.Event()  # something to compute may have come
+        self._news = asyncio.Event()  # something to tell or to ask the bus
+        self._room = asyncio.Event()  # room for another lease may have come
+        self._heard = asyncio.Event()  # the bus has acknowledged
+        self._stopping = self._halted = False
+
+    async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
+        """Work until `stopping`; then finish what runs, for at most `drain_s`, and hand over what is left."""
+        loops = [
+            asyncio.create_task(self._reads(), name="read"),
+            asyncio.create_task(self._computes(), name="compute"),
+            asyncio.create_task(self._emits(), name="emit"),
+        ]
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        done, _ = await asyncio.wait([*loops, stop], return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        if stop in done:
+            await self._drain(drain_s)
+        self._halted = True
+        for event in (self._work, self._room, self._heard):
+            event.set()
+        await asyncio.wait({loops[1]}, timeout=_CLOSE_S)  # the step that runs
+        await self._flush()
+        try:
+            await self._consumer.drain()
+            await self._consumer.stop()
+        except BusDown as error:
+            _log.warning("drained_without_bus", error=str(error), held=len(self._jobs))
+        for task in (*loops, stop, *self._ending):
+            task.cancel()
+        await asyncio.gather(*loops, stop, *self._ending, return_exceptions=True)
+        for task in loops:
+            if task in done:
+                task.result()  # a loop that ended by itself has raised
+
+    async def _drain(self, drain_s: float) -> None:
+        """Say that no more is taken, give back what has not begun, and let the rest go on until it is done."""
+        give_up = time.monotonic() + drain_s
+        try:
+            record = msgspec.structs.replace(self._consumer.record, draining=True)
+            await self._consumer.publish(record)
+            fresh = [job for job in self._jobs.values() if not job.started and not job.over]
+            for job in fresh:
+                self._leave(job)
+            await self._emitter.give_back(fresh)
+        except BusDown as error:
+            _log.warning("drains_without_bus", error=str(error))
+        while self._jobs and (left := give_up - time.monotonic()) > 0:
+            self._room.clear()
+            await _wait(self._room, min(left, _WAIT_S))
+
+    async def _flush(self) -> None:
+        """Tell the bus what the last steps gave, if it can be reached."""
+        self._news.set()
+        give_up = time.monotonic() + _CLOSE_S
+        while time.monotonic() < give_up:
+            waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
+            if not waiting and not self._ending:
+                return
+            self._heard.clear()
+            await _wait(self._heard, 0.1)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def _reads(self) -> None:
+        while not self._stopping:
+            room = self._free()
+            if room <= 0:
+                self._room.clear()
+                await _wait(self._room, _WAIT_S)
+                continue
+            leases = await self._intake.read(room)
+            if self._stopping:
+                return  # drain hands these over
+            if leases:
+                await self._accept(leases)
+
+    def _free(self) -> int:
+        """Return how many jobs may be read: slots, unless a step's worth of work waits already."""
+        scheduler = self._scheduler
+        if sum(sequence.rows for sequence in scheduler.waiting) >= self._bounds.tokens:
+            return 0
+        return self._bounds.running - len(scheduler.running) - len(scheduler.waiting)
+
+    async def _accept(self, leases: list[Lease]) -> None:
+        for job in await self._intake.accept(leases):
+            if (old := self._jobs.get(job.id)) is not None:
+                self._leave(old)
+            self._jobs[job.id] = job
+            for sequence in job.sequences:
+                self._scheduler.add(sequence)
+        self._work.set()
+        self._news.set()  # for what needs no computing: forced answers, and those that had ended
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    async def _computes(self) -> None:
+        while not self._halted:
+            self._drop_lost()
+            self._expire()
+            if self._steps - self._acked >= AHEAD:
+                self._heard.clear()
+                await _wait(self._heard, _WAIT_S)
+                continue
+            self._work.clear()
+            parts = self._scheduler.step()
+            if parts:
+                await self._step(parts)
+            elif self._scheduler.running or self._scheduler.waiting:
+                await asyncio.sleep(0)  # pages were taken from the only one planned
+            else:
+                await _wait(self._work, _WAIT_S)
+            await self._follow_drift()
+
+    async def _step(self, parts: list[Part]) -> None:
+        jobs = [self._jobs[part.sequence.job] for part in parts]
+        rows = [self._rows(job, part) for job, part in zip(jobs, parts, strict=True)]
+        count = sum(len(row.tokens) for row in rows)
+        predicted = self._pace.seconds(len(rows), count)
+        self._consumer.working(predicted)
+        ran = await self._thread.run(run_step, self._runner, rows, [job.id for job in jobs])
+        self._consumer.progressed()
+        self._observe(parts, ran, predicted, count)
+        now = time.monotonic()
+        for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
+            if self._jobs.get(job.id) is job and not job.over:
+                self._commit(job, part, outcome, now)
+        self._steps += 1
+        self._news.set()
+        self._room.set()
+
+    def _rows(self, job: Generation, part: Part) -> Rows:
+        sequence = part.sequence
+        sample = job.choices[sequence.choice].draw() if part.draws else None
+        return Rows(sequence.at(part.positions), part.positions, sequence.pages, sample)
+
+    def _commit(
+        self, job: Generation, part: Part, outcome: Drawn | Failure | None, now: float
+    ) -> None:
+        choice = job.choices[part.sequence.choice]
+        if isinstance(outcome, Failure):
+            _log.error("job_failed", job=job.id, code=outcome.code, why=outcome.message)
+            job.failure = outcome
+            self._scheduler.drop(each.sequence for each in job.choices)
+            return
+        token = None if outcome is None else choice.push(outcome)
+        self._scheduler.commit(part, token)
+        if outcome is None:
+            return
+        self._metrics.output.inc()
+        if not choice.first_s:
+            choice.first_s = now
+            if not job.taken_over:
+                waited = self._clock.now_ms() - job.admitted_ms
+                self._metrics.first_token.observe(max(0.0, waited / 1000))
+        choice.last_s = now
+        if choice.finish is not None:
+            self._scheduler.drop([part.sequence])
+            if len(choice.tokens) > 1:
+                took = choice.last_s - choice.first_s
+                self._metrics.per_token.observe(took / (len(choice.tokens) - 1))
+
+    def _drop_lost(self) -> None:
+        """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
+        for job in list(self._jobs.values()):
+            if job.generation != self._consumer.generation:
+                self._leave(job)
+
+    def _expire(self) -> None:
+        now = self._clock.now_ms()
+        for job in self._jobs.values():
+            if job.deadline_ms <= now and not job.over:
+                job.refusal = DeadlineExceeded("the deadline passed before the generation ended")
+                self._scheduler.drop(choice.sequence for choice in job.choices)
+                self._news.set()
+
+    def _leave(self, job: Generation) -> None:
+        """Let a job go, with its pages at once."""
+        if self._jobs.get(job.id) is job:
+            del self._jobs[job.id]
+        self._scheduler.drop(choice.sequence for choice in job.choices)
+        self._room.set()
+
+    # -- telling ---------------------------------------------------------------------------------------
+
+    async def _emits(self) -> None:
+        while True:
+            await _wait(self._news, _WAIT_S)
+            if not self._news.is_set():
+                continue
+            self._news.clear()
+            steps = self._steps
+            jobs = [job for job in self._jobs.values() if not job.ending]
+            try:
+                stopped = await self._emitter.emit(jobs)
+            except (BusDown, BusFull):
+                self._news.set()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._acked = steps
+            for job in jobs:
+                if job.id in stopped:
+                    self._metrics.work.ended("cancelled")
+                    self._leave(job)
+            self._end_those_over(jobs)
+            self._heard.set()
+
+    def _end_those_over(self, jobs: Iterable[Generation]) -> None:
+        for job in jobs:
+            if self._jobs.get(job.id) is not job or not job.over:
+                continue
+            if job.event() is not None:
+                self._news.set()  # its last pieces came while the call was under way
+                continue
+            job.ending = True
+            task = asyncio.create_task(self._end(job), name="end")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _end(self, job: Generation) -> None:
+        verdict = await self._emitter.end(job)
+        metrics = self._metrics
+        if job.failure is not None:
+            outcome = "error" if verdict == "returned" else verdict
+        elif job.refusal is not None:
+            outcome = "expired" if verdict == "ok" else verdict
+        else:
+            outcome = "ok" if verdict in {"ok", "done"} else verdict
+            result = job.result()
+            metrics.cached.inc(result.cached_tokens)
+            metrics.input.inc(result.prompt_tokens - result.cached_tokens)
+        metrics.work.ended(outcome)
+        self._leave(job)
+
+    # -- cost ------------------------------------------------------------------------------------------
+
+    def _observe(self, parts: list[Part], ran: Ran, predicted: float, rows: int) -> None:
+        self._metrics.observe_step(ran, predicted, sequences=len(parts), rows=rows)
+        self._metrics.observe_state(self._scheduler, self._steps - self._acked)
+        if not ran.isolated:
+            self._pace.observe(predicted, ran.seconds)
+
+    async def _follow_drift(self) -> None:
+        """Publish a new depth when the device has become faster or slower than it was when measured."""
+        if not self._pace.moved() or self._stopping:
+            return
+        try:
+            await self._consumer.publish(self._pace.record(self._consumer.record))
+        except BusDown:
+            return
+        depth = self._pace.depth
+        self._metrics.work.depth_items.set(depth.items)
+        self._metrics.work.depth_tokens.set(depth.tokens)
+        _log.info("depth_changed", slowness=round(self._pace.slowness, 2), **depth._asdict())
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

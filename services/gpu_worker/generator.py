@@ -1,0 +1,114 @@
+"""The generator of one gpu_worker: loaded, measured, published, registered, and its loop."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from common import log
+from common.bus import Bus, Consumer
+from common.config import WorkerConfig
+from common.errors import ConfigError
+from common.ids import Family
+from common.messages import WorkerRecord
+from common.work.compute import ComputeThread
+from common.work.metrics import WorkMetrics
+from common.work.service import NONE
+from services.gpu_worker.decide.batch import Runner
+from services.gpu_worker.decide.schedule import Bounds
+from services.gpu_worker.generation import GenerationLoop
+from services.gpu_worker.metrics import LANE, EngineMetrics
+from services.gpu_worker.pace import Pace, measure
+
+_log = log.get("engine")
+
+
+class Generator:
+    """What a gpu_worker serves beside its encoders; `load` first, on the compute thread, then `attach`."""
+
+    def __init__(self, config: WorkerConfig, service: str, metrics: WorkMetrics) -> None:
+        if not math.isfinite(config.chat_slo_s):
+            raise ConfigError(
+                f"SPILLWAY_CHAT_SLO_S is {config.chat_slo_s}; expected a finite number"
+            )
+        self._config, self._service, self._work = config, service, metrics
+        self._runner: Runner | None = None
+        self._pace: Pace | None = None
+
+    @classmethod
+    def of(cls, config: WorkerConfig, service: str, metrics: WorkMetrics) -> Generator | None:
+        """Return the configured generator, or None if none is."""
+        return None if config.chat_model in {"", NONE} else cls(config, service, metrics)
+
+    def load(self) -> None:
+        """Load the model and measure its steps; ConfigError says what cannot be had."""
+        config = self._config
+        self._runner = runner = _runner(config)
+        measured = measure(runner, config.step_tokens, config.max_running)
+        self._pace = Pace(
+            measured,
+            slo_s=config.chat_slo_s,
+            context=runner.shape.context,
+            fixed=runner.device == "sim",
+        )
+        _log.info(
+            "generator_ready",
+            model=runner.name,
+            device=runner.device,
+            dtype=runner.dtype,
+            pages=runner.shape.pages,
+            context=runner.shape.context,
+            token_s=measured.token_s,
+            **measured.step._asdict(),
+            **{f"depth_{name}": value for name, value in self._pace.depth._asdict().items()},
+        )
+
+    async def attach(self, bus: Bus, thread: ComputeThread) -> GenerationLoop:
+        """Publish the card, register in the model's family, and return the loop."""
+        runner, pace, config = self._runner, self._pace, self._config
+        assert runner is not None
+        assert pace is not None
+        card = runner.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
+        await bus.publish_card(card, runner.tokenizer_json())
+        record = WorkerRecord(
+            worker=Consumer.incarnation(LANE),
+            classes=[LANE],
+            device=runner.device,
+            depth_items=0,
+            depth_tokens=0,
+            fingerprint=runner.fingerprint,
+            started_ms=bus.clock.now_ms(),
+            pid=os.getpid(),
+            service=self._service,
+        )
+        family = Family(card.family, config.partition)
+        consumer = Consumer(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
+        await consumer.start()
+        metrics = EngineMetrics(runner.name, self._work)
+        metrics.work.depth_items.set(pace.depth.items)
+        metrics.work.depth_tokens.set(pace.depth.tokens)
+        return GenerationLoop(
+            consumer,
+            runner,
+            pace,
+            Bounds(config.step_tokens, config.max_running),
+            clock=bus.clock,
+            thread=thread,
+            metrics=metrics,
+        )
+
+
+def _runner(config: WorkerConfig) -> Runner:
+    if config.device == "sim":
+        from services.gpu_worker.sim import SimRunner  # noqa: PLC0415 - each device loads only what it needs
+
+        return SimRunner(alpha_s=config.alpha, beta_s=config.beta, kv_bytes=config.kv_bytes)
+    from services.gpu_worker.compute.runner import TorchRunner  # noqa: PLC0415
+
+    return TorchRunner.load(
+        config.chat_model,
+        device=config.device,
+        dtype=config.chat_dtype,
+        threads=config.threads,
+        kv_bytes=config.kv_bytes,
+    )

@@ -1,0 +1,88 @@
+"""How leases become generations: their logs are read, their work checked, and what cannot be done is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from common import log
+from common.bus import BusDown, Consumer, Lease
+from common.errors import InternalError, SpillwayError, Unprocessable
+from common.messages import BadMessage, Event
+from services.gpu_worker.decide.batch import Runner
+from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.detokenize import Vocabulary
+from services.gpu_worker.job import Generation, build, read_work
+from services.gpu_worker.metrics import EngineMetrics
+
+_log = log.get("engine")
+
+
+class Intake:
+    """Reads one family's leases for one worker; sequences are numbered in the order of arrival."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        runner: Runner,
+        fits: Callable[[TokenSequence], bool],
+        metrics: EngineMetrics,
+    ) -> None:
+        self._consumer, self._runner, self._fits, self._metrics = consumer, runner, fits, metrics
+        self._vocabulary = Vocabulary(runner.tokenizer_json())
+        self._order = 0
+
+    async def read(self, room: int) -> list[Lease]:
+        """Return at most `room` new leases; waits up to a second."""
+        return await self._consumer.read(room, room)
+
+    async def accept(self, leases: list[Lease]) -> list[Generation]:
+        """Return the generations of these leases, each where its log ends; those that cannot be done are ended."""
+        generation = self._consumer.generation
+        logs = await asyncio.gather(*(self._log_of(lease, generation) for lease in leases))
+        jobs = []
+        for lease, events in zip(leases, logs, strict=True):
+            self._metrics.work.attempts.observe(lease.attempts)
+            if events is None or generation != self._consumer.generation:
+                continue  # lost with its incarnation
+            try:
+                job = self._build(lease, events, generation)
+            except (SpillwayError, BadMessage) as error:
+                await self._refuse(lease, error)
+                continue
+            if job.taken_over:
+                _log.info("job_taken_over", job=job.id, index=job.next_index)
+            jobs.append(job)
+        return jobs
+
+    async def _log_of(self, lease: Lease, generation: int) -> list[Event] | None:
+        while generation == self._consumer.generation and lease.job in self._consumer.held:
+            try:
+                return await self._consumer.bus.log(lease.job)
+            except BusDown:
+                continue  # until it is back, or the lease is lost
+        return None
+
+    def _build(self, lease: Lease, events: list[Event], generation: int) -> Generation:
+        work = read_work(lease, self._runner)
+        job = build(lease, work, events, self._vocabulary, order=self._order, generation=generation)
+        self._order += len(job.choices)
+        for sequence in job.sequences:
+            if not self._fits(sequence):
+                raise Unprocessable(
+                    f"job {job.id}: {sequence.most} tokens (prompt and max_new) need more pages than this worker "
+                    f"has for model {self._runner.name}: {self._runner.shape.pages}; expected a shorter one, or "
+                    "more memory for pages (SPILLWAY_KV_BYTES)"
+                )
+        return job
+
+    async def _refuse(self, lease: Lease, error: SpillwayError | BadMessage) -> None:
+        _log.warning("job_refused", job=lease.job, why=str(error))
+        try:
+            if isinstance(error, BadMessage | InternalError):  # its log cannot be understood
+                verdict = await self._consumer.fail(lease, "log_damaged", str(error))
+            else:
+                verdict = await self._consumer.refuse(lease, error)
+        except BusDown:
+            verdict = "fenced"  # the heartbeat is lost by now: another worker will have it
+        self._metrics.work.ended("error" if verdict in {"ok", "returned"} else verdict)

@@ -1,0 +1,67 @@
+"""Run one step on the compute thread: together, or, where that raises, each job alone, so that only the guilty fail."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.gpu_worker.decide.batch import Drawn, Rows, Runner, StepFailed
+
+
+class Failure(NamedTuple):
+    """A job whose own rows raised, or gave values that are not numbers."""
+
+    code: str
+    message: str
+    trace: str
+
+
+class Ran(NamedTuple):
+    """Outcomes in the order of the rows, the seconds the device took, and whether jobs were run apart."""
+
+    outcomes: list[Drawn | Failure | None]
+    seconds: float
+    isolated: bool
+
+
+def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
+    """Execute `rows` on the calling thread; `jobs` names the job of each. Raises nothing a job can cause.
+
+    Writing a page's keys and values again changes nothing, so what failed together is simply run again.
+    """
+    started = time.perf_counter()
+    outcomes: list[Drawn | Failure | None] = [None] * len(rows)
+    batches, isolated = [list(range(len(rows)))], False
+    while batches:
+        batch = batches.pop()
+        try:
+            drawn = runner.execute([rows[index] for index in batch])
+        except StepFailed as error:
+            guilty = jobs[batch[error.index]]
+            failure = _failure(error)
+            rest = [index for index in batch if jobs[index] != guilty]
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is its jobs' failure, not the worker's
+            names = dict.fromkeys(jobs[index] for index in batch)
+            if len(names) > 1:
+                batches += [[i for i in batch if jobs[i] == name] for name in reversed(names)]
+                isolated = True
+                continue
+            guilty, failure, rest = jobs[batch[0]], _failure(error), []
+        else:
+            for index, outcome in zip(batch, drawn, strict=True):
+                outcomes[index] = outcome
+            continue
+        isolated = True
+        for index, job in enumerate(jobs):
+            if job == guilty:
+                outcomes[index] = failure
+        if rest:
+            batches.append(rest)
+    return Ran(outcomes, time.perf_counter() - started, isolated)
+
+
+def _failure(error: Exception) -> Failure:
+    message = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
+    return Failure("model_error", message, traceback.format_exc())
