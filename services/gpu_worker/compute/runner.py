@@ -189,10 +189,11 @@ class TorchRunner:
             for pool, group in zip(self._pools, plan.groups, strict=True):
                 own = slice(starts[owner] * pool.kv_heads, starts[owner + 1] * pool.kv_heads)
                 pool.clear(group.slots[own])
-        position = int(batch[owners[0]].positions[bad[0] - starts[owners[0]]])
+        positions = batch[owners[0]].positions
         raise StepFailed(
             owners[0],
-            f"model {self.name}: the hidden state at position {position} is not finite (NaN or infinity)",
+            f"model {self.name}: the hidden states at positions {positions[0]} to {positions[-1]} are not finite "
+            "(NaN or infinity)",
         )
 
     def _check_logits(self, logits: Tensor, asked: Sequence[int], batch: Sequence[Rows]) -> None:

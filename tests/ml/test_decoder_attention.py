@@ -1,0 +1,198 @@
+"""paged_attention against the formula, in float64, over any positions, page tables, windows and grouped heads."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.ml.decoder.attention import paged_attention
+from common.ml.decoder.plan import BLOCK_ROWS, plan_batch
+from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.rope import RopeSpec
+from common.ml.decoder.spec import DecoderSpec
+
+LAYERS = 2
+DIM = 8
+
+
+class Query(NamedTuple):
+    """Rows of one sequence, as attention plans with them."""
+
+    positions: list[int]
+    pages: list[list[int]]
+
+
+def _spec(heads: int, kv_heads: int, window: int | None) -> DecoderSpec:
+    return DecoderSpec(
+        family="mistral", layers=LAYERS, hidden=heads * DIM, heads=heads, kv_heads=kv_heads,
+        head_dim=DIM, intermediate=8, vocabulary=8, positions=4096, epsilon=1e-6,
+        activation="silu", rope=RopeSpec("default", 10_000.0), windows=(window,) * LAYERS,
+        qkv_bias=False, out_bias=False, mlp_bias=False, qk_norm=False, tied=True,
+    )  # fmt: skip
+
+
+def _pool(spec: DecoderSpec, pages: int) -> Pool:
+    pool = Pool(
+        spec, spec.windows[0], range(LAYERS), pages, dtype=torch.float32, device=torch.device("cpu")
+    )
+    pool.data.fill_(1e4)  # what a page holds before it is written must not show
+    return pool
+
+
+def _formula(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, window: int | None
+) -> torch.Tensor:
+    """Return what one row (heads, dim) at `position` finds among all keys (tokens, kv heads, dim) of its sequence."""
+    first = 0 if window is None else max(0, position - window + 1)
+    shared = q.shape[0] // keys.shape[1]
+    seen = keys[first : position + 1].double().repeat_interleave(shared, 1)
+    scores = torch.einsum("hd,thd->ht", q.double(), seen) * DIM**-0.5
+    own = values[first : position + 1].double().repeat_interleave(shared, 1)
+    return torch.einsum("ht,thd->hd", scores.softmax(-1), own)
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[int, int, int | None, list[list[int]], int]:
+    kv_heads = draw(st.sampled_from((1, 2, 3)))
+    heads = kv_heads * draw(st.sampled_from((1, 2, 4)))
+    window = draw(st.sampled_from((None, 1, 7, 32, 40, 90)))
+    sequences = []
+    for _ in range(draw(st.integers(1, 7))):
+        if draw(st.booleans()):  # a decode row
+            sequences.append([draw(st.integers(0, 300))])
+        else:
+            found = draw(st.sets(st.integers(0, 200), min_size=1, max_size=60))
+            sequences.append(sorted(found))
+    return heads, kv_heads, window, sequences, draw(st.integers(0, 1 << 30))
+
+
+@settings(max_examples=60, deadline=None)
+@given(_cases())
+def test_any_rows_on_any_pages(
+    case: tuple[int, int, int | None, list[list[int]], int],
+) -> None:
+    """Rows at any positions find what the formula finds; pages no row sees are absent, other slots hold garbage."""
+    heads, kv_heads, window, sequences, seed = case
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    spec = _spec(heads, kv_heads, window)
+    free = list(range(100))
+    draw.shuffle(free)
+    pool = _pool(spec, 100)
+    queries, keys, values = [], [], []
+    for positions in sequences:
+        length = positions[-1] + 1
+        keys.append(torch.randn(LAYERS, length, kv_heads, DIM))
+        values.append(torch.randn(LAYERS, length, kv_heads, DIM))
+        needed = {
+            page
+            for each in positions
+            for page in range(
+                (0 if window is None else max(0, each - window + 1)) // PAGE, each // PAGE + 1
+            )
+        }
+        table = [free.pop() if page in needed else -1 for page in range(length // PAGE + 1)]
+        queries.append(Query(positions, [table]))
+        new = set(positions)
+        for layer in range(LAYERS):
+            for at in range(length):
+                page = table[at // PAGE]
+                visible = page >= 0 and at not in new
+                if visible:  # earlier steps' K and V, by the layout of a page
+                    pool.data[page, layer, 0, :, at % PAGE] = keys[-1][layer, at]
+                    pool.data[page, layer, 1, :, at % PAGE] = values[-1][layer, at]
+    plan = plan_batch(queries, [pool], dtype=torch.float32)
+    rows = sum(len(positions) for positions in sequences)
+
+    for layer in range(LAYERS):
+        q = torch.randn(rows, heads, DIM)
+        pool.write(
+            layer,
+            plan.groups[0].slots,
+            torch.cat([k[layer, query.positions] for k, query in zip(keys, queries, strict=True)]),
+            torch.cat(
+                [v[layer, query.positions] for v, query in zip(values, queries, strict=True)]
+            ),
+        )
+        found = paged_attention(q, pool, layer, plan.groups[0])
+        at = 0
+        for query, k, v in zip(queries, keys, values, strict=True):
+            for position in query.positions:
+                expected = _formula(q[at], k[layer], v[layer], position, window)
+                assert torch.allclose(found[at].double(), expected, atol=1e-5)
+                at += 1
+
+
+def test_more_rows_than_a_block() -> None:
+    """A long run of rows is cut into blocks, each with its own mask, and nothing is lost at the borders."""
+    torch.manual_seed(1)
+    length = 2 * BLOCK_ROWS + 70
+    spec = _spec(4, 2, 300)
+    pool = _pool(spec, 40)
+    query = Query(list(range(length)), [list(range(length // PAGE + 1))])
+    plan = plan_batch([query], [pool], dtype=torch.float32)
+    q = torch.randn(length, 4, DIM)
+    keys, values = torch.randn(2, length, 2, DIM)
+    pool.write(1, plan.groups[0].slots, keys, values)
+
+    found = paged_attention(q, pool, 1, plan.groups[0])
+
+    for position in (0, 1, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS, length - 1):
+        expected = _formula(q[position], keys, values, position, 300)
+        assert torch.allclose(found[position].double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "table", "window", "complaint"),
+    [
+        ([3, 3], [0], None, "positions must rise"),
+        ([], [0], None, "positions must rise"),
+        ([-1, 3], [0], None, "positions must rise"),
+        ([40], [0], None, "position 40 has no page"),
+        ([40], [-1, 0], None, "position 40 sees a page of group 0 that is not resident"),
+        ([40], [-1, 0], 10, "position 40 sees a page of group 0 that is not resident"),
+        ([70], [0, -1, 1], 40, "position 70 sees a page"),
+        ([5], [9], None, "page 9 of group 0 does not exist"),
+    ],
+)
+def test_a_plan_that_cannot_be_right_is_refused(
+    positions: list[int], table: list[int], window: int | None, complaint: str
+) -> None:
+    """A scheduler's error is named, rather than computed with."""
+    pool = _pool(_spec(2, 1, window), 4)
+
+    with pytest.raises(ValueError, match=complaint):
+        plan_batch([Query(positions, [table])], [pool], dtype=torch.float32)
+
+
+def test_decode_rows_of_like_length_share_a_part() -> None:
+    """Thirty-two decode rows become a handful of parts, and hardly a page is read for nothing."""
+    pool = _pool(_spec(2, 1, None), 400)
+    draw = random.Random(1)
+    lengths = [draw.randrange(200, 400) for _ in range(32)]
+    free = iter(range(400))
+    queries = [
+        Query([length], [[next(free) for _ in range(length // PAGE + 1)]]) for length in lengths
+    ]
+
+    parts = plan_batch(queries, [pool], dtype=torch.float32).groups[0].parts
+
+    read = sum(len(part.blocks) for part in parts)
+    assert len(parts) <= 4
+    assert read <= 1.25 * sum(length // PAGE + 1 for length in lengths)
+
+
+def test_copied_pages_are_copied_as_if_at_once() -> None:
+    """A page that is both source and target gives away what it held before."""
+    pool = _pool(_spec(2, 1, None), 4)
+    for page in range(4):
+        pool.data[page] = page
+
+    pool.copy([(0, 1), (1, 2)])
+
+    assert [float(pool.data[page].max()) for page in range(4)] == [0, 0, 1, 3]
