@@ -57,17 +57,24 @@ class Store:
         return record
 
     async def _list(self, work: SessionWork) -> bytes:
-        try:
-            found, cursor = await self.bus.sessions(work.tenant, work.cursor, work.limit)
-        except ValueError as error:
-            raise InvalidRequest(f"after: {error}", code="invalid_cursor", param="after") from None
-        page = {
-            "object": "list",
-            "data": [shown(record) for record in found],
-            "has_more": cursor is not None,
-            "next": cursor,
-        }
-        return msgspec.json.encode(page)
+        limit = work.limit
+        while True:
+            try:
+                found, cursor = await self.bus.sessions(work.tenant, work.cursor, limit)
+            except ValueError as error:
+                raise InvalidRequest(
+                    f"after: {error}", code="invalid_cursor", param="after"
+                ) from None
+            page = {
+                "object": "list",
+                "data": [shown(record) for record in found],
+                "has_more": cursor is not None,
+                "next": cursor,
+            }
+            body = msgspec.json.encode(page)
+            if len(body) <= MAX_MESSAGE_BYTES - _ROOM or len(found) < 2:
+                return body
+            limit = len(found) // 2  # large metadata: a shorter page
 
     async def _export(self, work: SessionWork, job: str) -> bytes:
         record = await self._own(work)
