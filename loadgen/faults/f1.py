@@ -128,7 +128,7 @@ async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result
     result = Result()
     past = read_partial(partial, result)
     async with Mesh(data_dir, plan.scene.services(plan.simulated), supervise=True) as mesh:
-        kinds = plan.scene.kinds()
+        kinds = plan.scene.kinds(plan.simulated)
         async with Clients(mesh.urls) as clients:
             for kind in kinds:
                 await kind.prepare(clients)

@@ -1,6 +1,6 @@
 """F4: a router, then a worker, gets SIGTERM with 50 requests in flight; none may be cut short.
 
-`python -m loadgen.faults.f4 --kills ROUNDS --json FILE`. Simulated devices: batches of 1.5 s, streams of 5 s.
+`python -m loadgen.faults.f4 --kills ROUNDS --json FILE`. Simulated devices: batches of 1.5 s, streams of 3 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IN_FLIGHT = 50
 UNREADY_S = 0.1
 # Both long enough that none of them is answered before the last has been accepted.
 EMBEDDINGS = Embeddings(step_s=1.5, texts=1)
-CHAT = Generations(step_s=0.05, tokens=100)
+CHAT = Generations(step_s=0.05, tokens=60)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
 from loadgen.processes import Service
 
 SIMULATED = ("--device", "sim", "--beta", "0.01")
+SIMULATED_CHAT = ("--device", "sim", "--beta", "0.005")
 REAL = ("--device", "cpu")
 
 
@@ -23,7 +24,7 @@ class Scene:
     victims: tuple[str, ...]
     another: frozenset[str]
     services: Callable[[bool], list[Service]]
-    kinds: Callable[[], list[Kind]]
+    kinds: Callable[[bool], list[Kind]]
 
 
 def _embedding_services(simulated: bool) -> list[Service]:
@@ -38,7 +39,7 @@ def _embedding_services(simulated: bool) -> list[Service]:
 
 
 def _chat_services(simulated: bool) -> list[Service]:
-    device = SIMULATED if simulated else REAL
+    device = SIMULATED_CHAT if simulated else REAL
     return [
         processes.router("router-1"),
         processes.router("router-2"),
@@ -49,12 +50,18 @@ def _chat_services(simulated: bool) -> list[Service]:
     ]
 
 
+def _chat_kinds(simulated: bool) -> list[Kind]:
+    # A small pool where the run is short: every answer of it is asked for alone before the first kill.
+    few = simulated
+    return [Stream(count=6 if few else 18), Conversation(count=2 if few else 6), Grounded(count=4)]
+
+
 EMBEDDINGS = Scene(
     "embeddings",
     ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis"),
     frozenset({"router-1", "router-2"}),
     _embedding_services,
-    lambda: [Embed(), Parcels(), Search(), Ingest()],
+    lambda _simulated: [Embed(), Parcels(), Search(), Ingest()],
 )
 CHAT = Scene(
     "chat",
@@ -69,5 +76,5 @@ CHAT = Scene(
     ),
     frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2"}),
     _chat_services,
-    lambda: [Stream(), Conversation(), Grounded()],
+    _chat_kinds,
 )
