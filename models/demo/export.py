@@ -80,6 +80,7 @@ def config(size: Size, special: dict[str, int]) -> dict[str, Any]:
         "rms_norm_eps": size.eps,
         "rope_theta": size.theta,
         "rope_scaling": None,
+        "spillway": {"name": "spillway-demo"},
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
         "use_cache": True,
