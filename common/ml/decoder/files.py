@@ -16,7 +16,7 @@ from common.ml import files
 from common.ml.decoder.spec import DecoderSpec, parse_decoder
 
 DEMO = "spillway-demo"
-_DEMO_DIRECTORY = Path(__file__).parents[3] / "models" / "demo"
+_DEMO_DIRECTORY = Path(__file__).resolve().parents[3] / "models" / "demo"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _NAME = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 _NO_LIMIT = 10_000_000
@@ -113,6 +113,8 @@ def _name(model: str, config: Mapping[str, Any], where: Path) -> str:
     if given is None:
         # a relative path such as "." has a name only once it is resolved
         path = Path(model).expanduser()
+        if model.lower() == DEMO or (path.is_dir() and path.resolve() == _DEMO_DIRECTORY):
+            return DEMO
         return files.model_name(str(path.resolve()) if path.is_dir() else model)
     name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(name, str) or not _NAME.match(name) or len(name) > 64:

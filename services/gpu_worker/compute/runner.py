@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_FAST_BF16 = re.compile(r"avx512_bf16|amx_bf16|bf16")
 
 
 class Query(NamedTuple):
@@ -225,5 +223,5 @@ def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> str:
         return dtype
     if dtype != "auto":
         raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32 or bf16")
-    native = place.type == "cuda" or _FAST_BF16.search(cpu_flags()) is not None
+    native = place.type == "cuda" or "bf16" in cpu_flags()
     return "bf16" if native and stored_dtypes(files.weights) <= HALF_NAMES else "fp32"
