@@ -88,17 +88,14 @@ def _line(session: SessionInfo) -> str:
 
 
 async def _show(client: AsyncSpillway, args: argparse.Namespace) -> int:
-    session = await client.sessions.get(args.id)
-    document = await client.sessions.export(args.id)
+    session = await client.sessions.get(args.id, include_messages=True)
     if args.json:
-        print(json.dumps({**session.details, **document}, indent=2, ensure_ascii=False))
+        print(json.dumps(session.details, indent=2, ensure_ascii=False))
         return 0
     print(printable(_line(session)))
-    for turn in document.get("turns") or []:
-        for message in turn.get("shown") or turn.get("messages") or []:
-            print(f"\n{message.get('role')}: {printable(str(message.get('content')), lines=True)}")
-        cut = " (cut short)" if turn.get("partial") else ""
-        print(f"\nassistant{cut}: {printable(str(turn.get('answer')), lines=True)}")
+    for message in session.messages or []:
+        cut = " (cut short)" if message.get("partial") else ""
+        print(f"\n{message['role']}{cut}: {printable(str(message['content']), lines=True)}")
     return 0
 
 
@@ -107,7 +104,9 @@ async def _delete(client: AsyncSpillway, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(deleted.details, indent=2, ensure_ascii=False))
     else:
-        print(f"session {deleted.id} is deleted; --json shows the proof")
+        gone = [f"{count} {kind}" for kind, count in deleted.removed.items() if count]
+        print(f"session {deleted.id} is deleted: removed {', '.join(gone) or 'nothing else'}")
+        print("every key and stream was searched again, in vain; --json shows the proof")
     return 0
 
 

@@ -67,10 +67,15 @@ class SessionsResource:
                 return
             after = found.next
 
-    async def get(self, session: str, *, timeout_s: float | None = None) -> SessionInfo:
-        """Return a session; NotFoundError if there is none, or none any more."""
+    async def get(
+        self, session: str, *, include_messages: bool = False, timeout_s: float | None = None
+    ) -> SessionInfo:
+        """Return a session, with what was said in it if asked for; NotFoundError if there is none any more."""
         path = f"/v1/sessions/{segment(session)}"
-        return _info((await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
+        query = {"include": "messages" if include_messages else None}
+        return _info(
+            (await self._transport.call("GET", path, query=query, timeout_s=timeout_s)).payload
+        )
 
     async def update(
         self,
@@ -104,14 +109,16 @@ class SessionsResource:
         self,
         document: Mapping[str, Any],
         *,
+        model: str | None = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> SessionInfo:
-        """Make a session of an exported document; it gets an id of its own."""
+        """Make a session of an exported document, for its model or another one; it gets an id of its own."""
         answer = await self._transport.call(
             "POST",
             "/v1/sessions/import",
             body=dict(document),
+            query={"model": model},
             timeout_s=timeout_s,
             idempotency_key=idempotency_key,
         )
@@ -142,9 +149,13 @@ class Session:
         turn.setdefault("session", self.id)
         return turn
 
-    async def get(self, *, timeout_s: float | None = None) -> SessionInfo:
-        """Return what the server knows of it."""
-        return await self._sessions.get(self.id, timeout_s=timeout_s)
+    async def get(
+        self, *, include_messages: bool = False, timeout_s: float | None = None
+    ) -> SessionInfo:
+        """Return what the server knows of it, with what was said in it if asked for."""
+        return await self._sessions.get(
+            self.id, include_messages=include_messages, timeout_s=timeout_s
+        )
 
     async def delete(self, *, timeout_s: float | None = None) -> DeletedSession:
         """Delete it."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from . import errors
+from ._joining import whole_chat, whole_completion
 from ._stream import Chunks
 from ._transport import Transport
 from .generation import (
@@ -18,8 +19,6 @@ from .generation import (
     TokenUsage,
     chat_chunk,
     completion,
-    whole_chat,
-    whole_completion,
 )
 
 C = TypeVar("C", bound=ChatChunk | Completion)

@@ -210,7 +210,10 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A conversation the server keeps; `details` holds everything it says about it."""
+    """A conversation the server keeps, `ttl_s` seconds from its last use.
+
+    `running` is the request that is its turn now; `messages` only where asked for; `details` is all that was said.
+    """
 
     id: str
     model: str = ""
@@ -221,6 +224,8 @@ class SessionInfo:
     created: float = 0
     updated: float = 0
     metadata: dict[str, Any] = field(default_factory=dict)
+    running: str | None = None
+    messages: list[dict[str, Any]] | None = None
     details: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -235,9 +240,10 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class DeletedSession:
-    """The proof of a deletion: what was looked through and removed, store by store."""
+    """The end of a session: how much of each kind was removed, and, store by store, what was searched afterwards."""
 
     id: str
     deleted: bool = True
+    removed: dict[str, int] = field(default_factory=dict)
     proof: Any = None
     details: dict[str, Any] = field(default_factory=dict, repr=False)
