@@ -11,14 +11,15 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from common.bus.journal import Bell
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import Event, GenerateResult, Piece
+from services.router.api.sources import Source
 from services.router.context import MODEL, REQUEST_ID, ROUTER, Router, reply
+from services.router.queue import grounding
 from services.router.queue.dispatch import Caller
 from services.router.queue.following import follow
 from services.router.queue.outcomes import error_of, result_of
-from services.router.text.deltas import Extension, Position, Shape
+from services.router.text.deltas import Position, Shape
 from services.router.text.replies import View
 from services.router.timing import Timing
 
@@ -26,14 +27,6 @@ PING_S = 10.0
 SLOW_S = 30.0
 DONE = b"data: [DONE]\n\n"
 _MOST_DIGITS = 9
-
-
-class Source(NamedTuple):
-    """Where an answer comes from: its generate job, that job's bell if it was there first, and what goes with it."""
-
-    job: str
-    bell: Bell | None = None
-    extension: Extension | None = None
 
 
 class Answer(NamedTuple):
@@ -239,7 +232,7 @@ async def view_of(router: Router, request: str) -> View | None:
         return view if view.kind in {"chat", "completion"} else None
     state = await router.bus.job(request)
     if state is None or not request.startswith("chat."):
-        return None
+        return None if state is None else await grounding.view_of(router.bus, request)
     cards = (await router.cards.cards()).values()
     family = request.split("~", maxsplit=1)[0]
     model = next((card.name for card in cards if card.family == family), family)
@@ -259,17 +252,3 @@ async def whole(router: Router, request: str, view: View, source: Source) -> byt
                 assert isinstance(result, GenerateResult)
                 return shape.whole(result)
     raise error_of(Event(index=-1, kind="expired"))
-
-
-def source_of(router: Router, request: str, view: View) -> Callable[[], Awaitable[Source]]:  # noqa: ARG001
-    """Return where the answer to a request that was accepted before comes from."""
-    return kept(request)
-
-
-def kept(request: str, bell: Bell | None = None) -> Callable[[], Awaitable[Source]]:
-    """Return the source of a request that is its own generate job."""
-
-    async def source() -> Source:
-        return Source(request, bell)
-
-    return source

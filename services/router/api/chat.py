@@ -10,14 +10,15 @@ from aiohttp import web
 from common.bus.journal import Bell
 from common.errors import Conflict
 from common.ids import family_of
-from services.router.api.answers import Answer, deliver, kept
+from services.router.api import grounding
+from services.router.api.answers import Answer, deliver
 from services.router.api.generating import admitted, attached, door, generation_caller
 from services.router.api.histories import history, try_again
+from services.router.api.sources import kept
 from services.router.context import ROUTER, Router
 from services.router.queue.dispatch import Caller
 from services.router.text import chats
 from services.router.text.chats import ChatAsk
-from services.router.text.generation_bodies import unsupported
 from services.router.text.generations import Generation
 from services.router.text.pool import INLINE_BYTES
 from services.router.text.replies import View
@@ -35,9 +36,9 @@ async def create(request: web.Request) -> web.StreamResponse:
     session, tries = peek.session or "", 0
     while True:
         ask, made = await understood(router, caller, raw, session)
-        if made is None:
-            raise unsupported("retrieval", "not supported by this server")
         try:
+            if made is None:
+                return await grounding.answer(request, caller, ask, began)
             name, bell, view = await submit(request, caller, ask, made)
         except Conflict as error:
             tries += 1

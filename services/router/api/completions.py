@@ -7,8 +7,9 @@ from functools import partial
 
 from aiohttp import web
 
-from services.router.api.answers import Answer, deliver, kept
+from services.router.api.answers import Answer, deliver
 from services.router.api.generating import admitted, attached, door, generation_caller
+from services.router.api.sources import kept
 from services.router.context import ROUTER
 from services.router.text import completions
 from services.router.text.pool import INLINE_TEXT_BYTES

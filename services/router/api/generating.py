@@ -8,7 +8,8 @@ from common.bus.journal import Bell
 from common.config import RouterConfig
 from common.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from common.ids import Family
-from services.router.api.answers import Answer, deliver, last_position, source_of, view_of
+from services.router.api.answers import Answer, deliver, last_position, view_of
+from services.router.api.sources import source_of
 from services.router.context import REQUEST_ID, ROUTER, Router
 from services.router.queue.dispatch import GENERATE_CLASSES, Ask, Caller
 from services.router.text.generations import Generation
@@ -42,7 +43,7 @@ async def attached(request: web.Request, caller: Caller, began: float) -> web.St
                 "Idempotency-Key was used for another kind of request", code="idempotency_conflict"
             )
         return await deliver(
-            request, Answer(caller, name, view, source_of(router, name, view), position), began
+            request, Answer(caller, name, view, source_of(router, name), position), began
         )
     if position is not None and caller.idempotency_key:
         raise NotFound(

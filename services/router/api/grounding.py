@@ -2,56 +2,131 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import msgspec
+from aiohttp import web
 
+from common.bus.journal import Bell
 from common.errors import InvalidRequest, NotFound
-from common.messages import CollectionRecord
-from services.router.context import Router
+from common.ids import family_of
+from common.messages import CollectionRecord, Event
+from services.router.api.answers import Answer, deliver
+from services.router.api.generating import admitted, door
+from services.router.api.histories import history
+from services.router.api.sources import Source, told_source
+from services.router.context import ROUTER, Router
 from services.router.queue.dispatch import SEARCH_CLASSES, Ask, Caller
 from services.router.queue.embedding import checked_encoder
-from services.router.queue.grounding import Told
+from services.router.queue.grounding import await_told
+from services.router.queue.outcomes import error_of
 from services.router.queue.plans import GroundPlan
 from services.router.queue.refusals import refusal
 from services.router.queue.searching import QUERIES_AT_ONCE
 from services.router.queue.writing import shard_families
 from services.router.text.chats import ChatAsk
 from services.router.text.collections import SearchAsk
-from services.router.text.deltas import Extension
-from services.router.text.grounded import query_tokens
-from services.router.text.grounding import Passage, RetrievalBody, cited
-from services.router.text.pool import INLINE_TEXT_BYTES
+from services.router.text.grounded import Question, question_of
+from services.router.text.grounding import RetrievalBody
 from services.router.text.replies import View
 
+# How long a stream's head waits for its generate job, so that what is refused until then gets a status of its own.
+HOLD_S = 2.0
 # Turns of a session that a question may lean on.
 _TURNS = 4
 
 
-async def ask_of(router: Router, caller: Caller, chat: ChatAsk, view: View) -> Ask:
+async def answer(
+    request: web.Request, caller: Caller, chat: ChatAsk, began: float
+) -> web.StreamResponse:
+    """Answer a chat from a collection: one request of three jobs; raises what its stages refuse within HOLD_S."""
+    router = request.app[ROUTER]
+    ask = await ask_of(router, caller, chat)
+    name, bell = await admitted(request, caller, ask)
+    telling = asyncio.create_task(_tell(router, caller, name, bell))
+    try:
+        await asyncio.wait({telling}, timeout=HOLD_S if chat.stream else None)
+    except asyncio.CancelledError:
+        telling.cancel()
+        router.dispatch.left(caller, name)
+        raise
+    try:
+        if telling.done():
+            telling.result()
+        answered = Answer(caller, name, ask.view, lambda: _source(telling))
+        response = await deliver(request, answered, began)
+        if telling.done() and not telling.exception():
+            router.dispatch.delivered(caller, telling.result().job)
+        return response
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell(router: Router, caller: Caller, request: str, bell: Bell | None) -> Source:
+    """Return where the answer comes from; if the request ends before it tells, note that and raise its error."""
+    with router.dispatch.reading(request):
+        told = await await_told(router.dispatch.journal, request, caller.deadline_ms, bell)
+    if isinstance(told, Event):
+        await router.dispatch.ended(caller, request, told)
+        raise error_of(told)
+    return await told_source(router, told)
+
+
+async def _source(telling: asyncio.Task[Source]) -> Source:
+    return await asyncio.shield(telling)
+
+
+async def ask_of(router: Router, caller: Caller, chat: ChatAsk) -> Ask:
     """Return the request that answers a chat from a collection.
 
-    Refused at once: no such collection, one without an encoder, another encoder than the one served, and kinds of
-    work nobody is there for.
+    Refused at once: no such collection, one without an encoder, another encoder than the one served, a conversation
+    too long for the model, and kinds of work nobody is there for.
     """
     retrieval = chat.retrieval
     assert retrieval is not None, "a chat without retrieval is one job"
     record = await _collection(router, caller.tenant, retrieval.collection)
-    spec = checked_encoder(record, await router.cards.specs())
-    for name in (spec.name, chat.model):
-        if not await router.bus.workers(await router.cards.family(name, caller.tenant)):
+    specs = await router.cards.specs()
+    encoder = checked_encoder(record, specs)
+    if chat.session:
+        family = family_of(chat.session)
+    else:
+        family = await router.cards.family(chat.model, caller.tenant)
+    for needed in (family, await router.cards.family(encoder.name, caller.tenant)):
+        if not await router.bus.workers(needed):
             raise refusal("no_worker", 2.0)
+    past = await history(router, chat.session, caller.tenant) if chat.session else None
     earlier = await _earlier(router, chat.session) if chat.session else []
-    size = sum(len(message["content"]) for message in [*earlier, *chat.messages])
-    call = partial(query_tokens, chat, spec, record.query_prompt, earlier)
-    tokens = await router.pool.run(call, inline=size < INLINE_TEXT_BYTES)
-    families = shard_families(record)
-    await router.dispatch.foresee(families[0], SEARCH_CLASSES, len(tokens), 0, caller.deadline_ms)
+    question: Question = await router.pool.run(
+        partial(question_of, chat, specs[chat.model], past, encoder, record.query_prompt, earlier)
+    )
+    card, families = await router.cards.card(chat.model), shard_families(record)
+    view = View(
+        kind="chat",
+        model=chat.model,
+        tokens=question.generation.prompt_tokens,
+        fingerprint=card.fingerprint,
+        stream=chat.stream,
+        include_usage=chat.include_usage,
+        logprobs=chat.options.logprobs,
+        session=chat.session,
+    )
+    # What even an empty lane could not hold without a passage is refused here, and what no shard could find in time.
+    charged = door(router, family, question.generation, view).charge_tokens
+    count = len(question.tokens)
+    await router.dispatch.foresee(families[0], SEARCH_CLASSES, count, 0, caller.deadline_ms)
     bounds = await router.encoder_limits()
-    most = router.depths.get(families[0].name, (QUERIES_AT_ONCE, 0))[0]
-    parcel = (bounds.parcel_items, bounds.parcel_tokens)
-    plan = GroundPlan(record, _search(retrieval, tokens), parcel, most, chat, view)
-    return router.several(caller.tenant, "chat", plan, view, sum(map(len, tokens)))
+    plan = GroundPlan(
+        collection=record,
+        search=_search(retrieval, question.tokens),
+        parcel=(bounds.parcel_items, bounds.parcel_tokens),
+        queries=router.depths.get(families[0].name, (QUERIES_AT_ONCE, 0))[0],
+        chat=chat,
+        view=view,
+    )
+    charged += sum(map(len, question.tokens))
+    return router.several(caller.tenant, "chat", plan, view, charged)
 
 
 async def _collection(router: Router, tenant: str, name: str) -> CollectionRecord:
@@ -93,13 +168,4 @@ def _search(retrieval: RetrievalBody, tokens: list[list[int]]) -> SearchAsk:
         ef=None,
         exact=False,
         after=None,
-    )
-
-
-def extension(told: Told) -> Extension:
-    """Return what a grounded answer adds to a chat's: its passages, and the citations of a whole answer."""
-    passages = msgspec.convert(told.retrieval["passages"], list[Passage])
-    return Extension(
-        retrieval=told.retrieval,
-        citations=lambda answer: [msgspec.to_builtins(one) for one in cited(answer, passages)],
     )

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from common.errors import NotFound, SpillwayError
 from services.router.api import answers
+from services.router.api.sources import source_of
 from services.router.context import ROUTER, TENANT, Router, reply
 from services.router.present import present
 from services.router.queue.outcomes import error_of, result_of
@@ -61,7 +62,7 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
     try:
         view = await answers.view_of(router, name)
         if view is not None:
-            source = await answers.source_of(router, name, view)()
+            source = await source_of(router, name)()
             body["result_body"] = await answers.whole(router, name, view, source)
             return body
         view = await router.dispatch.view(name)

@@ -17,6 +17,7 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.messages import Event
 from services.router.api import answers
+from services.router.api.sources import source_of
 from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.queue.dispatch import Caller
 from services.router.queue.outcomes import error_of
@@ -101,7 +102,7 @@ async def _chunks(request: web.Request, name: str, view: View) -> web.StreamResp
     if state is not None and not state.over:
         await router.dispatch.take_over(name, view.resume_s, deadline_ms)
     view = msgspec.structs.replace(view, stream=True)
-    source = answers.source_of(router, name, view)
+    source = source_of(router, name)
     answer = answers.Answer(caller, name, view, source, position, owner=False)
     request[REQUEST_ID], request[MODEL] = name, view.model
     return await answers.stream(request, answer, time.perf_counter())

@@ -11,36 +11,36 @@ import contextlib
 import itertools
 import random
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from common.bus import Journal, NewJob
+from common.bus import Bus, Journal, NewJob
 from common.bus.journal import Bell
 from common.bus.sessions import history_of
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.messages import Event, RequestResult, Turn, decode_result
 from services.router import metrics
-from services.router.queue.outcomes import error_of, result_of
+from services.router.queue.door import GENERATE_CLASSES
+from services.router.queue.outcomes import result_of
 from services.router.queue.plans import GroundPlan
 from services.router.queue.refusals import class_of, kind_of, refusal
 from services.router.queue.run import Run
 from services.router.queue.searching import find
 from services.router.text.chats import History
 from services.router.text.grounded import Grounded, grounded
+from services.router.text.replies import View
 
-GENERATE_CLASSES = ("gpu",)
 STAGE = "generate"
 _FIRST_S, _MOST_S = 0.05, 1.0
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(NamedTuple):
     """What a grounded request says of its answer: the job that generates it, and what it rests on."""
 
     job: str
     retrieval: dict[str, Any]
-    stage: str = STAGE
 
 
 async def ground(run: Run, plan: GroundPlan) -> RequestResult:
@@ -62,15 +62,20 @@ async def ground(run: Run, plan: GroundPlan) -> RequestResult:
 
 async def await_told(
     journal: Journal, request: str, deadline_ms: int, bell: Bell | None = None
-) -> Told:
-    """Return what a request says of its answer, as soon as it does; raises the error it ends with before that."""
+) -> Told | Event:
+    """Return what a request says of its answer, as soon as it does, or the outcome it ends with before that."""
     async with contextlib.aclosing(journal.events(request, 0, deadline_ms, bell)) as events:
         async for event in events:
             if (told := told_by(event)) is not None:
                 return told
             if event.ends:
-                raise error_of(event)
-    raise DeadlineExceeded("the deadline passed before the answer began")
+                return event
+    return Event(
+        index=-1,
+        kind="expired",
+        code="deadline_exceeded",
+        message="the deadline passed before the answer began",
+    )
 
 
 def told_of(events: list[Event]) -> Told | None:
@@ -91,6 +96,16 @@ def told_by(event: Event) -> Told | None:
         result = decode_result(event.data)
         if isinstance(result, RequestResult) and result.jobs and "retrieval" in result.info:
             return Told(result.jobs[0], result.info["retrieval"])
+    return None
+
+
+async def view_of(bus: Bus, request: str) -> View | None:
+    """Return how the answer of a grounded request that is over is shown; None for any other request."""
+    for event in (await bus.log(request))[-1:]:
+        if event.kind == "result" and told_by(event) is not None:
+            result = decode_result(event.data)
+            assert isinstance(result, RequestResult)
+            return msgspec.convert(result.info["view"], View)
     return None
 
 

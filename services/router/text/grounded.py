@@ -36,12 +36,24 @@ class Grounded(NamedTuple):
     retrieval: dict[str, Any]
 
 
-def query_tokens(
-    ask: ChatAsk, spec: Spec, prompt: str, earlier: Sequence[dict[str, str]] = ()
-) -> list[list[int]]:
-    """Return the token lists to search with: of the last message, and of what it leans on in the conversation.
+class Question(NamedTuple):
+    """A grounded chat before anything was found: what to search with, and its job if no passage joined it."""
 
-    `spec` is the collection's encoder, `prompt` its prefix of queries, `earlier` the session's messages as shown.
+    tokens: list[list[int]]
+    generation: Generation
+
+
+def question_of(
+    ask: ChatAsk,
+    spec: Spec,
+    history: History | None,
+    encoder: Spec,
+    prompt: str,
+    earlier: Sequence[dict[str, str]],
+) -> Question:
+    """Return a grounded chat as it can be understood at the door; it is refused here if it does not fit the model.
+
+    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown.
     """
     conversation = [*earlier, *ask.messages]
     questions = [m["content"] for m in conversation if m["role"] == "user" and m["content"].strip()]
@@ -49,7 +61,10 @@ def query_tokens(
         questions.append("")  # refused below, as any empty text
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
     texts = [prompt + text if text else text for text in queries(questions, (answers or [""])[-1])]
-    return encode_all(load(spec.path), texts, spec.max_tokens, truncate=True, param="messages")
+    tokens = encode_all(
+        load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
+    )
+    return Question(tokens, _build(ask, spec, history, (), forced=False))
 
 
 def grounded(
@@ -84,13 +99,18 @@ def grounded(
 
 
 def _build(
-    ask: ChatAsk, spec: Spec, history: History | None, passages: Sequence[Passage]
+    ask: ChatAsk,
+    spec: Spec,
+    history: History | None,
+    passages: Sequence[Passage],
+    *,
+    forced: bool = True,
 ) -> Generation:
     assert ask.retrieval is not None
     *before, last = ask.messages
     content = render(spec.grounding_template, passages, last["content"])
     messages = [*before, {**last, "content": content}]
-    if passages:
+    if passages or not forced:
         return generation(ask, spec, history, messages=messages)
     answer = nothing_found(ask.retrieval.collection)
     # It is said whole, whatever the client's limits: they are meant for what a model computes.
