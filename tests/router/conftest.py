@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -9,6 +10,7 @@ import aiohttp
 import pytest
 
 from tests.router.mesh import Mesh
+from tests.router.scripted import NAME, Generator, generator
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,16 @@ async def name(http: aiohttp.ClientSession) -> AsyncIterator[str]:
     yield made
     async with http.delete(f"/v1/collections/{made}") as response:
         assert response.status in {200, 404}
+
+
+@pytest.fixture
+async def model(mesh: Mesh, http: aiohttp.ClientSession) -> AsyncIterator[Generator]:
+    """A scripted generator on the mesh, known to its router."""
+    async with generator(mesh.redis.url, mesh.directory) as made:
+        async with asyncio.timeout(20):
+            while True:
+                async with http.get(f"/v1/models/{NAME}") as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.1)
+        yield made

@@ -52,6 +52,16 @@ def byte_tokenizer(specials: Sequence[str] = SPECIALS) -> Tokenizer:
     return made
 
 
+_TOKENIZER = byte_tokenizer()
+_TOKENIZER.encode_special_tokens = True
+
+
+def written(text: str) -> list[int]:
+    """Return the token ids of a text, none of them special."""
+    ids: list[int] = _TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ids
+
+
 def card(name: str = NAME, **changes: object) -> ModelCard:
     tokenizer = byte_tokenizer()
     values: dict[str, object] = {
@@ -101,8 +111,8 @@ class Scene:
         self.index += 1
 
     async def text(self, text: str, choice: int = 0, *, finish: str | None = None) -> None:
-        """Emit one piece whose tokens are the text's bytes."""
-        tokens = list(text.encode())
+        """Emit one piece, a token a byte."""
+        tokens = written(text)
         await self.say(Piece(at=0, choice=choice, tokens=tokens, text=text, finish=finish))  # type: ignore[arg-type]
 
     async def end(self) -> None:
