@@ -1,25 +1,23 @@
-"""C1: every family's logits and greedy text against transformers, on random models, in any batch and chunking.
+"""X1: every family's logits and greedy text against transformers, on random models, in any batch and chunking.
 
-`python -m loadgen.exactness --json docs/benchmarks/C1.json`
+`python -m loadgen.exactness --json docs/benchmarks/X1.json`
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from common.messages import Sampling
-from loadgen import document, random_models
-from loadgen.document import Body, Options
+from loadgen import document, random_models, suite
+from loadgen.document import Options
 from loadgen.stepping import Line, Scatter
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Draw
@@ -170,39 +168,6 @@ def _mixed(runner: TorchRunner, texts: list[list[int]], draw: random.Random) -> 
     return [torch.cat(each) for each in found]
 
 
-def run(options: Options) -> Body:
-    """Measure every family (quick: few sequences)."""
-    count = options.rounds(1000, 20)
-    body = Body()
-    rows = [measure(family, sequences=count, seed=options.seed) for family in FAMILIES]
-    columns = ["family", "models", "sequences", "tokens", "logits, whole", "logits, mixed batches"]
-    columns += ["text differs", "excused (gap < 1e-3)"]
-    body.table(
-        "fp32 against transformers, random models",
-        columns,
-        [
-            [
-                row.family,
-                *map(str, (row.models, row.sequences, row.tokens)),
-                *(f"{worst:.1e}" for worst in (row.logits_whole, row.logits_mixed)),
-                *map(str, (row.different, row.excused)),
-            ]
-            for row in rows
-        ],
-    )
-    body.samples["rows"] = [asdict(row) for row in rows]
-    for row in rows:
-        body.met[row.family] = "met" if row.met else "missed"
-    body.notes.append(
-        "Logits: the worst row's largest difference over its largest logit (goal 1e-4). Text: 32 greedy tokens, "
-        "generated in mixed batches on scattered pages; a first difference is excused where the oracle's two "
-        "likeliest logits are nearer than 1e-3, in at most 0.1 % of sequences. Every model has another random "
-        "configuration: heads, grouped heads, head size, biases, tying, rotation (default, linear, llama3, yarn), "
-        "windows."
-    )
-    return body
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command: 0 if every family meets the goals, else 1."""
     parser = argparse.ArgumentParser("python -m loadgen.exactness", description=__doc__)
@@ -211,10 +176,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, help="sequences a family; default 1000")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     options = Options(quick=args.quick, seed=args.seed, count=args.count)
-    found = document.build("C1", "Exactness against transformers", run(options), options)
+    found = suite.run("X1", options)
     if args.json:
         document.save(args.json, found)
     from loadgen.cli import show  # noqa: PLC0415 - only to print
