@@ -140,12 +140,14 @@ class Holder:
     ) -> str:
         """End a job with an error that another try would not change.
 
-        `turn` is what its session keeps of it, if the client asked for that.
+        `turn` is what its session keeps of it, if the client asked for that. When to come back goes with the event.
         """
         kind: Literal["expired", "error"] = (
             "expired" if error.code == "deadline_exceeded" else "error"
         )
-        event = Event(index=index, kind=kind, code=error.code, message=error.message)
+        wait = error.retry_after_s
+        data = b"" if wait is None else msgspec.json.encode({"retry_after_s": wait})
+        event = Event(index=index, kind=kind, data=data, code=error.code, message=error.message)
         return await self._end(lease, event, part=_part(turn, session))
 
     async def _end(

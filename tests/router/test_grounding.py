@@ -120,6 +120,7 @@ async def test_no_passage_is_said_plainly(
     status, answer, _ = await post(
         http, grounded(pages, retrieval=retrieval, max_tokens=3, stop=["passage"])
     )
+    assert status == 200, answer
     choice = answer["choices"][0]
 
     assert status == 200
@@ -249,6 +250,7 @@ async def test_a_busy_session_is_a_status(
     first = asyncio.create_task(post(http, body))
     async with asyncio.timeout(20):
         while not model.works:  # noqa: ASYNC110
+            assert not first.done(), await first
             await asyncio.sleep(0.02)
     for streamed in (False, True):
         status, error, headers = await post(http, {**body, "stream": streamed})

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from common.bus.journal import Bell
 from common.errors import InvalidRequest, NotFound
-from common.ids import family_of
+from common.ids import Family, family_of
 from common.messages import CollectionRecord, Event
 from services.router.api.answers import Answer, deliver
 from services.router.api.generating import admitted, door
@@ -94,7 +94,7 @@ async def ask_of(router: Router, caller: Caller, chat: ChatAsk) -> Ask:
     else:
         family = await router.cards.family(chat.model, caller.tenant)
     for needed in (family, await router.cards.family(encoder.name, caller.tenant)):
-        if not await router.bus.workers(needed):
+        if not await _served(router, needed):
             raise refusal("no_worker", 2.0)
     past = await history(router, chat.session, caller.tenant) if chat.session else None
     earlier = await _earlier(router, chat.session) if chat.session else []
@@ -127,6 +127,14 @@ async def ask_of(router: Router, caller: Caller, chat: ChatAsk) -> Ask:
     )
     charged += sum(map(len, question.tokens))
     return router.several(caller.tenant, "chat", plan, view, charged)
+
+
+async def _served(router: Router, family: Family) -> bool:
+    """Return whether a worker of a family lives; one that has just started counts."""
+    if await router.bus.workers(family):
+        return True
+    router.bus.forget_roster(family)
+    return bool(await router.bus.workers(family))
 
 
 async def _collection(router: Router, tenant: str, name: str) -> CollectionRecord:

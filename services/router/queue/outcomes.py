@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from common.errors import (
     Cancelled,
     Conflict,
@@ -40,6 +42,8 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "bad_input",
         "result_too_large",
         "invalid_session",
+        "invalid_messages",
+        "no_chat_template",
     ),
     Conflict: (
         "encoder_mismatch",
@@ -71,17 +75,25 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "disk_full",
         "text_pool_busy",
         "text_pool_broken",
+        "template_broken",
         "behind",
         "not_applied",
         "collection_missing",
         "read_only",
         "replica_behind",
         "search_failed",
+        "session_running",
         "shard_damaged",
         "storage_failed",
     ),
 }
 _BY_CODE = {code: cls for cls, codes in _CLASSES.items() for code in codes}
+
+
+class _ComeBack(msgspec.Struct):
+    """What an error's event says beside its code."""
+
+    retry_after_s: float | None = None
 
 
 def rebuilt(code: str, message: str) -> SpillwayError:
@@ -101,7 +113,10 @@ def error_of(event: Event) -> SpillwayError:
             event.message or "the request's job was convicted of failing; its dead letter tells why"
         )
     if event.kind == "error":
-        return rebuilt(event.code, event.message or event.code)
+        error = rebuilt(event.code, event.message or event.code)
+        if event.data:
+            error.retry_after_s = msgspec.json.decode(event.data, type=_ComeBack).retry_after_s
+        return error
     return InternalError(f"a job ended with {event.kind!r}")
 
 
