@@ -47,62 +47,67 @@ async def test_streams_of_many_jobs(bus: Any, desk: Desk) -> None:
     assert worker.value("spillway_tokens_total", kind="output", **labels) == sum(range(10, 40))
 
 
-async def test_choices_and_prompts(bus: Any, desk: Desk) -> None:
-    """n choices of two prompts: choice c belongs to prompt c // n, and each prompt is computed once."""
+async def test_work_of_all_kinds(bus: Any, desk: Desk) -> None:
+    """One worker: several prompts and choices, every way to end, log probabilities."""
     async with running(bus) as worker:
-        prompts = ["a" * 100, "b" * 200]
-        pieces, result = await desk.result(await desk.admit(work(*prompts, n=3, max_new=20)))
-
-        for choice in range(6):
-            assert text_of(pieces, choice) == said(prompts[choice // 3], 20, choice)
-        assert (result.prompt_tokens, result.completion_tokens) == (300, 120)
-        rows = sum(len(part.positions) for batch in worker.runner.batches for part in batch)
-        assert rows <= 300 + 6 * 32 + 120
-        again, result = await desk.result(await desk.admit(work(prompts[1], max_new=5)))
-        assert result.cached_tokens == 192
-        other, result = await desk.result(await desk.admit(work(prompts[1], max_new=5, scope="u")))
-        assert result.cached_tokens == 0
-        assert text_of(again) == text_of(other)
+        await choices_share_their_prompt(worker, desk)
+        await choices_end_where_they_must(desk)
+        await logprobs_ride_with_their_tokens(desk)
 
 
-async def test_where_a_choice_ends(bus: Any, desk: Desk) -> None:
+async def choices_share_their_prompt(worker: Worker, desk: Desk) -> None:
+    """Choice c belongs to prompt c // n; each prompt is computed once, and found again within its scope."""
+    prompts = ["a" * 100, "b" * 200]
+    pieces, result = await desk.result(await desk.admit(work(*prompts, n=3, max_new=20)))
+
+    for choice in range(6):
+        assert text_of(pieces, choice) == said(prompts[choice // 3], 20, choice)
+    assert (result.prompt_tokens, result.completion_tokens) == (300, 120)
+    rows = sum(len(part.positions) for batch in worker.runner.batches for part in batch)
+    assert rows <= 300 + 6 * 32 + 120
+    again, result = await desk.result(await desk.admit(work(prompts[1], max_new=5)))
+    assert result.cached_tokens == 192
+    other, result = await desk.result(await desk.admit(work(prompts[1], max_new=5, scope="u")))
+    assert result.cached_tokens == 0
+    assert text_of(again) == text_of(other)
+
+
+async def choices_end_where_they_must(desk: Desk) -> None:
     """Stop strings are cut off across tokens; stop ids, min_new, ignore_eos and forced answers do what they say."""
     whole = said("x", 30)
-    async with running(bus):
-        cut = await desk.admit(work("x", max_new=30, stop=["ted ", "zzz"]))
-        late = await desk.admit(work("x", max_new=30, stop=["ted"], min_new=12))
-        byte = await desk.admit(work("x", max_new=30, stop_ids=[ord("d")]))
-        on = await desk.admit(work("x", max_new=30, stop_ids=[ord("d")], ignore_eos=True))
-        forced = await desk.admit(work("x", max_new=2, forced=[*b"No passage.", END]))
-        none = await desk.admit(work("x", max_new=0))
+    cut = await desk.admit(work("x", max_new=30, stop=["ted ", "zzz"]))
+    late = await desk.admit(work("x", max_new=30, stop=["ted"], min_new=12))
+    byte = await desk.admit(work("x", max_new=30, stop_ids=[ord("d")]))
+    on = await desk.admit(work("x", max_new=30, stop_ids=[ord("d")], ignore_eos=True))
+    forced = await desk.admit(work("x", max_new=2, forced=[*b"No passage.", END]))
+    none = await desk.admit(work("x", max_new=0))
 
-        pieces, result = await desk.result(cut)
-        assert text_of(pieces) == "simula"
-        assert (pieces[-1].finish, pieces[-1].stopped_by) == ("stop", "ted ")
-        assert result.completion_tokens == len("simulated ")
-        assert await desk.text(late) == whole[: whole.index("ted", 12)]
-        pieces, result = await desk.result(byte)
-        assert (text_of(pieces), pieces[-1].finish, pieces[-1].stopped_by) == (
-            "simulate",
-            "stop",
-            "d",
-        )
-        assert tokens_of(pieces) == list(b"simulate")
-        assert await desk.text(on) == whole
-        pieces, _ = await desk.result(forced)
-        assert (text_of(pieces), pieces[-1].finish) == ("No passage.", "stop")
-        pieces, result = await desk.result(none)
-        assert (text_of(pieces), pieces[-1].finish, result.completion_tokens) == ("", "length", 0)
+    pieces, result = await desk.result(cut)
+    assert text_of(pieces) == "simula"
+    assert (pieces[-1].finish, pieces[-1].stopped_by) == ("stop", "ted ")
+    assert result.completion_tokens == len("simulated ")
+    assert await desk.text(late) == whole[: whole.index("ted", 12)]
+    pieces, result = await desk.result(byte)
+    assert (text_of(pieces), pieces[-1].finish, pieces[-1].stopped_by) == (
+        "simulate",
+        "stop",
+        "d",
+    )
+    assert tokens_of(pieces) == list(b"simulate")
+    assert await desk.text(on) == whole
+    pieces, _ = await desk.result(forced)
+    assert (text_of(pieces), pieces[-1].finish) == ("No passage.", "stop")
+    pieces, result = await desk.result(none)
+    assert (text_of(pieces), pieces[-1].finish, result.completion_tokens) == ("", "length", 0)
 
 
-async def test_logprobs_ride_with_their_tokens(bus: Any, desk: Desk) -> None:
+async def logprobs_ride_with_their_tokens(desk: Desk) -> None:
     """Every token of every piece has its log probability, with bytes."""
-    async with running(bus):
-        pieces, _ = await desk.result(await desk.admit(work("x", max_new=9, logprobs=1)))
-        for piece in pieces:
-            assert [item.id for item in piece.logprobs] == piece.tokens
-            assert [item.raw for item in piece.logprobs] == [bytes([t]) for t in piece.tokens]
-            assert all(len(item.top) == 1 for item in piece.logprobs)
+    pieces, _ = await desk.result(await desk.admit(work("x", max_new=9, logprobs=1)))
+    for piece in pieces:
+        assert [item.id for item in piece.logprobs] == piece.tokens
+        assert [item.raw for item in piece.logprobs] == [bytes([t]) for t in piece.tokens]
+        assert all(len(item.top) == 1 for item in piece.logprobs)
 
 
 async def test_refusals(bus: Any, desk: Desk) -> None:
