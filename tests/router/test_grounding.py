@@ -249,7 +249,7 @@ async def test_a_busy_session_is_a_status(
     body = grounded(pages, session=session)
     first = asyncio.create_task(post(http, body))
     async with asyncio.timeout(20):
-        while not model.works:  # noqa: ASYNC110
+        while not model.works:
             assert not first.done(), await first
             await asyncio.sleep(0.02)
     for streamed in (False, True):
