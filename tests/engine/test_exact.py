@@ -13,6 +13,10 @@ from loadgen import exactness, random_models
 from loadgen.stepping import Line, Scatter
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import PAGE, Draw, Rows, StepFailed
+from services.gpu_worker.decide.pages import root_id
+from services.gpu_worker.decide.schedule import Bounds
+from services.gpu_worker.decide.scheduler import Scheduler
+from services.gpu_worker.decide.sequence import TokenSequence
 
 TOLERANCE = 1e-4
 LENGTH = 200
@@ -152,6 +156,56 @@ def test_sampled_text_does_not_depend_on_the_company(runner: TorchRunner) -> Non
     ]
     assert together == alone
     assert len({tuple(output) for output in together}) == len(prompts)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_scheduled_text_is_the_text_alone(runner: TorchRunner, seed: int) -> None:
+    """The real scheduler, with shared beginnings, few pages, preemption and chunks: the text of each alone."""
+    draw = random.Random(seed)
+    heads = [_tokens(50 + n, 70) for n in range(2)]
+    prompts = [
+        [*heads[n % 2][: draw.choice((40, 64, 70))], *_tokens(n, draw.randrange(1, 60))]
+        for n in range(9)
+    ]
+    sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed)
+    scheduler = Scheduler(runner.shape._replace(pages=8), Bounds(tokens=48, running=6))
+    sequences = [
+        TokenSequence("job", n, n, prompt, root=root_id("f", ""), most=len(prompt) + 40)
+        for n, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        assert scheduler.fits(sequence)
+        scheduler.add(sequence)
+    while parts := scheduler.step():
+        batch = [
+            Rows(
+                part.sequence.at(part.positions),
+                part.positions,
+                part.sequence.pages,
+                Draw(
+                    sampling,
+                    part.sequence.choice,
+                    part.sequence.length,
+                    part.sequence.prompt,
+                    part.sequence.output,
+                )
+                if part.draws
+                else None,
+            )
+            for part in parts
+        ]
+        for part, drawn in zip(parts, runner.execute(batch), strict=True):
+            scheduler.commit(part, drawn.token if drawn else None)
+            if part.sequence.length == part.sequence.most:
+                scheduler.drop([part.sequence])
+
+    alone = [
+        exactness.generate(runner, [prompt], 40, sampling, seed=2, first=n)[0]
+        for n, prompt in enumerate(prompts)
+    ]
+    assert [sequence.output for sequence in sequences] == alone
+    assert scheduler.preemptions > 0
+    assert any(sequence.cached > 0 for sequence in sequences)
 
 
 def test_shared_pages_and_copies(runner: TorchRunner) -> None:
