@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.bus import Bus, Journal, NewJob
+from common.bus import Bus, BusFull, Journal, NewJob
 from common.bus.journal import Bell
 from common.bus.sessions import history_of
 from common.errors import DeadlineExceeded
@@ -47,6 +47,8 @@ async def ground(run: Run, plan: GroundPlan) -> RequestResult:
     """Answer a chat from what a collection says; the result names the generate job."""
     job = child_id(run.request, await _family(run, plan), STAGE, 0)
     run.owns(job)
+    if plan.chat.session:
+        await _note(run, plan.chat.session)
     told = None
     if run.index:  # another router had it before
         told = told_of(await run.tools.bus.log(run.request))
@@ -58,6 +60,15 @@ async def ground(run: Run, plan: GroundPlan) -> RequestResult:
     result_of(await run.tools.journal.end(told.job, run.deadline_ms))
     info = {"view": msgspec.to_builtins(plan.view), "retrieval": told.retrieval}
     return RequestResult(jobs=[told.job], info=info)
+
+
+async def _note(run: Run, session: str) -> None:
+    """Remember the request with its session before anything is made of it: it is deleted with it."""
+    record = await run.tools.bus.session(session)
+    if record is None or record.tenant != run.tenant:
+        raise refusal("session_not_found", 0.0)
+    with contextlib.suppress(BusFull):  # then its turn will be remembered, and names it
+        await run.tools.bus.note_session_job(session, run.request)
 
 
 async def await_told(
