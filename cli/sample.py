@@ -1,6 +1,7 @@
-"""The sample collection `docs`: this project's documentation and the Python standard library's docstrings.
+"""The sample collections: `docs` (the project's documentation, Python's docstrings) and `handbook` (cli/handbook.py).
 
-Real text that lies on every machine with Python, so that the first search answers something worth asking.
+Real text that lies on every machine with Python, so that the first search answers something worth asking; and the
+pages that the shipped chat model answers about.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import heapq
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from spillway_client import AsyncSpillway
 
+from cli import handbook
 from cli.files import Found, Item, Root
 from cli.ingest import ensure
 from cli.upload import Counts, Stop, Upload
@@ -133,16 +135,38 @@ def _useful(name: str, text: object) -> Iterator[tuple[str, str]]:
 
 
 async def load(
-    url: str, progress: Callable[[str], None] | None = None, *, api_key: str | None = None
+    url: str,
+    progress: Callable[[str], None] | None = None,
+    *,
+    api_key: str | None = None,
+    data_dir: Path | None = None,
 ) -> int:
-    """Load the sample and return how many documents it has now; what is there already is skipped.
+    """Load the samples and return how many documents they have now; what is there already is skipped.
 
+    `handbook` is written below `data_dir` and comes first, for it is small; without `data_dir` there is only `docs`.
     `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, or Stop if the server
     stays away.
     """
-    found = await asyncio.to_thread(
-        lambda: [item for item in documents() if isinstance(item, Item)]
-    )
+    async with AsyncSpillway(url, api_key, max_retries=20) as client:
+        pages: list[Item] = []
+        if data_dir is not None:
+            pages = await asyncio.to_thread(handbook.documents, handbook.directory(data_dir))
+        known = 0
+        if pages:
+            known = await _load(client, handbook.COLLECTION, handbook.SOURCE, pages, progress)
+        found = await asyncio.to_thread(
+            lambda: [item for item in documents() if isinstance(item, Item)]
+        )
+        return known + await _load(client, COLLECTION, SOURCE, found, progress)
+
+
+async def _load(
+    client: AsyncSpillway,
+    collection: str,
+    source: str,
+    found: Sequence[Found],
+    progress: Callable[[str], None] | None,
+) -> int:
     counts, said_at = Counts(), time.monotonic()
 
     def notice(now: Counts, problem: object) -> None:
@@ -152,12 +176,11 @@ async def load(
             return
         if done == len(found) or time.monotonic() - said_at >= SAY_EVERY_S:
             said_at = time.monotonic()
-            progress(f"{done} of {len(found)} documents in `{COLLECTION}`")
+            progress(f"{done} of {len(found)} documents in `{collection}`")
 
-    async with AsyncSpillway(url, api_key, max_retries=20) as client:
-        await ensure(client, COLLECTION)
-        upload = Upload(client, COLLECTION, SOURCE, counts=counts, notice=notice, patience_s=120.0)
-        await upload.run(iter(found), prune=lambda _: True)
+    await ensure(client, collection)
+    upload = Upload(client, collection, source, counts=counts, notice=notice, patience_s=120.0)
+    await upload.run(iter(found), prune=lambda _: True)
     return counts.stored + counts.unchanged
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import spillway_client as sw
 
-from cli import sample
+from cli import handbook, sample
 from cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,6 +312,32 @@ async def test_sample(
     assert count >= 40
     assert said
     assert found.data[0].id.startswith("python/textwrap")
+
+
+async def test_handbook(
+    instance: Running,
+    client: sw.AsyncSpillway,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The pages are written and stored once; an edited one is restored; a page that is none of ours is left alone."""
+    monkeypatch.setattr(sample, "documents", lambda: iter(()))
+    folder = handbook.directory(tmp_path)
+    count = await sample.load(instance.url, data_dir=tmp_path)
+    found = [page async for page in client.documents("handbook").iterate()]
+    (folder / "notes.md").write_text("# Mine")
+    (folder / found[0].id).write_text("# Edited")
+    said: list[str] = []
+    assert await sample.load(instance.url, said.append, data_dir=tmp_path) == count
+    again = [page async for page in client.documents("handbook").iterate()]
+
+    assert count == len(found) == len(list(folder.glob("*.md"))) - 1
+    assert count >= 250
+    assert {page.chunks for page in found} == {1}
+    assert [page.id for page in found] == [page.id for page in again]
+    assert (folder / found[0].id).read_text().startswith("# ")
+    assert (folder / found[0].id).read_text() != "# Edited"
+    assert (folder / "notes.md").exists()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
