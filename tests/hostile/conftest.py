@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hostile.routes import COLLECTION, DOCUMENT, TEXT
+from tests.hostile.routes import COLLECTION, DOCUMENT, HELD, TEXT
 from tests.hostile.world import Witness, World
 
 # What must never be seen, whatever is sent.
@@ -54,11 +54,15 @@ def request_id(world: World) -> str:
 
 @pytest.fixture
 def home(world: World, witness: Witness, request_id: str) -> str:
-    """What the requests that work need: a collection with a document; returns a request's id."""
+    """What the requests that work need: a collection with a document, a session; returns a request's id."""
     made = world.ask("POST", "/v1/collections", {"name": COLLECTION})
     assert made.status in {201, 409}, made
     if made.status == 201:
         document = {"id": DOCUMENT, "text": TEXT, "metadata": {"n": 1}}
         url = f"/v1/collections/{COLLECTION}/documents"
         assert world.ask("POST", url, {"documents": [document]}).status == 200
+    if world.ask("GET", f"/v1/sessions/{HELD.get('session', 'x')}").status != 200:
+        session = world.ask("POST", "/v1/sessions", {})
+        assert session.status == 201, session
+        HELD["session"] = session.json["id"]
     return request_id

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEC: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 METHODS = ("get", "post", "put", "patch", "delete")
 OPEN = frozenset({"/livez", "/readyz", "/health"})
-COLLECTION, DOCUMENT, MODEL = "mine", "a", "sim"
+COLLECTION, DOCUMENT, MODEL, CHAT_MODEL = "mine", "a", "sim", "sim-chat"
 TEXT = "water over the dam"
 # A body that works where the schema alone does not say which.
 BODIES: dict[str, Any] = {
@@ -27,7 +27,10 @@ BODIES: dict[str, Any] = {
     "rerank": {"query": "water", "documents": [TEXT]},
     "rerankAlias": {"query": "water", "texts": [TEXT]},
     "deleteDocuments": {"ids": ["none"]},
+    "importSession": {"format": "spillway.session/1", "model": CHAT_MODEL, "turns": []},
 }
+# Ids that only the server can make, by what they are of; `home` sees to it that they exist.
+HELD: dict[str, str] = {}
 
 
 def resolve(node: Any) -> Any:
@@ -105,6 +108,8 @@ class Operation:
     def _usual(self, name: str, request: str) -> str:
         if name == "id" and "/requests/" in self.template:
             return request
+        if name == "id" and "/sessions/" in self.template:
+            return HELD.get("session", "x")
         return {"model": MODEL, "name": COLLECTION, "id": DOCUMENT}.get(name, "x")
 
     @property

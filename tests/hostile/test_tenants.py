@@ -19,7 +19,7 @@ OWN = {"model"}  # path parameters that name what all tenants share
 
 @pytest.fixture(scope="module")
 def alices(world: World) -> dict[str, str]:
-    """What alice owns: a collection with a document, and a finished request."""
+    """What alice owns: a collection with a document, a finished request, and a session."""
     made = world.ask("POST", "/v1/collections", {"name": "secret"}, tenant="alice")
     assert made.status == 201, made
     document = {"id": "diary", "text": "alice keeps a diary"}
@@ -29,13 +29,22 @@ def alices(world: World) -> dict[str, str]:
         "POST", "/v1/embeddings", {"input": TEXT}, tenant="alice", headers={"Spillway-Resume": "60"}
     )
     assert asked.status == 200
-    return {"name": "secret", "id": "diary", "request": asked.headers["x-request-id"]}
+    kept = world.ask("POST", "/v1/sessions", {"metadata": {"diary": 1}}, tenant="alice")
+    assert kept.status == 201, kept
+    return {
+        "name": "secret",
+        "id": "diary",
+        "request": asked.headers["x-request-id"],
+        "session": kept.json["id"],
+    }
 
 
 def _given(operation: Operation, owned: dict[str, str]) -> dict[str, str]:
     given = {"name": owned["name"], "id": owned["id"]}
     if "/requests/" in operation.template:
         given["id"] = owned["request"]
+    if "/sessions/" in operation.template:
+        given["id"] = owned["session"]
     return {name: given[name] for name in operation.path_parameters if name not in OWN}
 
 
@@ -53,6 +62,8 @@ def test_another_tenants_ids(
     }
     if "/requests/" in operation.template:
         nowhere["id"] = alices["request"][:-3] + "zzz"
+    if "/sessions/" in operation.template:
+        nowhere["id"] = alices["session"][:-3] + "zzz"
     absent = operation.target("", **nowhere)
 
     theirs = world.ask(operation.method, target, operation.body)
@@ -67,6 +78,8 @@ def test_another_tenants_ids(
     assert theirs.json["error"]["message"] == message
     still = world.ask("GET", "/v1/collections/secret/documents/diary", tenant="alice")
     assert still.json["text"] == "alice keeps a diary"
+    kept = world.ask("GET", f"/v1/sessions/{alices['session']}", tenant="alice")
+    assert kept.json["metadata"] == {"diary": 1}
 
 
 def test_every_route_is_walked() -> None:
@@ -86,6 +99,12 @@ def test_lists_show_ones_own(world: World, witness: Witness, alices: dict[str, s
 
     assert names["alice"] == {"secret"}
     assert "secret" not in names["mallory"]
+    sessions = {
+        tenant: {s["id"] for s in world.ask("GET", "/v1/sessions", tenant=tenant).json["data"]}
+        for tenant in ("alice", "mallory")
+    }
+    assert sessions["alice"] == {alices["session"]}
+    assert alices["session"] not in sessions["mallory"]
 
 
 def test_same_names_are_different_things(

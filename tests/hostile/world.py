@@ -20,23 +20,25 @@ from tests.servers import Server
 
 BODY_TIMEOUT_S = 2.0
 MAX_BODY = 1_000_000
+COSTS = ("--alpha", "0.0001", "--beta", "0.001")
 TENANTS = ("mallory", "alice", "witness")
 FACTS = {"water": "water over the dam", "fire": "fire in the hills", "air": "air and light"}
 
 
 class World:
-    """Valkey, a sim encoder, vector_search and a router with keys, each a process."""
+    """Valkey, a sim encoder and generator, vector_search, kv_store and a router with keys, each a process."""
 
     def __init__(self, directory: Path | None = None, redis: Server | None = None) -> None:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="spillway-hostile-"))
         self.redis = (redis or Server("valkey")).start()
         self.processes = [
-            self.spawn("gpu_worker", "--device", "sim", "--alpha", "0.0001", "--beta", "0.001"),
+            self.spawn("gpu_worker", "--device", "sim", "--chat-model", "sim-chat", *COSTS),
             self.spawn("vector_search", "--search-threads", "1"),
             self.spawn_router("0"),
+            self.spawn("kv_store", "--sweep-s", "1"),
         ]
         self.keys = asyncio.run(self._make_keys())
-        self.port = self.processes[-1].ports()["port"]
+        self.port = self.router.ports()["port"]
         self._wait_ready()
 
     def spawn(self, service: str, *flags: str) -> Process:
@@ -70,6 +72,11 @@ class World:
         while wire.ask(self.port, "GET", "/readyz?wait=5").status != 200:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"not ready: {self.logs()}")
+        for target, word in (("/v1/models", "sim-chat"), ("/v1/sessions", "list")):
+            while word not in str(wire.ask(self.port, "GET", target, key=self.keys["witness"])):
+                if time.monotonic() > give_up:
+                    raise RuntimeError(f"{target} is not ready: {self.logs()}")
+                time.sleep(0.1)
 
     def ask(
         self,
