@@ -263,7 +263,7 @@ class Delta(Message, frozen=True, tag="delta"):
 
 
 class GenerateResult(Message, frozen=True, tag="generate"):
-    """A generation's outcome; the text is in the progress events before it. `cached` prompt tokens were not computed."""
+    """A generation's outcome; its text is in the progress events before. `cached` prompt tokens were not computed."""
 
     prompt_tokens: int
     completion_tokens: int
