@@ -47,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--model", metavar="NAME", help="which model (default: the only one)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest")
     parser.add_argument("--seed", type=int, metavar="N", help="the same answer again")
     add_server(parser)
@@ -114,6 +115,7 @@ class Conversation:
             "model": args.model,
             "retrieval": retrieval,
             "max_tokens": args.max_tokens,
+            "min_tokens": args.min_tokens,
             "temperature": args.temperature,
             "seed": args.seed,
         }

@@ -82,7 +82,7 @@ async def _list(client: AsyncSpillway, args: argparse.Namespace) -> int:
 def _line(session: SessionInfo) -> str:
     used = dt.datetime.fromtimestamp(session.updated, dt.UTC)
     return (
-        f"{session.id}  {session.model}  {session.turns} turns  {session.tokens} tokens"
+        f"{session.id}  {session.model}  turns {session.turns}  tokens {session.tokens}"
         f"  used {used:%Y-%m-%d %H:%M} UTC  kept {session.ttl_s} s"
     )
 
@@ -104,8 +104,8 @@ async def _delete(client: AsyncSpillway, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(deleted.details, indent=2, ensure_ascii=False))
     else:
-        gone = [f"{count} {kind}" for kind, count in deleted.removed.items() if count]
-        print(f"session {deleted.id} is deleted: removed {', '.join(gone) or 'nothing else'}")
+        gone = [f"{kind} {count}" for kind, count in deleted.removed.items() if count]
+        print(f"session {deleted.id} is deleted; removed: {', '.join(gone) or 'nothing else'}")
         print("every key and stream was searched again, in vain; --json shows the proof")
     return 0
 
