@@ -24,6 +24,8 @@ from models.demo.world.relations import RELATIONS, answer
 from models.demo.world.tasks import Task, score, suite
 
 NEW_TOKENS: Final = 48
+BEGIN: Final = "<!-- figures: python -m models.demo.evaluate --card -->"
+FINISH: Final = "<!-- end of figures -->"
 FREE: Final = DIRECTORY / "free_questions.json"
 
 
@@ -177,6 +179,15 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def write_card(figures: dict[str, Any]) -> None:
+    """Put the figures into `figures.json` and their table into the model card."""
+    (DIRECTORY / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    card = DIRECTORY / "README.md"
+    head, _, rest = card.read_text(encoding="utf-8").partition(BEGIN)
+    tail = rest.partition(FINISH)[2]
+    card.write_text(f"{head}{BEGIN}\n{table(figures)}\n{FINISH}{tail}", encoding="utf-8")
+
+
 def main() -> None:
     """Print the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -184,11 +195,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="questions a set")
     parser.add_argument("--only", action="append", default=[], help="a set's name; may be repeated")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--card", action="store_true", help="write figures.json and the card's table"
+    )
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     figures = evaluate(args.directory, args.count, args.only)
+    if args.card:
+        write_card(figures)
     text = json.dumps(figures, indent=1) if args.json else table(figures)
     sys.stdout.write(text + "\n")
 

@@ -31,7 +31,7 @@ PROBES: Final = {
 }
 SAVE_EVERY_S: Final = 300
 PROBE_EVERY_TOKENS: Final = 200_000
-OTHER: Final = 0.1  # weight of the tokens the model does not say; a quarter of it after 8M tokens
+OTHER: Final = 0.1  # weight of the tokens the model does not say, during the first 8M tokens
 
 
 def logits_of(net: Any, size: Size, batch: Batch) -> Tensor:
@@ -68,8 +68,8 @@ def probe(net: Network, encoder: Encoder, count: int = 24) -> dict[str, float]:
 
 
 def rate_at(progress: float, step: int, warm: int = 100) -> float:
-    """Return the learning rate's factor: linear warm-up, constant, linear to zero in the last 35 %."""
-    return min(1.0, (step + 1) / warm) * min(1.0, max(0.0, (1 - progress) / 0.35))
+    """Return the learning rate's factor: linear warm-up, constant, linear to zero in the last 60 %."""
+    return min(1.0, (step + 1) / warm) * min(1.0, max(0.0, (1 - progress) / 0.6))
 
 
 class Training:
@@ -145,7 +145,7 @@ class Training:
         began, saved_at = time.monotonic() - state["seconds"], time.monotonic()
         told = state["tokens"] // PROBE_EVERY_TOKENS
         while state["seconds"] < limit_s:
-            other = OTHER if state["tokens"] < 8e6 else OTHER / 4
+            other = OTHER if state["tokens"] < 8e6 else 0.0
             millions = state["tokens"] / 1e6
             for batch in batches(self.encoder, self.args.seed, state["pool"], millions, other):
                 factor = rate_at(state["seconds"] / limit_s, state["step"])

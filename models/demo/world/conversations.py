@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from models.demo.world import questions, relations
+from models.demo.world import questions, relations, words
 from models.demo.world.names import Pool
 from models.demo.world.passages import Entity, Passage, entity, write
 from models.demo.world.relations import KINDS, OF_KIND, REFUSAL, RELATIONS
@@ -127,10 +127,17 @@ def vary(rng: random.Random, text: str, name: str) -> str:
         return text + rng.choice(questions.AFTER)
     if way < 0.22:
         return text.rstrip("?.")
-    return small if way < 0.27 else text
+    if way < 0.27:
+        return small
+    if way < 0.37:
+        parts = text.split()
+        for _ in range(rng.randint(1, 3)):
+            parts.insert(rng.randint(1, len(parts)), rng.choice(words.PLAIN))
+        return " ".join(parts)
+    return text
 
 
-def scene(rng: random.Random, shape: Shape, pool: Pool, *, held_out: bool = False) -> list[Passage]:
+def scene(rng: random.Random, shape: Shape, pool: Pool) -> list[Passage]:
     """Return shuffled passages; names differ, but some entities have two passages."""
     count = rng.randint(*shape.passages)
     page = rng.random() < shape.page
@@ -141,10 +148,10 @@ def scene(rng: random.Random, shape: Shape, pool: Pool, *, held_out: bool = Fals
         keys = list(OF_KIND[who.kind])
         rng.shuffle(keys)
         size = min(rng.randint(*shape.facts), len(keys))
-        out.append(write(rng, who, keys[:size], page=page, held_out=held_out))
+        out.append(write(rng, who, keys[:size], page=page, blurred=True))
         rest = keys[size : size + rng.randint(*shape.facts)]
         if rest and len(out) < count and rng.random() < 0.25:
-            out.append(write(rng, who, rest, page=page, held_out=held_out))
+            out.append(write(rng, who, rest, page=page, blurred=True))
     rng.shuffle(out)
     return out
 
@@ -181,6 +188,22 @@ def pick(
             return rng.choice(hard or options)
     p = rng.choice(passages)
     return entity(rng, p.entity.kind, pool), rng.choice(sorted(p.stated))
+
+
+def pick_new(
+    rng: random.Random,
+    passages: list[Passage],
+    shape: Shape,
+    pool: Pool,
+    asked: set[tuple[str, str]],
+) -> tuple[Entity, str]:
+    """Return what to ask that is not in `asked`, mostly: an answer given before could be copied."""
+    who, relation = pick(rng, passages, shape, pool)
+    for _ in range(6):
+        if (who.name, relation) not in asked:
+            break
+        who, relation = pick(rng, passages, shape, pool)
+    return who, relation
 
 
 def follow_up(
@@ -246,6 +269,7 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
             say(ground([], question), REFUSAL)
     passages = scene(rng, shape, pool)
     last: tuple[Entity, str] | None = None
+    asked: set[tuple[str, str]] = set()
     for turn in range(rng.randint(*shape.turns)):
         fresh = turn == 0 or rng.random() < shape.regroup
         lean = last is not None and rng.random() < shape.follow
@@ -255,12 +279,13 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
         if leaning:
             who, relation, question = leaning
         else:
-            who, relation = pick(rng, passages, shape, pool)
+            who, relation = pick_new(rng, passages, shape, pool, asked)
             question = ask(rng, relation, who, held_out=False)
         if fresh:
             question = ground([p.text for p in passages], question)
         say(question, answer_from(passages, who, relation))
         last = who, relation
+        asked.add((who.name, relation))
     if rng.random() < shape.small_talk / 2:
         say(*talk(rng))
     return out
