@@ -115,8 +115,9 @@ async def _running(router: Router, record: SessionRecord) -> str | None:
 async def change(request: web.Request) -> web.Response:
     """Set a session's time to live and metadata; either way it lives that long from now on."""
     router = request.app[ROUTER]
-    record = await own(request)
     raw = await router.body(request)
+    router.caller(request, raw)  # its headers are checked, though nothing here takes long
+    record = await own(request)
     body = decode(raw, SessionChangeBody) if raw.strip() else SessionChangeBody()
     metadata = None
     if body.metadata is not None:
@@ -147,15 +148,15 @@ async def list_page(request: web.Request) -> web.Response:
 
 async def export(request: web.Request) -> web.Response:
     """Return a session as one document."""
-    record = await own(request)
     caller = request.app[ROUTER].caller(request)
+    record = await own(request)
     return reply(await _work(request, caller, "export", session=record.id))
 
 
 async def delete(request: web.Request) -> web.Response:
     """Delete a session with everything run for it; the answer says what was removed and searched."""
-    record = await own(request, deleted=True)
     caller = request.app[ROUTER].caller(request)
+    record = await own(request, deleted=True)
     return reply(await _work(request, caller, "delete", session=record.id))
 
 
