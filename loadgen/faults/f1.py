@@ -17,20 +17,27 @@ import msgspec
 import redis.asyncio
 from spillway_client import SpillwayError
 
+from loadgen.faults import stages
 from loadgen.faults.chat_kinds import ChatKind
 from loadgen.faults.clients import Clients, Done, name_of
 from loadgen.faults.compare import Difference
+from loadgen.faults.grounded import Grounded
 from loadgen.faults.kinds import Kind
 from loadgen.faults.scenes import EMBEDDINGS, Scene
+from loadgen.faults.stages import Stages
 from loadgen.mesh import Mesh
 
 RECOVER_S = 6.0
 HEAL_S = 90.0
+SETTLE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run goes: kills a process, in which order, and whether each waits for the last to heal."""
+    """How a run goes: kills a process, in which order, and whether each waits for the last to heal.
+
+    `between` is how often a router is killed in each stage of a grounded request, after the load has ended.
+    """
 
     scene: Scene = EMBEDDINGS
     kills: int = 20
@@ -39,6 +46,7 @@ class Plan:
     simulated: bool = False
     clients_a_kind: int = 2
     pause_s: tuple[float, float] = (0.2, 1.0)
+    between: int = 0
 
     def order(self) -> list[str]:
         """Return the victims in the order they are killed."""
@@ -74,6 +82,7 @@ class Result:
     wrong: list[str] = field(default_factory=list)
     sequences: int = 0
     differences: list[Difference] = field(default_factory=list)
+    stages: Stages = field(default_factory=Stages)
 
     @property
     def late(self) -> list[Kill]:
@@ -142,12 +151,15 @@ async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result
             await _settle(mesh)
             for kind in kinds:
                 result.wrong += await kind.audit(clients)
+            for kind in kinds:
+                if isinstance(kind, Grounded) and plan.between:
+                    result.stages = await stages.run(plan.between, mesh, clients, kind)
             result.repeated = dict(clients.repeated)
             for kind in kinds:
                 if isinstance(kind, ChatKind):
                     result.sequences += kind.comparison.sequences
                     result.differences += kind.comparison.differences
-        result.wrong += storm.wrong + await leftovers(mesh.redis_url)
+        result.wrong += storm.wrong + result.stages.wrong + await leftovers(mesh.redis_url)
     result.tries = sum(done.tries for done in storm.done)
     for done in storm.done:
         result.operations[done.kind] = result.operations.get(done.kind, 0) + 1
@@ -197,7 +209,17 @@ async def _settle(mesh: Mesh) -> None:
 
 
 async def leftovers(url: str) -> list[str]:
-    """Return what a quiet bus must not hold: dead letters, use above zero, entries on a lane."""
+    """Return what a quiet bus must not hold: dead letters, use above zero, entries on a lane.
+
+    What a dead process held is given up only when its heartbeat has lapsed and another has done it.
+    """
+    limit = time.monotonic() + SETTLE_S
+    while (wrong := await _left(url)) and time.monotonic() < limit:  # noqa: ASYNC110 - no event of it
+        await asyncio.sleep(0.2)
+    return wrong
+
+
+async def _left(url: str) -> list[str]:
     wrong = []
     client = redis.asyncio.from_url(url, decode_responses=True)
     try:

@@ -52,8 +52,9 @@ def _chat_services(simulated: bool) -> list[Service]:
 
 def _chat_kinds(simulated: bool) -> list[Kind]:
     # A small pool where the run is short: every answer of it is asked for alone before the first kill.
-    few = simulated
-    return [Stream(count=6 if few else 18), Conversation(count=2 if few else 6), Grounded(count=4)]
+    if simulated:
+        return [Stream(count=4), Conversation(count=1), Grounded(count=2)]
+    return [Stream(count=18), Conversation(count=6), Grounded(count=6)]
 
 
 EMBEDDINGS = Scene(

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import redis.asyncio
@@ -18,7 +16,6 @@ import redis.asyncio
 from loadgen.chat.answer import Answer
 from loadgen.faults.clients import Clients
 from loadgen.faults.grounded import Grounded
-from loadgen.faults.scenes import CHAT
 from loadgen.mesh import Mesh
 
 Stage = Literal["embed", "search", "generate"]
@@ -53,18 +50,13 @@ class Stages:
         ]
 
 
-async def run(rounds: int, data_dir: Path, *, simulated: bool = False) -> Stages:
-    """Kill a router `rounds` times in every stage, one request at a time."""
-    found, kind = Stages(), Grounded()
-    async with (
-        Mesh(data_dir, CHAT.services(simulated), supervise=True) as mesh,
-        Clients(mesh.urls) as clients,
-    ):
-        await kind.prepare(clients)
-        for number in range(rounds):
-            for stage in HELD:
-                found.kills.append(await _kill(mesh, clients, kind, stage, number))
-        found.sequences = kind.comparison.sequences
+async def run(rounds: int, mesh: Mesh, clients: Clients, kind: Grounded) -> Stages:
+    """Kill a router `rounds` times in every stage, one request at a time; the mesh must be quiet and supervised."""
+    found, before = Stages(), kind.comparison.sequences
+    for number in range(rounds):
+        for stage in HELD:
+            found.kills.append(await _kill(mesh, clients, kind, stage, number))
+    found.sequences = kind.comparison.sequences - before
     return found
 
 
@@ -110,9 +102,3 @@ async def _jobs(mesh: Mesh, stage: Stage) -> set[str]:
         return {str(key) async for key in keys}
     finally:
         await client.aclose()
-
-
-def measure(rounds: int, *, simulated: bool = False) -> Stages:
-    """Run in a directory of its own that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="spillway-f1-") as folder:
-        return asyncio.run(run(rounds, Path(folder), simulated=simulated))

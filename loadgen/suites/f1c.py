@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from loadgen import stats
 from loadgen.document import Body, Options
-from loadgen.faults import stages
 from loadgen.faults.f1 import Plan, Result, measure
 from loadgen.faults.scenes import CHAT
+from loadgen.faults.stages import HELD, Stage, Stages
 from loadgen.suites import f1
 
 # Of the sequences compared, so many may part where the undisturbed run had no clear choice.
@@ -18,16 +16,8 @@ MAY_PART = 0.001
 def run(options: Options) -> Body:
     """Kill every process `count` times (15: 105 kills; quick: 1, simulated), then routers between stages."""
     kills = options.rounds(15, 1)
-    plan = Plan(scene=CHAT, kills=kills, seed=options.seed, simulated=options.quick)
-    body = describe(measure(plan, options.partial), plan)
-    between = stages.measure(max(1, kills // 3), simulated=options.quick)
-    rows = [_row(between, stage) for stage in stages.HELD]
-    columns = ["router killed in stage", "times", "right answers", "answered after, median (s)"]
-    body.table("Grounded requests whose router was killed between their stages", columns, rows)
-    body.samples["stages"] = msgspec.to_builtins(between)
-    body.notes += [f"WRONG: {line}" for line in between.wrong[:5]]
-    body.met["grounded between stages"] = "missed" if between.wrong else "goal"
-    return body
+    plan = Plan(CHAT, kills, options.seed, simulated=options.quick, between=max(1, kills * 2 // 3))
+    return describe(measure(plan, options.partial), plan)
 
 
 def describe(result: Result, plan: Plan) -> Body:
@@ -43,10 +33,15 @@ def describe(result: Result, plan: Plan) -> Body:
     ]
     parted = len(allowed) > MAY_PART * max(1, result.sequences)
     body.met["equality"] = "missed" if parted or len(result.differences) > len(allowed) else "goal"
+    between = result.stages
+    columns = ["router killed in stage", "times", "right answers", "answered after, median (s)"]
+    rows = [_row(between, stage) for stage in HELD]
+    body.table("Grounded requests whose router was killed between their stages", columns, rows)
+    body.met["grounded between stages"] = "missed" if between.wrong else "goal"
     return body
 
 
-def _row(between: stages.Stages, stage: stages.Stage) -> list[str]:
+def _row(between: Stages, stage: Stage) -> list[str]:
     kills = [kill for kill in between.kills if kill.stage == stage]
     right = sum(kill.outcome == "ok" for kill in kills)
     median = stats.percentiles([kill.answered_s for kill in kills]).get("p50", 0.0)
