@@ -46,6 +46,7 @@ SUITES = {
         Suite("F1C", "kill -9 of any process under chat"),
         Suite("F2C", "Cancel and disconnect of streams"),
         Suite("F4C", "SIGTERM with streams in flight"),
+        Suite("Q1", "Grounded answers of the shipped model over HTTP"),
         Suite("X1", "Exactness of the engine against transformers"),
         Suite("F6", "Fuzzed API and hostile inputs"),
     )
