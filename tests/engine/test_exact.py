@@ -158,16 +158,15 @@ def test_sampled_text_does_not_depend_on_the_company(runner: TorchRunner) -> Non
     assert len({tuple(output) for output in together}) == len(prompts)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_scheduled_text_is_the_text_alone(runner: TorchRunner, seed: int) -> None:
+def test_scheduled_text_is_the_text_alone(runner: TorchRunner) -> None:
     """The real scheduler, with shared beginnings, few pages, preemption and chunks: the text of each alone."""
-    draw = random.Random(seed)
+    draw = random.Random(1)
     heads = [_tokens(50 + n, 70) for n in range(2)]
     prompts = [
         [*heads[n % 2][: draw.choice((40, 64, 70))], *_tokens(n, draw.randrange(1, 60))]
         for n in range(9)
     ]
-    sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed)
+    sampling = Sampling(temperature=0.9, top_p=0.95, seed=1)
     scheduler = Scheduler(runner.shape._replace(pages=8), Bounds(tokens=48, running=6))
     sequences = [
         TokenSequence("job", n, n, prompt, root=root_id("f", ""), most=len(prompt) + 40)

@@ -87,7 +87,7 @@ _DRAWS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)  # rounding decides 1 in 10^5
+@settings(max_examples=100, deadline=None, derandomize=True)  # rounding decides 1 in 10^5
 @given(st.lists(_DRAWS, min_size=1, max_size=6), st.integers(0, 1 << 30), st.sampled_from((4, 64)))
 def test_rows_are_drawn_as_by_the_slow_one(draws: list[Draw], seed: int, candidates: int) -> None:
     """Every mixture of parameters in one batch, whether candidates suffice or everything is sorted."""
@@ -146,8 +146,8 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     ids=["plain", "top_k", "top_p", "min_p"],
 )
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
-    """Chi-square over 20,000 positions of one seed: the frequencies are the chances that are left."""
-    count = 20_000
+    """Chi-square over 8,000 positions of one seed: the frequencies are the chances that are left."""
+    count = 8_000
     logits = torch.linspace(0, 3, 16)
     draws = [_draw(sampling, position) for position in range(count)]
 
@@ -173,7 +173,7 @@ def test_every_part_of_the_key_counts(changed: str) -> None:
     """Numbers that differ only in one part of the key are uniform and not correlated."""
     parts = {"seed": 0, "choice": 1, "position": 2}
     keys = []
-    for number in range(20_000):
+    for number in range(8_000):
         key = [1 << 40, 0, 0, 0]
         key[parts[changed]] += number
         keys.append((key[0], key[1], key[2], key[3]))
@@ -181,7 +181,7 @@ def test_every_part_of_the_key_counts(changed: str) -> None:
     drawn = uniforms(keys)
 
     assert scipy.stats.kstest(drawn, "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.05
     assert len(set(drawn.tolist())) == len(keys)
 
 

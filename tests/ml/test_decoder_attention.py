@@ -71,7 +71,7 @@ def _cases(draw: st.DrawFn) -> tuple[int, int, int | None, list[list[int]], int]
     return heads, kv_heads, window, sequences, draw(st.integers(0, 1 << 30))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(_cases())
 def test_any_rows_on_any_pages(
     case: tuple[int, int, int | None, list[list[int]], int],

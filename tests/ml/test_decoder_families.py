@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from common.messages import Sampling
+from common.ml.decoder.rope import parse_rope
+from common.ml.decoder.rotate import frequencies
 from loadgen import random_models
 from loadgen.stepping import Line, Scatter
 from services.gpu_worker.compute.runner import TorchRunner
@@ -84,6 +88,53 @@ def test_rotations_equal_transformers_far_out(tmp_path: Path, rope: dict[str, An
     found = runner.logits([line.next_rows(100)])
 
     assert _relative(found, random_models.oracle(model, tokens)[2400:]) <= TOLERANCE
+
+
+_POSITIVE = st.floats(0.5, 50, allow_subnormal=False)
+_SCALINGS = st.one_of(
+    st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": _POSITIVE}),
+    st.fixed_dictionaries(
+        {
+            "rope_type": st.just("llama3"),
+            "factor": st.floats(1, 32),
+            "low_freq_factor": st.floats(0.5, 2),
+            "high_freq_factor": st.floats(2.5, 8),
+            "original_max_position_embeddings": st.integers(16, 8192),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "rope_type": st.just("yarn"),
+            "factor": st.floats(1, 64),
+            "original_max_position_embeddings": st.integers(16, 32768),
+        },
+        optional={
+            "beta_fast": st.floats(16, 64),
+            "beta_slow": st.floats(0.5, 4),
+            "truncate": st.booleans(),
+            "mscale": st.floats(0.5, 2),
+            "mscale_all_dim": st.floats(0.5, 2),
+            "attention_factor": st.floats(0.5, 2),
+        },
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_SCALINGS, st.sampled_from((8, 64, 128)), st.sampled_from((1e4, 5e5, 1e6)))
+def test_frequencies_equal_transformers(scaling: dict[str, Any], dim: int, theta: float) -> None:
+    """For any parameters of a rotation, to the last bit."""
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_theta": theta, **scaling}
+    config = transformers.LlamaConfig(head_dim=dim, rope_parameters=dict(parameters))
+    expected, attention = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
+
+    rope = parse_rope({"rope_parameters": parameters}, positions=2048, where="here")
+
+    assert torch.equal(frequencies(rope, dim), expected)
+    assert rope.attention == attention
 
 
 def test_mixed_windows_are_layer_groups(tmp_path: Path) -> None:
