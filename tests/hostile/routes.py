@@ -27,6 +27,8 @@ BODIES: dict[str, Any] = {
     "rerank": {"query": "water", "documents": [TEXT]},
     "rerankAlias": {"query": "water", "texts": [TEXT]},
     "deleteDocuments": {"ids": ["none"]},
+    "createChatCompletion": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4},
+    "createCompletion": {"prompt": TEXT, "max_tokens": 4},
     "importSession": {"format": "spillway.session/1", "model": CHAT_MODEL, "turns": []},
 }
 # Ids that only the server can make, by what they are of; `home` sees to it that they exist.

@@ -149,6 +149,28 @@ def test_running_work_of_another_tenant_cannot_be_cancelled(world: World, witnes
     assert len(seen[0].json["data"]) == 1500
 
 
+def test_another_tenants_things_in_a_chat(
+    world: World, witness: Witness, alices: dict[str, str]
+) -> None:
+    """A chat cannot go on with another's session, rest on another's collection, or attach to another's request."""
+    chat = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
+    for extra, code in (
+        ({"session": alices["session"]}, "session_not_found"),
+        ({"retrieval": {"collection": alices["name"]}}, "collection_not_found"),
+    ):
+        reply = world.ask("POST", "/v1/chat/completions", {**chat, **extra})
+        refused(reply, extra, {code})
+        assert reply.status == 404
+    headers = {"Idempotency-Key": "chat-1"}
+    hers = world.ask("POST", "/v1/chat/completions", chat, tenant="alice", headers=headers)
+    mine = world.ask("POST", "/v1/chat/completions", chat, headers=headers)
+    assert (hers.status, mine.status) == (200, 200)
+    assert hers.headers["x-request-id"] != mine.headers["x-request-id"]
+    name = hers.headers["x-request-id"]
+    for method, end in (("GET", "/events"), ("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
+        refused(world.ask(method, f"/v1/requests/{name}{end}"), codes={"request_not_found"})
+
+
 def test_same_idempotency_key_of_two_tenants(world: World, witness: Witness) -> None:
     """A key one tenant has claimed means nothing to another."""
     headers = {"Idempotency-Key": "walk-1"}

@@ -21,6 +21,13 @@ def mesh() -> Iterator[Mesh]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def chatting(mesh: Mesh) -> Mesh:
+    """The mesh with a sim generator beside the sim encoder."""
+    mesh.add_generator()
+    return mesh
+
+
 @pytest.fixture
 async def http(mesh: Mesh) -> AsyncIterator[aiohttp.ClientSession]:
     """A session whose relative URLs are the first router's."""

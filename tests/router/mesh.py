@@ -96,6 +96,19 @@ class Mesh:
     def add_router(self, instance: str, *flags: str) -> Process:
         return self.add("router", instance, "--port", "0", "--drain-s", "5", *flags)
 
+    def add_generator(self, beta: float = 0.0001) -> Process:
+        """Start a sim generator, `sim-chat`, and wait until the router knows it; a step takes `beta` seconds."""
+        flags = ("--embed-model", "none", "--chat-model", "sim", "--threads", "1")
+        made = self.add("gpu_worker", "chat", "--device", "sim", "--beta", str(beta), *flags)
+        give_up = time.monotonic() + START_S
+        while (
+            b'"sim-chat"' not in urllib.request.urlopen(f"{self.url}/v1/models", timeout=10).read()
+        ):
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"no generator: {made.log.read_text()[-4000:]}")
+            time.sleep(0.1)
+        return made
+
     @staticmethod
     def address(router: Process, scheme: str = "http") -> str:
         return f"{scheme}://127.0.0.1:{router.ports()['port']}"
