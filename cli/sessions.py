@@ -34,6 +34,7 @@ def add(subparsers: Any) -> None:
         verb.add_argument("id", metavar="ID", help="as `list` shows it")
     load = verbs.add_parser("import", help="make a new session of an exported one")
     load.add_argument("file", metavar="FILE", help="`-`: what is piped in")
+    load.add_argument("--model", metavar="NAME", help="for this model, not the one it was had with")
     for verb in (listing, show, delete):
         verb.add_argument("--json", action="store_true", help="for programs")
     for verb in (listing, show, delete, export, load):
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     document = _read(args.file) if args.verb == "import" else {}
     verbs = {"list": _list, "show": _show, "delete": _delete, "export": _export}
     if args.verb == "import":
-        return talk(args, lambda client: _import(client, document))
+        return talk(args, lambda client: _import(client, document, args.model))
     return talk(args, lambda client: verbs[args.verb](client, args))
 
 
@@ -125,6 +126,6 @@ async def _export(client: AsyncSpillway, args: argparse.Namespace) -> int:
     return 0
 
 
-async def _import(client: AsyncSpillway, document: dict[str, Any]) -> int:
-    print((await client.sessions.load(document)).id)
+async def _import(client: AsyncSpillway, document: dict[str, Any], model: str | None) -> int:
+    print((await client.sessions.load(document, model=model)).id)
     return 0
