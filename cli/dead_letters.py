@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import sys
@@ -12,7 +13,7 @@ from cli.office import add_place, with_bus
 from common.bus import Bus, Journal, NewJob
 from common.errors import ConfigError
 from common.ids import Family, family_of, job_id, ulid
-from common.messages import DeadLetter
+from common.messages import BadMessage, DeadLetter, GenerateWork, SessionTurn, decode_work
 
 HELP = "list, show and replay convicted jobs"
 
@@ -96,7 +97,16 @@ def _show(letter: DeadLetter, *, as_json: bool) -> int:
 def _classes(family: Family) -> tuple[str, ...]:
     """Return the lanes of a family's kind, in the order admission tries them."""
     kind = family.name.split(".", 1)[0]
-    return {"request": ("router",), "search": ("cpu",)}.get(kind, ("gpu", "cpu"))
+    known = {"request": ("router",), "search": ("cpu",), "chat": ("gpu",), "sessions": ("kv",)}
+    return known.get(kind, ("gpu", "cpu"))
+
+
+def _turn(letter: DeadLetter) -> SessionTurn | None:
+    """Return the session's turn that a job was, if it was one: it is tried again as that turn, or not at all."""
+    with contextlib.suppress(BadMessage):
+        work = decode_work(letter.payload)
+        return work.turn if isinstance(work, GenerateWork) else None
+    return None
 
 
 async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
@@ -104,6 +114,7 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     job = NewJob(job_id(family, ulid()), letter.payload, letter.items, letter.tokens)
     router = f"cli-{ulid()}"
     deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
+    turn = _turn(letter)
     journal = Journal(bus, router)
     await journal.start()
     try:
@@ -114,6 +125,8 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
             tenant=letter.tenant,
             deadline_ms=deadline_ms,
             replay_of=letter.job,
+            session=turn.session if turn else "",
+            version=turn.version if turn else 0,
         )
         if admission.outcome == "refused":
             sys.stderr.write(f"spillway: refused ({admission.reason}); try again later\n")
