@@ -22,6 +22,8 @@ UNREADY_S = 0.1
 # Both long enough that none of them is answered before the last has been accepted.
 EMBEDDINGS = Embeddings(step_s=1.5, texts=1)
 CHAT = Generations(step_s=0.05, tokens=60)
+# Less time to drain than the streams last, so the worker must hand over what it has not finished.
+HANDED = Generations(step_s=0.05, tokens=60, env={"DRAIN_S": "1"})
 
 
 @dataclass(slots=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from loadgen.document import Body, Options
-from loadgen.faults.f4 import CHAT, measure
-from loadgen.suites.f4 import describe
+from loadgen.faults.f4 import CHAT, HANDED, measure
+from loadgen.suites.f4 import add
 
 
 def run(options: Options) -> Body:
-    """Drain a router and a worker in mid-stream (10 times each; quick: once)."""
-    body = describe(measure(options.rounds(10, 1), CHAT))
+    """Drain a router and a worker in mid-stream (10 times each; quick: once), with time to finish and without."""
+    rounds = options.rounds(10, 1)
+    body = Body(notes=["Simulated devices."])
+    add(body, "30 s to drain: the worker finishes its streams", measure(rounds, CHAT))
+    add(body, "Workers have 1 s to drain: they hand over", measure(rounds, HANDED))
     body.notes.append(f"Attached streams of {CHAT.tokens} tokens, {CHAT.step_s * 1e3:.0f} ms each.")
     return body
