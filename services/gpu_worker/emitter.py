@@ -22,9 +22,12 @@ class Emitter:
         Jobs with nothing new are asked for too, so that a cancelled prompt stops as soon as an answer. Raises
         BusDown; the events are then kept as they are for the next call, which may find them logged already.
         """
-        held = self._consumer.held
-        listed = [job for job in jobs if job.id in held]
-        lost = {job.id for job in jobs if job.id not in held}
+        listed, lost = [], set()
+        for job in jobs:
+            if self._lease(job) is not None:
+                listed.append(job)
+            else:
+                lost.add(job.id)
         events: dict[str, Event] = {}
         folding = []
         for job in listed:
@@ -53,7 +56,7 @@ class Emitter:
             turn = job.turn(self._now_ms(), partial=True)
             return (turn, job.work.turn) if turn is not None and job.work.turn else None
 
-        leases = [self._consumer.held[job.id] for job in group if job.id in self._consumer.held]
+        leases = [lease for job in group if (lease := self._lease(job)) is not None]
         mine = {lease.job: events[lease.job] for lease in leases if lease.job in events}
         stopped = await self._consumer.step(leases, mine, fold=fold, partial=partial)
         for lease in leases:
@@ -63,7 +66,7 @@ class Emitter:
 
     async def end(self, job: Generation) -> str:
         """End a job whose events are all logged; the verdict, "fenced" if the bus stayed away."""
-        lease = self._consumer.held.get(job.id)
+        lease = self._lease(job)
         if lease is None:
             return "fenced"
         try:
@@ -84,9 +87,14 @@ class Emitter:
 
     async def give_back(self, jobs: Iterable[Generation]) -> None:
         """Hand over jobs that have not begun, uncharged."""
-        leases = [self._consumer.held[job.id] for job in jobs if job.id in self._consumer.held]
+        leases = [lease for job in jobs if (lease := self._lease(job)) is not None]
         if leases:
             await self._consumer.give_back(leases)
+
+    def _lease(self, job: Generation) -> Lease | None:
+        """Return the lease a job runs under; None if it was lost, even if the same job was leased again since."""
+        current = job.generation == self._consumer.generation
+        return self._consumer.held.get(job.id) if current else None
 
 
 def _keeps(session: SessionTurn | None) -> bool:

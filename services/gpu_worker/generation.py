@@ -26,7 +26,7 @@ from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
 from services.gpu_worker.pace import Pace
-from services.gpu_worker.steps import Failure, Ran, run_step
+from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
 _WAIT_S = 1.0
@@ -183,7 +183,10 @@ class GenerationLoop:
         now = time.monotonic()
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
             if self._jobs.get(job.id) is job and not job.over:
-                self._commit(job, part, outcome, now)
+                try:
+                    self._commit(job, part, outcome, now)
+                except Exception as error:  # noqa: BLE001 - it is this job's: the others go on
+                    self._fail(job, failure_of(error, "internal_error"))
         self._steps += 1
         self._news.set()
         self._room.set()
@@ -198,9 +201,7 @@ class GenerationLoop:
     ) -> None:
         choice = job.choices[part.sequence.choice]
         if isinstance(outcome, Failure):
-            _log.error("job_failed", job=job.id, code=outcome.code, why=outcome.message)
-            job.failure = outcome
-            self._scheduler.drop(each.sequence for each in job.choices)
+            self._fail(job, outcome)
             return
         token = None if outcome is None else choice.push(outcome)
         self._scheduler.commit(part, token)
@@ -218,6 +219,11 @@ class GenerationLoop:
             if len(choice.tokens) > 1:
                 took = choice.last_s - choice.first_s
                 self._metrics.per_token.observe(took / (len(choice.tokens) - 1))
+
+    def _fail(self, job: Generation, failure: Failure) -> None:
+        _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
+        job.failure = failure
+        self._scheduler.drop(choice.sequence for choice in job.choices)
 
     def _drop_lost(self) -> None:
         """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""

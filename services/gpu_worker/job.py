@@ -162,6 +162,9 @@ def _problems(work: GenerateWork, runner: Runner) -> Iterator[str]:
             yield "a session's turn has one prompt and one choice"
         elif not 0 <= work.turn.history <= len(work.prompts[0]):
             yield f"history is {work.turn.history}, the prompt has {len(work.prompts[0])} tokens"
+    named = [*work.stop_ids, *work.sampling.bias]
+    if named and not 0 <= min(named) <= max(named) < shape.vocabulary:
+        yield f"a stop id or a biased token is outside of 0 to {shape.vocabulary - 1}"
     for number, prompt in enumerate(work.prompts):
         if not prompt:
             yield f"prompt {number} has no tokens"

@@ -40,7 +40,7 @@ def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
             drawn = runner.execute([rows[index] for index in batch])
         except StepFailed as error:
             guilty = jobs[batch[error.index]]
-            failure = _failure(error)
+            failure = failure_of(error)
             rest = [index for index in batch if jobs[index] != guilty]
         except Exception as error:  # noqa: BLE001 - whatever a model raises is its jobs' failure, not the worker's
             names = dict.fromkeys(jobs[index] for index in batch)
@@ -48,7 +48,7 @@ def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
                 batches += [[i for i in batch if jobs[i] == name] for name in reversed(names)]
                 isolated = True
                 continue
-            guilty, failure, rest = jobs[batch[0]], _failure(error), []
+            guilty, failure, rest = jobs[batch[0]], failure_of(error), []
         else:
             for index, outcome in zip(batch, drawn, strict=True):
                 outcomes[index] = outcome
@@ -62,6 +62,7 @@ def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
     return Ran(outcomes, time.perf_counter() - started, isolated)
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception, code: str = "model_error") -> Failure:
+    """Return what a job is charged with for an error being handled."""
     message = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
-    return Failure("model_error", message, traceback.format_exc())
+    return Failure(code, message, traceback.format_exc())
