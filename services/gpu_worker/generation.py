@@ -112,7 +112,7 @@ class GenerationLoop:
         """Tell the bus what the last steps gave, if it can be reached."""
         self._news.set()
         give_up = time.monotonic() + _CLOSE_S
-        while time.monotonic() < give_up:
+        while time.monotonic() < give_up and self._consumer.bus.reachable:
             waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
             if not waiting and not self._ending:
                 return
@@ -135,9 +135,12 @@ class GenerationLoop:
                 await self._accept(leases)
 
     def _free(self) -> int:
-        """Return how many jobs may be read: slots, unless a step's worth of work waits already."""
+        """Return how many jobs may be read: slots, unless pages are short or a step's worth of work waits already."""
         scheduler = self._scheduler
-        if sum(sequence.rows for sequence in scheduler.waiting) >= self._bounds.tokens:
+        if (
+            scheduler.short
+            or sum(sequence.rows for sequence in scheduler.waiting) >= self._bounds.tokens
+        ):
             return 0
         return self._bounds.running - len(scheduler.running) - len(scheduler.waiting)
 

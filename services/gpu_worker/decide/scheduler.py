@@ -30,6 +30,7 @@ class Scheduler:
         self.running: list[TokenSequence] = []
         self.waiting: list[TokenSequence] = []
         self.preemptions = 0
+        self.short = False  # in the last step sequences waited for pages, not for budget or slots
 
     def fits(self, sequence: TokenSequence) -> bool:
         """True if the sequence, at its longest, fits the pools alone."""
@@ -56,6 +57,9 @@ class Scheduler:
         for sequence, positions in plan.rows:
             self.table.grow(sequence, positions)
             parts.append(Part(sequence, positions, len(positions) == sequence.rows))
+        rows = sum(len(part.positions) for part in parts)
+        room = rows < self.bounds.tokens and len(self.running) < self.bounds.running
+        self.short = room and bool(self.waiting)
         return parts
 
     def _apply(self, plan: Plan) -> None:
