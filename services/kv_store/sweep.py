@@ -29,6 +29,7 @@ class Sweep:
     def __init__(self, bus: Bus, eraser: Eraser, every_s: float) -> None:
         self._bus, self._eraser, self._every_s = bus, eraser, every_s
         self._cursors: dict[str, bytes] = {}
+        self._begin = 0
 
     async def run(self) -> None:
         """Sweep for ever."""
@@ -48,17 +49,21 @@ class Sweep:
         """Sweep once; return how many sessions were erased."""
         expired: list[Named] = []
         marked: list[Named] = []
-        left = MOST
-        for family in await self._bus.session_families():
-            for raw in sorted(await self._bus.call("SMEMBERS", keys.tenants(family))):
-                if left <= 0:
-                    break
-                tenant = raw.decode()
-                for name in await self._some(family, tenant):
-                    left -= 1
-                    why = await self._over(name)
-                    if why:
-                        (expired if why == "expired" else marked).append((name, tenant))
+        indexes = [
+            (family, raw.decode())
+            for family in await self._bus.session_families()
+            for raw in sorted(await self._bus.call("SMEMBERS", keys.tenants(family)))
+        ]
+        left, at = MOST, self._begin % max(len(indexes), 1)
+        for family, tenant in indexes[at:] + indexes[:at]:
+            if left <= 0:
+                break
+            self._begin += 1  # the next sweep begins where this one ends
+            for name in await self._some(family, tenant):
+                left -= 1
+                why = await self._over(name)
+                if why:
+                    (expired if why == "expired" else marked).append((name, tenant))
         for why, some in (("expired", expired), ("deleted", marked)):
             for first in range(0, len(some), BATCH):
                 await self._erase(some[first : first + BATCH], why)

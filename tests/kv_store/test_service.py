@@ -255,6 +255,47 @@ async def test_killed_in_mid_delete(
     await bus.close()
 
 
+async def test_a_grounded_conversation(http: aiohttp.ClientSession, small: Small) -> None:
+    """The question of a grounded turn is in three families, a view and a claim; a deletion finds all of it."""
+    helpers = [
+        small.start("gpu_worker", "0", "--device", "sim", "--threads", "1"),
+        small.start("vector_search", "0", "--search-threads", "1"),
+    ]
+    try:
+        while "sim" not in str(await ask(http, "GET", "/v1/models")):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        helpers[1].ports()
+        await ask(http, "POST", "/v1/collections", {"name": "pages"}, 201)
+        page = {"documents": [{"id": "a", "text": "xanadu is far"}]}
+        await ask(http, "POST", "/v1/collections/pages/documents", page)
+        name = (await created(http))["id"]
+        body = {
+            "session": name,
+            "messages": [{"role": "user", "content": "rosebud?"}],
+            "retrieval": {"collection": "pages"},
+        }
+        headers = {"Idempotency-Key": "grounded", "Spillway-Resume": "60"}
+        async with http.post(CHAT, json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            mark = unique_of(response.headers["x-request-id"])
+        bus = await small.bus()
+        families = {key.partition(":")[0].split(".")[0] for key in await holding(bus, mark)}
+        assert {"{request/0}", "{embed", "{search", "{chat", "idem"} <= families
+        assert (await ask(http, "GET", f"/v1/sessions/{name}"))["version"] == 1
+        proof = await ask(http, "DELETE", f"/v1/sessions/{name}")
+        assert proof["removed"]["claims"] == 1
+        assert (
+            proof["removed"]["job"] >= 4
+        )  # the request, its embedding, its search, its generation
+        left = {key.partition(":")[0] for key in await holding(bus, "rosebud", mark)}
+        assert left <= {"{sessions/0}"}  # the proof
+        assert await bus.claimed("default", "grounded") is None
+        await bus.close()
+    finally:
+        for helper in helpers:
+            helper.kill()
+
+
 async def test_abandoned_delete(http: aiohttp.ClientSession, small: Small) -> None:
     """A deletion whose store was killed and whose client left is finished by the sweep."""
     name = (await created(http))["id"]

@@ -157,7 +157,10 @@ async def holding(bus: Bus, *marks: str) -> list[str]:
     }
     found = []
     for name in await bus._scan("*"):
-        verb, *rest = reads[await bus.call("TYPE", name)]
+        kind = await bus.call("TYPE", name)
+        if kind == b"none":
+            continue  # it has expired since
+        verb, *rest = reads[kind]
         value = name + repr(await bus.call(verb, name, *rest))
         found += [name] if any(mark in value for mark in marks) else []
     return found
