@@ -13,8 +13,8 @@ import pytest
 
 from tests.router.mesh import Mesh, Process
 from tests.router.scripted import NAME, Generator, Scene, generator
-from tests.router.talk import frames_of, post, text_of
-from tests.router.test_grounding import DOCUMENTS, cite, grounded
+from tests.router.talk import frames_of, post, stream, text_of
+from tests.router.test_grounding import DOCUMENTS, cite, grounded, new_session
 
 ANSWER = "It is Oskari [1]; see [1, 2] and [7]."
 
@@ -112,22 +112,23 @@ async def test_a_killed_routers_requests_go_on_from_their_stages(
 
     model.script = waits
     keys = [uuid.uuid4().hex for _ in range(3)]
-    body = {**grounded(pages), "stream": True}
+    sessions = [await new_session(http) for _ in keys]
+    bodies = [{**grounded(pages, session=session), "stream": True} for session in sessions]
     headers = [{"Idempotency-Key": key, "Spillway-Resume": "60"} for key in keys]
     asked: list[asyncio.Task[Any]] = []
     async with aiohttp.ClientSession(url) as doomed:
-        generating = await doomed.post("/v1/chat/completions", json=body, headers=headers[0])
+        generating = await doomed.post("/v1/chat/completions", json=bodies[0], headers=headers[0])
         head = b""
         while b"Oskari" not in head:
             head += await generating.content.readany()
         try:
             halt(own.search)
             before = set(jobs(own, "search"))
-            asked.append(asyncio.create_task(post(doomed, body, **headers[1])))
+            asked.append(asyncio.create_task(post(doomed, bodies[1], **headers[1])))
             await fresh(own, "search", before)
             halt(own.worker)
             before = set(jobs(own, "embed"))
-            asked.append(asyncio.create_task(post(doomed, body, **headers[2])))
+            asked.append(asyncio.create_task(post(doomed, bodies[2], **headers[2])))
             await fresh(own, "embed", before)
             other.kill()
         finally:
@@ -153,6 +154,30 @@ async def test_a_killed_routers_requests_go_on_from_their_stages(
         made = [job for job in jobs(own, stage) if job.rsplit("~", 1)[1].split(".")[0] in ours]
         assert len(made) == 3
     assert len(model.works) == 3
+    for session in sessions:
+        _, kept = await _get(http, f"/v1/sessions/{session}?include=messages")
+        assert (kept["version"], [m["role"] for m in kept["messages"]]) == (
+            1,
+            ["user", "assistant"],
+        )
+
+
+async def test_a_deadline_covers_all_stages(
+    own: Mesh, http: aiohttp.ClientSession, model: Generator, pages: str
+) -> None:
+    """504 where it passes before a stream's head was due, an error in mid-stream where it passes later."""
+    halt(own.search)
+    try:
+        early, late = await asyncio.gather(
+            post(http, {**grounded(pages), "stream": True}, **{"Spillway-Timeout": "0.8"}),
+            stream(http, grounded(pages), **{"Spillway-Timeout": "3"}),
+        )
+    finally:
+        halt(own.search, signal.SIGCONT)
+
+    assert (early[0], early[1]["error"]["code"]) == (504, "deadline_exceeded")
+    assert [data["error"]["code"] for _, data in late[0]] == ["deadline_exceeded"]
+    assert not model.works
 
 
 async def test_a_killed_worker_between_stages_costs_time_only(
@@ -160,19 +185,17 @@ async def test_a_killed_worker_between_stages_costs_time_only(
 ) -> None:
     """The encoder and the search are killed with a stage's job in their hands; what replaces them finishes it."""
     model.script = cite
-    asked = []
     for process, stage in ((own.worker, "embed"), (own.search, "search")):
         halt(process)
         before = set(jobs(own, stage))
-        asked.append(asyncio.create_task(post(http, grounded(pages))))
+        asked = asyncio.create_task(post(http, grounded(pages)))
         await fresh(own, stage, before)
         await asyncio.to_thread(process.kill)
         process.start()
-        await asyncio.to_thread(process.ports)
-    answers = await asyncio.gather(*asked)
+        status, answer, _ = await asked
 
-    assert [status for status, _, _ in answers] == [200, 200]
-    assert {a["choices"][0]["message"]["content"] for _, a, _ in answers} == {ANSWER}
+        assert status == 200, answer
+        assert answer["choices"][0]["message"]["content"] == ANSWER
 
 
 @pytest.mark.parametrize("stage", ["embed", "search", "generate"])
