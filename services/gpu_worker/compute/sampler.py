@@ -15,11 +15,12 @@ from torch import Tensor
 from services.gpu_worker.compute.philox import uniforms
 from services.gpu_worker.decide.batch import Draw, Drawn
 
-CANDIDATES = 1024  # so many of the likeliest are looked at before everything is sorted
+SMALL = 4096  # up to so many ids everything is sorted at once
+CANDIDATES = 128  # of more ids, so many of the likeliest are looked at before a row is sorted
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    """Draw one token from each row of finite fp32 logits (rows, vocabulary), which are changed.
+    """Draw one token from each row of finite, contiguous fp32 logits (rows, vocabulary), which are changed.
 
     Temperature 0 takes the likeliest token, the lowest id among equals.
     """
@@ -29,12 +30,14 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     raw = torch.log_softmax(logits[told], dim=-1) if told else None
     _shift(logits, draws)
     _penalise(logits, draws)
-    tokens = _greedy(logits)
+    tokens = [0] * len(draws)
     sampled = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    greedy = [row for row, draw in enumerate(draws) if draw.sampling.temperature <= 0]
+    if greedy:
+        best = _rows(logits, greedy).argmax(dim=-1)  # the first among equals
+        _scatter(tokens, greedy, best.tolist())
     if sampled:
-        chosen = _sample(logits[sampled], [draws[row] for row in sampled])
-        for row, token in zip(sampled, chosen, strict=True):
-            tokens[row] = token
+        _scatter(tokens, sampled, _sample(_rows(logits, sampled), [draws[row] for row in sampled]))
     drawn = [Drawn(token, 0.0, []) for token in tokens]
     if raw is not None:
         for row, found in zip(told, _report(raw, told, tokens, draws), strict=True):
@@ -64,44 +67,39 @@ def _shift(logits: Tensor, draws: Sequence[Draw]) -> None:
 
 def _penalise(logits: Tensor, draws: Sequence[Draw]) -> None:
     """Apply repetition (prompt and output), frequency and presence (output only)."""
-    repeated = [row for row, draw in enumerate(draws) if draw.sampling.repetition != 1]
-    if repeated:
-        seen = _counts(logits, [[*draws[row].prompt, *draws[row].output] for row in repeated]) > 0
-        amount = _column([draws[row].sampling.repetition for row in repeated], logits)
-        some = logits[repeated]
-        scaled = torch.where(some > 0, some / amount, some * amount)
-        logits[repeated] = torch.where(seen, scaled, some)
-    counted = [
-        row
-        for row, draw in enumerate(draws)
-        if draw.output and (draw.sampling.frequency or draw.sampling.presence)
+    repeated = [
+        [*draw.prompt, *draw.output] if draw.sampling.repetition != 1 else [] for draw in draws
     ]
-    if counted:
-        counts = _counts(logits, [draws[row].output for row in counted])
-        frequency = _column([draws[row].sampling.frequency for row in counted], logits)
-        presence = _column([draws[row].sampling.presence for row in counted], logits)
-        logits[counted] -= frequency * counts + presence * (counts > 0)
+    if any(repeated):
+        at, owners, _ = _occurring(repeated, logits)
+        amount = _column([draw.sampling.repetition for draw in draws], logits)[owners, 0]
+        some = logits.view(-1)[at]
+        logits.view(-1)[at] = torch.where(some > 0, some / amount, some * amount)
+    counted = [
+        draw.output if draw.sampling.frequency or draw.sampling.presence else [] for draw in draws
+    ]
+    if any(counted):
+        at, owners, counts = _occurring(counted, logits)
+        frequency = _column([draw.sampling.frequency for draw in draws], logits)[owners, 0]
+        presence = _column([draw.sampling.presence for draw in draws], logits)[owners, 0]
+        logits.view(-1)[at] -= frequency * counts + presence
 
 
-def _counts(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Return how often each id occurs in each list, fp32 (lists, vocabulary)."""
-    counts = torch.zeros(len(tokens), logits.shape[1], device=logits.device)
+def _occurring(tokens: Sequence[Sequence[int]], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, of each id that occurs in a row's list, its index in all logits, its row, and how often it occurs."""
     rows = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
     ids = np.concatenate([np.asarray(each, dtype=np.int64) for each in tokens])
-    one = torch.ones(len(ids), device=logits.device)
-    return counts.index_put_(_at(rows, ids, logits), one, accumulate=True)
-
-
-def _greedy(logits: Tensor) -> list[int]:
-    """Return each row's likeliest id, the lowest among equals."""
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    return tokens
+    vocabulary = logits.shape[1]
+    at, counts = np.unique(rows * vocabulary + ids, return_counts=True)
+    device = logits.device
+    owners = torch.from_numpy(at // vocabulary).to(device)
+    return torch.from_numpy(at).to(device), owners, torch.from_numpy(counts).to(device)
 
 
 def _sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Draw from each row by inverting its cumulative distribution at one uniform number."""
     temperature = _column([draw.sampling.temperature for draw in draws], logits)
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+    logits = (logits - logits.max(dim=-1, keepdim=True).values).div_(temperature)
     chances = torch.softmax(logits, dim=-1).double()
     keys = [(draw.sampling.seed, draw.choice, draw.position, 0) for draw in draws]
     at = torch.from_numpy(uniforms(keys)).to(logits.device)[:, None]
@@ -109,12 +107,10 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     whole = [row for row, draw in enumerate(draws) if not _cuts(draw)]
     tokens = [0] * len(draws)
     if whole:
-        for row, token in zip(whole, _invert(chances[whole], at[whole]).tolist(), strict=True):
-            tokens[row] = token
+        _scatter(tokens, whole, _invert(_rows(chances, whole), at[whole]).tolist())
     if cut:
-        found = _sample_cut(chances[cut], [draws[row] for row in cut], at[cut])
-        for row, token in zip(cut, found, strict=True):
-            tokens[row] = token
+        found = _sample_cut(_rows(chances, cut), [draws[row] for row in cut], at[cut])
+        _scatter(tokens, cut, found)
     return tokens
 
 
@@ -125,48 +121,58 @@ def _cuts(draw: Draw) -> bool:
 def _sample_cut(chances: Tensor, draws: Sequence[Draw], at: Tensor) -> list[int]:
     """Draw from the likeliest tokens that min_p, top_k and top_p leave, in falling order of chance."""
     vocabulary = chances.shape[1]
-    some = min(CANDIDATES, vocabulary)
+    some = vocabulary if vocabulary <= SMALL else CANDIDATES
     values, ids = chances.topk(some, dim=-1)
-    least = _column([draw.sampling.min_p for draw in draws], chances).double() * values[:, :1]
-    top_k = [draw.sampling.top_k or vocabulary for draw in draws]
-    top_p = _column([draw.sampling.top_p for draw in draws], chances).double()
-    kept = (values >= least) & _first(top_k, values)
-    mass = (values * kept).sum(dim=-1, keepdim=True)
-    everything = torch.tensor([k >= vocabulary for k in top_k], device=chances.device)[:, None]
-    mass = torch.where(everything, (chances * (chances >= least)).sum(dim=-1, keepdim=True), mass)
-    kept &= _within(values, kept, top_p * mass)
-    tokens: list[int] = ids.gather(1, _invert(values * kept, at)[:, None])[:, 0].tolist()
+    left = _left(values, draws, None if some == vocabulary else chances)
+    tokens: list[int] = ids.gather(1, _invert(left, at)[:, None])[:, 0].tolist()
     # where the last candidate stays, more might, and where top_k reaches further, their mass is not known
-    for row, last in enumerate(kept[:, -1].tolist()):
-        if some < vocabulary and (last or some < top_k[row] < vocabulary):
-            values, ids = chances[row : row + 1].sort(dim=-1, descending=True, stable=True)
-            kept_all = (values >= least[row]) & _first([top_k[row]], values)
-            mass_all = (values * kept_all).sum(dim=-1, keepdim=True)
-            kept_all &= _within(values, kept_all, top_p[row] * mass_all)
-            tokens[row] = int(ids[0, _invert(values * kept_all, at[row : row + 1])[0]])
+    for row, last in enumerate((left[:, -1] > 0).tolist()):
+        if some < vocabulary and (last or some < draws[row].sampling.top_k < vocabulary):
+            values, ids = _sorted(chances[row])
+            left_all = _left(values[None], [draws[row]], None)
+            tokens[row] = int(ids[_invert(left_all, at[row : row + 1])[0]])
     return tokens
 
 
-def _first(top_k: Sequence[int], values: Tensor) -> Tensor:
+def _left(values: Tensor, draws: Sequence[Draw], chances: Tensor | None) -> Tensor:
+    """Return falling chances, 0 where min_p, top_k or top_p cut them; the first stays.
+
+    min_p and top_k cut first; top_p then takes the fewest that reach its share of what they left. `chances` holds all
+    of each row's, where `values` are only the largest.
+    """
+    least = _column([draw.sampling.min_p for draw in draws], values).double() * values[:, :1]
+    top_k = [draw.sampling.top_k or 1 << 40 for draw in draws]
     ranks = torch.arange(values.shape[1], device=values.device)[None, :]
-    return ranks < torch.tensor(top_k, device=values.device)[:, None]
-
-
-def _within(values: Tensor, kept: Tensor, mass: Tensor) -> Tensor:
-    """Return the fewest of the kept chances, from the first on, that reach `mass` (rows, 1); one at least."""
+    kept = (values >= least) & (ranks < torch.tensor(top_k, device=values.device)[:, None])
     left = values * kept
-    within = (left.cumsum(dim=-1) - left) < mass
+    mass = left.sum(dim=-1, keepdim=True)
+    if chances is not None:
+        for row, draw in enumerate(draws):
+            if top_k[row] >= chances.shape[1] and draw.sampling.top_p < 1:
+                whole = chances[row]
+                mass[row] = (whole[whole >= least[row]] if draw.sampling.min_p > 0 else whole).sum()
+    top_p = _column([draw.sampling.top_p for draw in draws], values).double()
+    within = (left.cumsum(dim=-1) - left) < top_p * mass
     within[:, 0] = True
-    return within
+    return left * (within | (top_p >= 1))
+
+
+def _sorted(chances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one row's chances in falling order, and their ids."""
+    if chances.device.type == "cpu":  # numpy is many times faster than torch here
+        ids = torch.from_numpy(np.argsort(-chances.float().numpy()))
+        return chances[ids], ids
+    values, ids = chances.sort(descending=True, stable=True)
+    return values, ids
 
 
 def _invert(chances: Tensor, at: Tensor) -> Tensor:
     """Return the index at which each row's cumulative sum passes `at` (rows, 1) of its total."""
     mass = chances.cumsum(dim=-1)
-    found = torch.searchsorted(mass, at * mass[:, -1:], right=True)
-    # rounding may put the target at the very end: take the last index that has any chance
-    last = chances.shape[1] - 1 - (chances > 0).int().flip(-1).argmax(dim=-1, keepdim=True)
-    return torch.minimum(found, last)[:, 0]
+    found = torch.searchsorted(mass, at * mass[:, -1:], right=True)[:, 0]
+    for row in (found == chances.shape[1]).nonzero()[:, 0].tolist():
+        found[row] = chances[row].nonzero()[-1, 0]  # rounding put the target at the very end
+    return found
 
 
 def _report(
@@ -189,6 +195,16 @@ def _report(
 
 def _at(rows: object, ids: object, logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(rows, device=logits.device), torch.as_tensor(ids, device=logits.device)
+
+
+def _rows(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows, without a copy if they are all."""
+    return values if len(rows) == len(values) else values[rows]
+
+
+def _scatter(tokens: list[int], rows: Sequence[int], found: Sequence[int]) -> None:
+    for row, token in zip(rows, found, strict=True):
+        tokens[row] = token
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
