@@ -20,6 +20,7 @@ from common.bus import Bus, BusDown
 CLAIMS, DEAD, JOURNAL, LANE = "idem:", ":dead", ":journal:", ":lane:"
 STREAMS = (DEAD, JOURNAL, LANE)
 _BATCH = 1000
+_ROWS = {DEAD: 20, JOURNAL: 500, LANE: 20}  # payloads may be large
 _AT_ONCE = 32
 _ULID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{26}(?![0-9a-z])")
 
@@ -97,15 +98,15 @@ async def _stream(bus: Bus, name: str, ulids: Collection[str], found: Found) -> 
     kind = next(part for part in STREAMS if part in name)
     if await bus.call("TYPE", name) != b"stream":
         return
-    after = "-"
+    after, most = "-", _ROWS[kind]
     while True:
-        rows = await bus.call("XRANGE", name, after, "+", "COUNT", _BATCH)
+        rows = await bus.call("XRANGE", name, after, "+", "COUNT", most)
         found.read[kind] += len(rows)
         for entry, flat in rows:
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
             job = (fields.get(b"j") or fields.get(b"job") or b"").decode(errors="replace")
             if any(ulid in ulids for ulid in ulids_in(job)):
                 found.entries.setdefault(name, {})[entry] = job
-        if len(rows) < _BATCH:
+        if len(rows) < most:
             return
         after = "(" + rows[-1][0].decode()
