@@ -19,6 +19,7 @@ from common.messages import BadMessage, Event, decode
 _log = log.get("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
+_LATEST = 16  # who looks at a log has most often all but its end
 
 
 class Bell:
@@ -167,7 +168,12 @@ class Journal:
 
     async def _logged(self, job: str, start: int) -> list[Event]:
         with contextlib.suppress(BusDown):
-            raw = await self.bus.call("LRANGE", keys.log(job), 0, -1, timeout_s=1.0)
+            name = keys.log(job)
+            raw = await self.bus.call("LRANGE", name, -_LATEST, -1, timeout_s=1.0)
+            if not raw or decode(raw[-1], Event).index < start:
+                return []
+            if len(raw) == _LATEST and decode(raw[0], Event).index > start:
+                raw = await self.bus.call("LRANGE", name, 0, -1, timeout_s=1.0)
             return [event for item in raw if (event := decode(item, Event)).index >= start]
         return []
 

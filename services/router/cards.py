@@ -53,10 +53,18 @@ class Cards:
         return self._rerank or (names[0] if names else await self.embed_default())
 
     async def generate_default(self) -> str:
-        """Return the first generator's name; Unavailable `no_worker` if no generator has ever been up."""
-        names = [name for name, card in (await self.cards()).items() if card.kind == "generate"]
+        """Return the first generator's name, before one that no worker serves any more.
+
+        Unavailable `no_worker` if no generator has ever been up.
+        """
+        cards = await self.cards()
+        names = sorted(name for name, card in cards.items() if card.kind == "generate")
+        if len(names) > 1:
+            for name in names:
+                if await self._bus.workers(Family(cards[name].family)):
+                    return name
         if names:
-            return min(names)
+            return names[0]
         raise Unavailable(
             "no worker serves a generator yet; try again", code="no_worker", retry_after_s=2
         )

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from common.messages import Logprob, Piece
+from tests.router.mesh import Mesh
 from tests.router.scripted import FINGERPRINT, NAME, Generator, Scene, byte_tokenizer
 from tests.router.talk import asks, post, stream, text_of
 
@@ -31,8 +32,16 @@ async def test_an_answer_has_openais_shape(http: aiohttp.ClientSession, model: G
     assert answer["id"] == f"chatcmpl-{headers['x-request-id'].split('~')[-1]}"
 
 
-async def test_a_stream_has_openais_shape(http: aiohttp.ClientSession, model: Generator) -> None:
+async def test_a_stream_has_openais_shape(
+    mesh: Mesh, http: aiohttp.ClientSession, model: Generator
+) -> None:
     frames, _ = await stream(http, asks(stream_options={"include_usage": True}))
+    metrics = f"http://127.0.0.1:{mesh.router.ports()['health_port']}/metrics"
+    async with http.get(metrics) as response:
+        seen = await response.text()
+    for name in ("ttft", "tpot"):
+        assert f'spillway_{name}_seconds_count{{model="{NAME}"}}' in seen
+    assert f'spillway_tokens_total{{kind="output",model="{NAME}"}}' in seen
     ids = [name for name, _ in frames]
     chunks = [data for _, data in frames[:-1]]
     assert frames[-1] == ("", "[DONE]")
