@@ -15,7 +15,7 @@ from loadgen.faults.compare import Comparison, Known, known_of
 
 LOGPROBS = {"logprobs": True, "top_logprobs": 2}
 # Every kind's answers are long enough that most kills meet some in mid-stream, and end by their length.
-TOKENS = (24, 64, 200)
+TOKENS = (16, 48, 128)
 
 
 def asked(messages: list[dict[str, str]], number: int, *, greedy: bool) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """F1: every process is killed with SIGKILL, again and again, under a load of resumable requests.
 
-`python -m loadgen.faults.f1 --kills 20 --seed S --json FILE`; what is done is kept in FILE.partial, so an
-interrupted run goes on where it stopped.
+`python -m loadgen.faults.f1 --kills 20 --seed S --json FILE`; what is found is kept in FILE.partial, so a
+run that died goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import tempfile
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,55 +135,81 @@ class Storm:
             await asyncio.sleep(0.02)
 
 
-async def run(plan: Plan, data_dir: Path, partial: Path | None = None) -> Result:
-    """Run the plan on a mesh in `data_dir`; kills noted in `partial` are not done again."""
-    result = Result()
-    past = read_partial(partial, result)
+async def run(
+    plan: Plan,
+    data_dir: Path,
+    partial: Path | None = None,
+    enough: asyncio.Event | None = None,
+) -> Result:
+    """Run the plan on a mesh in `data_dir`; what `partial` holds is not done again.
+
+    Once `enough` is set no kill follows the one in progress; the run then ends as usual.
+    """
+    before, enough = read_partial(partial), enough or asyncio.Event()
     async with Mesh(data_dir, plan.scene.services(plan.simulated), supervise=True) as mesh:
         kinds = plan.scene.kinds(plan.simulated)
         async with Clients(mesh.urls) as clients:
             for kind in kinds:
                 await kind.prepare(clients)
-            storm = Storm(clients, kinds, plan.clients_a_kind, first=past * 1_000_000)
+            first = len(before.kills) * 1_000_000
+            storm = Storm(clients, kinds, plan.clients_a_kind, first)
+            kills: list[Kill] = []
+
+            def so_far() -> Result:
+                return _sum(before, kills, storm, kinds, clients)
+
             task = asyncio.create_task(storm.run())
             try:
-                await _kill_all(plan, mesh, storm, result, past, partial)
+                async for kill in _kill_all(plan, mesh, storm, len(before.kills), enough):
+                    kills.append(kill)
+                    if partial is not None:
+                        _keep(partial, so_far())
             finally:
                 storm.stop()
                 await task
             await _settle(mesh)
-            for kind in kinds:
-                result.wrong += await kind.audit(clients)
+            wrong = [line for kind in kinds for line in await kind.audit(clients)]
+            between = Stages()
             for kind in kinds:
                 if isinstance(kind, Grounded) and plan.between:
-                    result.stages = await stages.run(plan.between, mesh, clients, kind)
-            result.repeated = dict(clients.repeated)
-            for kind in kinds:
-                if isinstance(kind, ChatKind):
-                    result.sequences += kind.comparison.sequences
-                    result.differences += kind.comparison.differences
-        result.wrong += storm.wrong + result.stages.wrong + await leftovers(mesh.redis_url)
-    result.tries = sum(done.tries for done in storm.done)
-    for done in storm.done:
-        result.operations[done.kind] = result.operations.get(done.kind, 0) + 1
+                    between = await stages.run(plan.between, mesh, clients, kind)
+            result = so_far()
+        result.stages = between
+        result.wrong += wrong + between.wrong + await leftovers(mesh.redis_url)
     return result
 
 
+def _sum(
+    before: Result, kills: list[Kill], storm: Storm, kinds: list[Kind], clients: Clients
+) -> Result:
+    """Return what an interrupted run had found, with what this one has."""
+    chats = [kind.comparison for kind in kinds if isinstance(kind, ChatKind)]
+    now = Counter(done.kind for done in storm.done)
+    return Result(
+        kills=before.kills + kills,
+        operations=dict(Counter(before.operations) + now),
+        tries=before.tries + sum(done.tries for done in storm.done),
+        repeated=dict(Counter(before.repeated) + clients.repeated),
+        wrong=before.wrong + storm.wrong,
+        sequences=before.sequences + sum(chat.sequences for chat in chats),
+        differences=before.differences + [d for chat in chats for d in chat.differences],
+    )
+
+
 async def _kill_all(
-    plan: Plan, mesh: Mesh, storm: Storm, result: Result, past: int, partial: Path | None
-) -> None:
+    plan: Plan, mesh: Mesh, storm: Storm, past: int, enough: asyncio.Event
+) -> AsyncIterator[Kill]:
     rng = random.Random(plan.seed + past)
     for victim in plan.order()[past:]:
+        if enough.is_set():
+            return
         await mesh.wait_ready(victim, 90)
         await asyncio.sleep(rng.uniform(*plan.pause_s))
         if plan.overlap:
             mesh.kill(victim)
-            result.kills.append(Kill(victim, len(storm.open)))
+            yield Kill(victim, len(storm.open))
         else:
-            result.kills.append(await _kill(mesh, storm, victim, plan.scene))
-        if partial is not None:
-            with partial.open("ab") as file:
-                file.write(msgspec.json.encode(result.kills[-1]) + b"\n")
+            yield await _kill(mesh, storm, victim, plan.scene)
 
 
 async def _kill(mesh: Mesh, storm: Storm, victim: str, scene: Scene) -> Kill:
@@ -236,19 +265,29 @@ async def _left(url: str) -> list[str]:
     return wrong
 
 
-def read_partial(partial: Path | None, result: Result) -> int:
-    """Add the kills an interrupted run noted to `result`; return how many there are."""
+def read_partial(partial: Path | None) -> Result:
+    """Return what an interrupted run had found after its last kill; nothing if there was none."""
     if partial is None or not partial.exists():
-        return 0
-    lines = partial.read_bytes().splitlines()
-    result.kills += [msgspec.json.decode(line, type=Kill) for line in lines if line.strip()]
-    return len(result.kills)
+        return Result()
+    return msgspec.json.decode(partial.read_bytes(), type=Result)
+
+
+def _keep(partial: Path, result: Result) -> None:
+    fresh = partial.with_name(partial.name + ".new")
+    fresh.write_bytes(msgspec.json.encode(result))
+    fresh.replace(partial)
 
 
 def measure(plan: Plan, partial: Path | None = None) -> Result:
-    """Run the plan in a directory of its own that is gone afterwards."""
+    """Run the plan in a directory of its own that is gone afterwards; an interrupt (Ctrl-C) is `enough`."""
+
+    async def until_interrupted(folder: Path) -> Result:
+        enough = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
+        return await run(plan, folder, partial, enough)
+
     with tempfile.TemporaryDirectory(prefix="spillway-f1-") as folder:
-        return asyncio.run(run(plan, Path(folder), partial))
+        return asyncio.run(until_interrupted(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,13 @@ async def test_nothing_accepted_is_lost(tmp_path: Path, seed: int) -> None:
 
 
 def test_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """Kills noted in the partial file count as done, and the order of the rest stays the same."""
-    plan, partial, result = f1.Plan(kills=2, seed=7), tmp_path / "F1.partial", f1.Result()
+    """What the partial file holds counts as found, and the order of the rest stays the same."""
+    plan, partial = f1.Plan(kills=2, seed=7), tmp_path / "F1.partial"
     done = [f1.Kill(name, 1, 1.0, 1.0, 1.0, 6.0) for name in plan.order()[:3]]
-    partial.write_bytes(b"".join(msgspec.json.encode(kill) + b"\n" for kill in done))
+    found = f1.Result(done, {"embed": 3}, 4, {"bus_down": 1}, ["lost"], 3)
+    partial.write_bytes(msgspec.json.encode(found))
 
-    assert f1.read_partial(partial, result) == 3
-    assert result.kills == done
+    assert f1.read_partial(partial) == found
+    assert f1.read_partial(tmp_path / "none") == f1.read_partial(None) == f1.Result()
     assert plan.order() == f1.Plan(kills=2, seed=7).order()
     assert sorted(plan.order()) == sorted(2 * list(plan.scene.victims))
