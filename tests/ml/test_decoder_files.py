@@ -115,7 +115,7 @@ def test_damaged_models_are_refused_with_a_sentence(directory: Path, damage: str
         ({"device": "cuda"}, "device 'cuda': torch sees no CUDA device here"),
         ({"device": "sim"}, "device 'sim': a generator runs on cpu or cuda"),
         ({"dtype": "int8"}, "chat_dtype 'int8': expected auto, fp32 or bf16"),
-        ({"kv_bytes": 100}, "kv_bytes is 100; expected at least"),
+        ({"kv_bytes": 100}, "SPILLWAY_KV_BYTES is 100; expected 0, or at least"),
     ],
 )
 def test_what_cannot_be_had_is_said(

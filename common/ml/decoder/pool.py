@@ -114,7 +114,7 @@ def page_count(
     if kv_bytes:
         if kv_bytes < each:
             raise ConfigError(
-                f"kv_bytes is {kv_bytes}; expected at least {each}, one page of {PAGE} tokens"
+                f"SPILLWAY_KV_BYTES is {kv_bytes}; expected 0, or at least {each}: one page of {PAGE} tokens"
             )
         return kv_bytes // each
     wanted = SEQUENCES * -(-spec.positions // PAGE)
@@ -125,7 +125,7 @@ def page_count(
     if share < each:
         raise ConfigError(
             f"only {share} bytes are free for KV pages, and one of {PAGE} tokens takes {each}; "
-            "expected a smaller model, or kv_bytes"
+            "expected a smaller model, or SPILLWAY_KV_BYTES"
         )
     return min(wanted, share // each)
 
