@@ -15,6 +15,7 @@ from common.ids import Family, family_of
 from common.messages import SessionRecord, Turn, decode, encode
 
 TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs lives
+AFTER_S = 600
 _PAGE = 100
 
 
@@ -104,6 +105,11 @@ class Sessions(Registry):
         if record is None:
             return False
         ttl_ms = (ttl_s or record.ttl_s) * 1000
+        turn = await self.job(record.busy) if record.busy else None
+        if (
+            turn is not None and not turn.over
+        ):  # a session outlives its turn, whose end sets the rest
+            ttl_ms = max(ttl_ms, turn.deadline_ms - self.clock.now_ms() + 1000 * AFTER_S)
         if not await self.call("PEXPIRE", keys.session(session), ttl_ms):
             return False
         await self.call("PEXPIRE", keys.turns(session), ttl_ms)

@@ -253,6 +253,8 @@ async def test_time_to_live(bus: Bus, family: Family) -> None:
     names = [keys.session(record.id), keys.turns(record.id), keys.jobs(record.id)]
     lease = await lease_of(bus, hand, record)
     assert await bus.call("PTTL", names[0]) > 600_000
+    assert await bus.touch_session(record.id, 2)
+    assert await bus.call("PTTL", names[0]) > 600_000
     assert await end(hand, lease, record) == "ok"
     assert [0 < await bus.call("PTTL", name) <= 2000 for name in names] == [True, True, False]
     assert await bus.touch_session(record.id, 50, b'{"a":1}')
