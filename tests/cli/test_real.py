@@ -27,7 +27,7 @@ def _best(spillway: Spillway, question: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_first_steps(real: Spillway, tmp_path: Path) -> None:
-    """up, ingest, search; kill -9 of everything at once; the same answer again; down."""
+    """up, ingest, search, chat; kill -9 of everything at once; the same answers again; down."""
     folder = tmp_path / "folder"
     folder.mkdir()
     for name, text in TEXTS.items():
@@ -37,6 +37,12 @@ def test_first_steps(real: Spillway, tmp_path: Path) -> None:
     ingested = real.run("ingest", "notes", str(folder))
     assert ingested.returncode == 0, ingested.stderr
     assert _best(real, "how do I make a loaf?") == "bread.md"
+    grounded = real.run("chat", "What does a spillway carry?", "--collection", "notes")
+    assert grounded.returncode == 0, grounded.stderr
+    assert "dams.md:" in grounded.stdout
+    first = real.run("chat", "What can you do?", "--session", "new")
+    session = first.stderr.split()[-1]
+    assert first.stdout.strip()
 
     before = real.pids()
     for pid in before.values():
@@ -47,5 +53,10 @@ def test_first_steps(real: Spillway, tmp_path: Path) -> None:
 
     assert _best(real, "why does the sun give light?") == "stars.md"
     assert _best(real, "how do I make a loaf?") == "bread.md"
+    assert real.run("chat", "What can you do?").stdout == first.stdout
+    second = real.run("chat", "And now?", "--session", session)
+    assert second.returncode == 0, second.stderr
+    shown = real.run("sessions", "show", session).stdout
+    assert shown.index("user: What can you do?") < shown.index("user: And now?")
     assert real.run("down").returncode == 0
     assert real.processes() == []
