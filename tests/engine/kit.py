@@ -33,7 +33,8 @@ from services.gpu_worker.pace import Measured, Pace, measure
 from services.gpu_worker.sim import NAME, SimRunner
 
 FAMILY = Family(f"chat.{NAME}")
-WAIT_S = 40.0
+WAIT_S = 90.0
+DEADLINE_S = 300.0
 BOUNDS = Bounds(tokens=64, running=8)
 
 
@@ -91,7 +92,7 @@ class Desk:
         self.bus, self.journal, self.family = bus, journal, family
 
     async def admit(
-        self, asked: GenerateWork | bytes, *, seconds: float = WAIT_S, **more: Any
+        self, asked: GenerateWork | bytes, *, seconds: float = DEADLINE_S, **more: Any
     ) -> str:
         """Admit one job that must be admitted; returns its id."""
         job = job_id(self.family, ulid())
@@ -100,7 +101,7 @@ class Desk:
         return job
 
     async def ask(
-        self, job: str, asked: GenerateWork | bytes, *, seconds: float = WAIT_S, **more: Any
+        self, job: str, asked: GenerateWork | bytes, *, seconds: float = DEADLINE_S, **more: Any
     ) -> Admission:
         """Admit a job, counted as a router counts it: items are choices, tokens prompts and all that may be new."""
         items, tokens = 1, 1

@@ -91,9 +91,13 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
     flags += ("--device", "cpu", "--step-tokens", "16", "--kv-bytes", str(4 << 20))
     journal = Journal(bus, "r1")
     await journal.start()
-    with process(config, *flags, "--instance", "a") as one:
-        family = Family("chat.m")
-        await live(bus, family, 1)
+    family = Family("chat.m")
+    with (
+        process(config, *flags, "--instance", "a") as one,
+        process(config, *flags, "--instance", "b") as two,
+    ):
+        await live(bus, family, 2)
+        pids = {record.worker: record.pid for record in await bus.workers(family)}
         card = (await bus.cards())["m"]
         desk = Desk(bus, journal, family)
         asked = GenerateWork(
@@ -107,10 +111,10 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
         )
         expected, _ = await desk.result(await desk.admit(asked))
         job = await desk.admit(asked)
-        before = await desk.until(job, 20)
-        one.kill()
-        with process(config, *flags, "--instance", "b"):
-            found, result = await desk.result(job)
+        before = await desk.until(job, 10)
+        (holder,) = await bus.pending(family, "gpu")
+        (one if one.pid == pids[holder] else two).kill()
+        found, result = await desk.result(job)
     await journal.stop()
     assert found[: len(before)] == before
     for choice in (0, 1):
