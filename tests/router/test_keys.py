@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -18,6 +19,9 @@ from common.config import Common
 from common.errors import NotFound, RateLimited, Unauthenticated
 from common.keys import KeyStore
 from tests.router.mesh import Mesh
+from tests.router.scripted import NAME, Generator
+from tests.router.talk import CHAT, asks
+from tests.router.test_streams import Told
 from tests.servers import Server
 
 
@@ -183,6 +187,10 @@ ROUTES = (
     ("DELETE", "/v1/requests/{r}"),
     ("POST", "/v1/requests/{r}/cancel"),
     ("GET", "/v1/requests/{r}/events"),
+    ("GET", "/v1/sessions/{r}"),
+    ("POST", "/v1/sessions/{r}"),
+    ("DELETE", "/v1/sessions/{r}"),
+    ("GET", "/v1/sessions/{r}/export"),
 )
 OPEN = {
     "/v1/embeddings",
@@ -191,6 +199,10 @@ OPEN = {
     "/v1/models",
     "/v1/models/{model}",
     "/v1/collections",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/sessions",
+    "/v1/sessions/import",
 }
 BODIES: dict[str, Any] = {
     "search": {"text": "x"},
@@ -263,3 +275,45 @@ async def test_quotas_are_429_with_the_seconds_to_wait(mesh: Mesh, keyed: str) -
             assert (got.status, (await got.json())["error"]["code"]) == (429, "quota")
         async with session.post("/v1/embeddings", json={"input": "one"}) as got:
             assert got.status == 200
+
+
+async def test_a_generation_pays_for_what_it_may_say(
+    mesh: Mesh, keyed: str, model: Generator
+) -> None:
+    """Prompt and max_tokens are charged before it runs; a key's concurrency is free again when its stream ends."""
+    secret = await _key(mesh, "small", tokens_per_minute=600)
+    async with _session(keyed, secret) as session:
+        async with asyncio.timeout(20):
+            while (await session.get(f"/v1/models/{NAME}")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        codes = []
+        for _ in range(2):
+            async with session.post(CHAT, json=asks(max_tokens=400, stream=True)) as got:
+                codes.append(got.status)
+                answer = await got.read()
+        assert (codes, json.loads(answer)["error"]["code"]) == ([200, 429], "quota")
+    secret = await _key(mesh, "small", concurrency=1)
+    told = Told(model)
+    async with _session(keyed, secret) as session:
+        response = await session.post(CHAT, json=asks(stream=True))
+        async with session.post(CHAT, json=asks()) as got:
+            assert (got.status, int(got.headers["Retry-After"]) >= 1) == (429, True)
+        told.go.set()
+        assert b"[DONE]" in await response.read()
+        async with session.post(CHAT, json=asks()) as got:
+            assert got.status == 200
+        told = Told(model)
+        response = await session.post(CHAT, json=asks(stream=True))
+        response.close()  # a client that leaves frees its share, too
+        async with asyncio.timeout(20):
+            await told.over.wait()
+            told.go.set()
+            while (await _status(session)) != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def _status(session: aiohttp.ClientSession) -> int:
+    async with session.post(
+        CHAT, json=asks(max_tokens=1), headers={"Spillway-Timeout": "5"}
+    ) as got:
+        return got.status

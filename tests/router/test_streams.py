@@ -26,11 +26,12 @@ class Told:
 
     def __init__(self, model: Generator, before: int = 4) -> None:
         self.go, self.over = asyncio.Event(), asyncio.Event()
-        self.before, self.stopped = before, False
+        self.before, self.stopped, self.index = before, False, 0
         model.script = self.script
 
     async def script(self, scene: Scene) -> None:
         for index, word in enumerate(WORDS):
+            self.index = index
             while index == self.before and not self.go.is_set() and not scene.stopped:
                 scene.stopped = bool(await scene.consumer.step([scene.lease]))
                 await asyncio.sleep(0.02)
@@ -123,6 +124,15 @@ async def test_what_a_disconnect_does(http: aiohttp.ClientSession, model: Genera
     response, _ = await begun(http)
     response.close()
     async with asyncio.timeout(10):
+        await told.over.wait()
+    assert told.stopped
+
+    told = Told(model)
+    asking = asyncio.create_task(post(http, asks()))
+    async with asyncio.timeout(10):
+        while told.index < told.before:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        asking.cancel()
         await told.over.wait()
     assert told.stopped
 
@@ -315,7 +325,7 @@ async def test_the_openai_client_honours_a_refusal(
 
     http_client = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
     client = openai.AsyncOpenAI(
-        base_url=f"{mesh.url}/v1", api_key="unused", http_client=http_client
+        base_url=f"{mesh.url}/v1", api_key="unused", http_client=http_client, max_retries=9
     )
     answer = await client.chat.completions.create(
         model="scripted", messages=[{"role": "user", "content": "x"}]
