@@ -1,6 +1,6 @@
 """F2: cancel, and disconnect of attached requests: queued work goes at once, running work within one step.
 
-`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated devices: batches of 400 ms, chat steps of 100 ms.
+`python -m loadgen.faults.f2 --kills ROUNDS --json FILE`. Simulated devices: 400 ms a batch or a step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import redis.asyncio
 
 from loadgen import processes
 from loadgen.bodies import Request
-from loadgen.faults.work import Embeddings, Generations, Work, held
+from loadgen.faults.work import Embeddings, Generations, Work, admitted, held
 from loadgen.mesh import Mesh
 from loadgen.target import Target
 
 IN_FLIGHT = 24
 EMBEDDINGS = Embeddings(step_s=0.4, texts=16)
-# A third of them runs, the others wait; none would end by itself for a minute.
-CHAT = Generations(step_s=0.1, tokens=600, env={"MAX_RUNNING": "8"})
+# A third of them runs, the others wait; none would end by itself for 40 s.
+CHAT = Generations(step_s=0.4, tokens=100, env={"MAX_RUNNING": "8", "CHAT_SLO_S": "600"})
 WORKER = "gpu_worker"
 # Beside the step: the router hears of it, one script, and this process' own look at the bus.
 SLACK_S = 0.15
@@ -64,10 +64,13 @@ async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int, wo
     stop = Stop(way)
     # A full device first, so that what follows is partly running and partly queued.
     requests = work.requests(IN_FLIGHT, seed * 100 + (way == "cancel"))
-    before = await _jobs(watch, work.kind)
+    before, admits = await _jobs(watch, work.kind), await admitted(mesh, work.kind)
     async with Target([mesh.url]) as target:
         sent = [asyncio.create_task(_send(target, request)) for request in requests]
-        await asyncio.sleep(max(0.4, work.step_s) * 1.5)
+        async with asyncio.timeout(30):
+            while await admitted(mesh, work.kind) < admits + IN_FLIGHT:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(work.step_s * 0.5)
         names = [name for name in await _jobs(watch, work.kind) if name not in before]
         states = {name: await _state(watch, name) for name in names}
         open_now = [name for name in names if states[name] not in OVER]
