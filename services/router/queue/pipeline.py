@@ -40,7 +40,8 @@ class Pipeline:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._poked = asyncio.Event()
-        dispatch.on_flagged = self._poked.set
+        self._flagged = False
+        dispatch.on_flagged = self._on_flagged
 
     async def start(self) -> None:
         """Register in every partition and begin to read."""
@@ -152,23 +153,38 @@ class Pipeline:
 
     # -- stepping --------------------------------------------------------------------------------------
 
+    def _on_flagged(self) -> None:
+        self._flagged = True
+        self._poked.set()
+
     async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + STEP_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STEP_S):
+                async with asyncio.timeout_at(next_at):
                     await self._poked.wait()
+            # Poked by a flag everything steps; poked by news only what has them, the rest when it is due.
+            due = self._flagged or loop.time() >= next_at
+            if due:
+                next_at = loop.time() + STEP_S
             self._poked.clear()
+            self._flagged = False
             for consumer in self._consumers:
                 consumer.working(STEP_PREDICTED_S)
                 try:
-                    await self._step_one(consumer)
+                    await self._step_one(consumer, every=due)
                 except BusDown:
                     continue
                 except Exception:  # noqa: BLE001 - stepping must outlive a bad reply
                     _log.exception("request_step_failed")
 
-    async def _step_one(self, consumer: Consumer) -> None:
-        mine = {job: run for job, (owner, run, _) in self._runs.items() if owner is consumer}
+    async def _step_one(self, consumer: Consumer, *, every: bool) -> None:
+        mine = {
+            job: run
+            for job, (owner, run, _) in self._runs.items()
+            if owner is consumer and (every or run.news is not None)
+        }
         held = [lease for job, lease in consumer.held.items() if job in mine]
         if not held:
             return

@@ -77,8 +77,7 @@ def grounded(
     """
     retrieval = ask.retrieval
     assert retrieval is not None, "a chat without retrieval is not grounded"
-    hits = merged(found, retrieval.k)
-    passages = passages_of(hits)
+    passages = passages_of(merged(found, retrieval.k))
     build = partial(_build, ask, spec, history)
     room = spec.max_tokens - (ask.options.max_new or min(RESERVE_TOKENS, spec.max_tokens // 4))
 
@@ -94,7 +93,7 @@ def grounded(
     made = build(kept)
     return Grounded(
         made,
-        shown(retrieval.collection, len(hits), kept, include_text=retrieval.include_passages),
+        shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages),
     )
 
 
