@@ -99,8 +99,7 @@ class Generation:
         self.taken_over = bool(events)
         for choice in self.choices:
             choice.restore(piece for piece in self.pieces if piece.choice == choice.number)
-            choice.sequence.output.extend(choice.tokens)
-            choice.sequence.todo = [(0, choice.sequence.length)]
+            choice.sequence.resume(choice.tokens)
 
     def result(self) -> GenerateResult:
         """Return what the finished job is told to have cost."""

@@ -33,6 +33,7 @@ class TokenSequence:
         self.job, self.choice, self.order = job, choice, order
         self.prompt = list(prompt)
         self.output = list(output)
+        self.length = len(self.prompt) + len(self.output)  # tokens by now
         self.root, self.most = root, most
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
@@ -42,11 +43,6 @@ class TokenSequence:
         self._ids: list[PageId] = []
 
     @property
-    def length(self) -> int:
-        """Tokens by now."""
-        return len(self.prompt) + len(self.output)
-
-    @property
     def rows(self) -> int:
         """Rows still to be computed before the next token can be drawn."""
         return sum(end - start for start, end in self.todo)
@@ -54,7 +50,7 @@ class TokenSequence:
     @property
     def decodes(self) -> bool:
         """True if one row yields the next token."""
-        return self.todo == [(self.length - 1, self.length)]
+        return len(self.todo) == 1 and self.todo[0][0] == self.length - 1
 
     @property
     def ids(self) -> list[PageId]:
@@ -95,7 +91,15 @@ class TokenSequence:
         """A token was drawn; its row is what is to be computed next."""
         assert not self.todo
         self.output.append(token)
+        self.length += 1
         self.todo = [(self.length - 1, self.length)]
+
+    def resume(self, output: Iterable[int]) -> None:
+        """Take over with these tokens generated before; all of it is to be computed."""
+        assert not self.pages
+        self.output = list(output)
+        self.length = len(self.prompt) + len(self.output)
+        self.todo = [(0, self.length)]
 
     def missing(self, page: int) -> bool:
         """True if a row of logical page `page` is still to be computed."""

@@ -22,6 +22,7 @@ class PageTable:
 
     def __init__(self, shape: Shape) -> None:
         self.windows = list(shape.windows)
+        self._windowed = any(window is not None for window in shape.windows)
         self.pools = [Pool(shape.pages) for _ in shape.windows]
 
     def available(self) -> list[int]:
@@ -70,6 +71,9 @@ class PageTable:
         """Return how many new pages each group must give for rows at `positions` (the same in each group)."""
         held = sequence.pages[0] if sequence.pages else []
         # Pages of rows to compute are allocated in all groups at once, so one group tells for all.
+        if len(positions) == 1:
+            page = positions[0] // PAGE
+            return int(page >= len(held) or held[page] < 0)
         return sum(page >= len(held) or held[page] < 0 for page in touched(positions))
 
     def most(self, sequence: TokenSequence, chunk: int) -> list[int]:
@@ -114,6 +118,8 @@ class PageTable:
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Rows at `positions` (already taken off `todo`) are written: publish full pages, drop what none will see."""
+        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
+            return  # the usual step of a sequence that decodes: its page goes on
         full = sequence.length // PAGE
         for page in touched(positions):
             if page < full and not sequence.missing(page):
