@@ -82,6 +82,31 @@ def test_another_tenants_ids(
     assert kept.json["metadata"] == {"diary": 1}
 
 
+@pytest.mark.parametrize("what", ["session", "collection", "both"])
+def test_what_a_chat_names(
+    what: str, world: World, witness: Witness, alices: dict[str, str]
+) -> None:
+    """A chat cannot continue another tenant's session nor be answered from its collection: as if they were not."""
+
+    def named(session: str, collection: str) -> wire.Reply:
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "diary"}]}
+        if what in {"session", "both"}:
+            body["session"] = session
+        if what in {"collection", "both"}:
+            body["retrieval"] = {"collection": collection, "include_passages": True}
+        return world.ask("POST", "/v1/chat/completions", body)
+
+    theirs = named(alices["session"], "secret")
+    nobodys = named(alices["session"][:-3] + "zzz", "absent")
+
+    refused(theirs)
+    assert (theirs.status, theirs.code) == (nobodys.status, nobodys.code)
+    assert theirs.status == 404
+    assert b"diary" not in theirs.body
+    kept = world.ask("GET", f"/v1/sessions/{alices['session']}", tenant="alice")
+    assert kept.json["version"] == 0
+
+
 def test_every_route_is_walked() -> None:
     """A route whose path names something belongs to the walk above, unless it is shared by all."""
     named = [op for op in GUARDED if op.path_parameters]
