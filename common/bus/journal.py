@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from common import log
 from common.bus import keys
@@ -170,11 +170,10 @@ class Journal:
         with contextlib.suppress(BusDown):
             name = keys.log(job)
             raw = await self.bus.call("LRANGE", name, -_LATEST, -1, timeout_s=1.0)
-            if not raw or decode(raw[-1], Event).index < start:
-                return []
-            if len(raw) == _LATEST and decode(raw[0], Event).index > start:
-                raw = await self.bus.call("LRANGE", name, 0, -1, timeout_s=1.0)
-            return [event for item in raw if (event := decode(item, Event)).index >= start]
+            events = _since(raw, start)
+            if len(events) == _LATEST and events[0].index > start:
+                events = _since(await self.bus.call("LRANGE", name, 0, -1, timeout_s=1.0), start)
+            return events
         return []
 
     async def end(self, job: str, deadline_ms: int, bell: Bell | None = None) -> Event:
@@ -189,6 +188,17 @@ class Journal:
             code="deadline_exceeded",
             message="the deadline passed before the result",
         )
+
+
+def _since(raw: Sequence[bytes], start: int) -> list[Event]:
+    """Return the events from index `start` on, decoding no more than it takes to find them."""
+    found: list[Event] = []
+    for item in reversed(raw):
+        event = decode(item, Event)
+        if event.index < start:
+            break
+        found.append(event)
+    return found[::-1]
 
 
 def _order(entry: bytes) -> tuple[int, int]:
