@@ -76,7 +76,8 @@ def _welcome(plan: Plan, console: Console) -> None:
     console.say()
     console.say(f"  {command} search docs 'wait for several tasks at once'{where}")
     if plan.chat.value:
-        console.say(f"  {command} chat --collection handbook{where}")
+        asked = " --collection handbook" if plan.config.sample and plan.open_to_all else ""
+        console.say(f"  {command} chat{asked}{where}")
     console.say(f"  {command} ingest notes {shlex.quote(_short(Path('docs').resolve()))}{where}")
     console.say(
         f"  curl -s {plan.url}/v1/embeddings -H 'Content-Type: application/json' -d '{body}'"

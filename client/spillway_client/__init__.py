@@ -5,6 +5,7 @@ Retries never do work twice, and a stream goes on after its connection broke, wi
 
 from __future__ import annotations
 
+from ._chat import ChatOptions, CompletionOptions
 from ._sessions import Session
 from .client import AsyncSpillway
 from .errors import (
@@ -82,11 +83,13 @@ __all__ = [
     "ChatCompletion",
     "ChatDelta",
     "ChatMessage",
+    "ChatOptions",
     "ChatStream",
     "Citation",
     "Collection",
     "Completion",
     "CompletionChoice",
+    "CompletionOptions",
     "CompletionStream",
     "ConflictError",
     "DeadlineExceededError",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -113,7 +114,7 @@ def test_close_ends_thread_and_calls(beside: Generator) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     while stream.text != "one two three":
-        pass
+        time.sleep(0.01)
     client.close()
     client.close()
     reader.join(10)

@@ -59,24 +59,31 @@ async def test_cuts_at_any_byte(
     assert ids == sorted(set(ids))
 
 
-@pytest.mark.parametrize("which", ["router", "worker"])
+@pytest.mark.parametrize("which", ["router", "router, grounded", "worker"])
 async def test_kill_in_mid_stream(mesh: TalkingMesh, client: sw.AsyncSpillway, which: str) -> None:
-    """kill -9 of the router that streams, or of the worker that generates: the same text to the end."""
-    whole = (await client.chat.completions.create("tell me", max_tokens=300)).text
-    process = mesh.router if which == "router" else mesh.worker
-    killed = False
-    stream = await client.chat.completions.stream("tell me", max_tokens=300)
+    """kill -9 of the router that streams, or of the worker that generates: the same answer to the end."""
+    options: sw.ChatOptions = {"max_tokens": 150}
+    if "grounded" in which:
+        await client.collections.create("seas")
+        await client.documents("seas").add([{"id": "d", "text": "The North Sea is shallow."}])
+        options["retrieval"] = {"collection": "seas", "k": 1}
+    whole = await client.chat.completions.create("tell me", **options)
+    process, killed = mesh.worker if which == "worker" else mesh.router, False
+    stream = await client.chat.completions.stream("tell me", **options)
     async for _ in stream:
-        if not killed and len(stream.text) > 60:
+        if not killed and len(stream.text) > 40:
             killed = True
             await asyncio.to_thread(process.kill)
             process.start()
+    joined = await stream.final()
     mesh.urls[0] = mesh.url = mesh.address(mesh.router)
     await asyncio.to_thread(mesh.wait_ready, mesh.url)
 
     assert killed
-    assert stream.text == whole
-    assert stream.resumed == (1 if which == "router" else 0)
+    assert (joined.text, joined.citations) == (whole.text, whole.citations)
+    assert joined.usage.completion_tokens == whole.usage.completion_tokens
+    assert joined.retrieval == whole.retrieval
+    assert stream.resumed == (0 if which == "worker" else 1)
 
 
 async def test_leaving_a_stream_ends_the_work(client: sw.AsyncSpillway) -> None:
