@@ -257,8 +257,10 @@ class GenerationLoop:
             if not self._news.is_set():
                 continue
             self._news.clear()
-            steps = self._steps
             jobs = [job for job in self._jobs.values() if not job.ending]
+            # Events made before this call lack what came since: then it acknowledges nothing new, and another follows.
+            repeated = any(job.emitting is not None for job in jobs)
+            steps = self._acked if repeated else self._steps
             try:
                 stopped = await self._emitter.emit(jobs)
             except (BusDown, BusFull):
@@ -266,6 +268,8 @@ class GenerationLoop:
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._acked = steps
+            if repeated:
+                self._news.set()
             for job in jobs:
                 if job.id in stopped:
                     self._metrics.work.ended("cancelled")
