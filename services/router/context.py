@@ -61,6 +61,7 @@ class Router:
         self._quiet = asyncio.Event()
         self._streams: set[asyncio.Timeout] = set()
         self._turn = 0
+        self.proved: set[str] = set()  # fingerprints of models whose chat templates have rendered
         self.depths: dict[str, tuple[int, int]] = {}
 
     def entered(self) -> None:

@@ -20,7 +20,7 @@ from services.router.queue.dispatch import Caller
 from services.router.text import chats
 from services.router.text.chats import ChatAsk
 from services.router.text.generations import Generation
-from services.router.text.pool import INLINE_BYTES
+from services.router.text.pool import INLINE_BYTES, INLINE_TEXT_BYTES
 from services.router.text.replies import View
 
 
@@ -50,10 +50,19 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def understood(
     router: Router, caller: Caller, raw: bytes, session: str
 ) -> tuple[ChatAsk, Generation | None]:
-    """Parse a chat's body and, unless it is to be grounded first, render and tokenize it; templates run in the pool."""
+    """Parse a chat's body and, unless it is to be grounded first, render and tokenize it.
+
+    Templates run in the pool, where their time is bounded; one that has proved itself there renders short chats here.
+    """
     past = await history(router, session, caller.tenant) if session else None
     specs, default = await router.cards.specs(), await router.cards.generate_default()
-    return await router.pool.run(partial(chats.chat, raw, specs, default, caller.tenant, past))
+    generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
+    short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= router.proved
+    call = partial(chats.chat, raw, specs, default, caller.tenant, past)
+    ask, made = await router.pool.run(call, inline=short)
+    if made is not None:
+        router.proved.add(specs[ask.model].fingerprint)
+    return ask, made
 
 
 async def submit(

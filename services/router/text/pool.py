@@ -17,7 +17,7 @@ from common.errors import Unavailable
 T = TypeVar("T")
 INLINE_TEXT_BYTES = 2048
 INLINE_BYTES = 65_536
-_WAITING = 256
+_WAITING = 1024
 
 
 def _begin() -> None:
