@@ -46,7 +46,7 @@ CURRICULUM: Final[tuple[tuple[float, tuple[tuple[float, Shape], ...]], ...]] = (
             (6, Shape((5, 5), (2, 4), (10, 14), page=0.75, refuse=0.25, small_talk=0.05)),
             (1, Shape((1, 5), (1, 4), (3, 6), page=0.6, small_talk=0.2, regroup=0.4)),
             (1, Shape((5, 5), (2, 4), (3, 4), page=0.8, regroup=0.9, follow=0.4)),
-            (0.7, Shape((8, 20), (1, 3), (10, 14), page=0.5, refuse=0.2)),
+            (0.5, Shape((8, 20), (1, 3), (10, 14), page=0.5, refuse=0.2)),
             (0.2, Shape((20, 60), (1, 1), (16, 20), refuse=0.2)),
         ),
     ),

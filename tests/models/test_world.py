@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from models.demo.world import handbook, questions, statements, tasks
@@ -20,7 +21,8 @@ SHAPES = (
 )
 
 
-def trained_on(count: int = 400) -> list[list[Message]]:
+@cache
+def trained_on(count: int = 300) -> list[list[Message]]:
     """Return a sample of training conversations."""
     return [
         conversation(random.Random(f"sample {i}"), SHAPES[i % len(SHAPES)]) for i in range(count)
@@ -38,7 +40,8 @@ def passages_in(messages: list[Message]) -> set[str]:
     }
 
 
-def evaluated_on(count: int = 150) -> list[tasks.Task]:
+@cache
+def evaluated_on(count: int = 120) -> list[tasks.Task]:
     """Return a sample of every kind of evaluation question."""
     made = [tasks.present(i) for i in range(count)] + [tasks.absent(i) for i in range(count)]
     return made + [tasks.turn(i, 3) for i in range(count)]
@@ -65,7 +68,7 @@ def test_pools_share_no_name() -> None:
     entities = {t.expected.split(" of ")[1].split(" is ")[0] for t in evaluated_on() if t.value}
     first = {e.split()[0] for e in entities}
 
-    assert len(first) > 150
+    assert len(first) > 120
     assert {pool_of(name) for name in first} == {"evaluation"}
     assert not first & owned
     pages = {p.who.name.split()[0] for p in handbook.pages()}
@@ -110,11 +113,11 @@ def test_places_are_uniform() -> None:
 
     assert places == dict.fromkeys(range(1, 6), 100)
     cited: Counter[str] = Counter()
-    for i in range(1500):
+    for i in range(1000):
         talk = conversation(random.Random(i), Shape((5, 5), (1, 3), (1, 1), refuse=0.0))
-        cited[talk[-1].content[-3]] += 1
+        cited[talk[-1].content.split("[")[1][0]] += 1
     assert set(cited) == set("12345")
-    assert max(cited.values()) < 1.25 * min(cited.values())
+    assert max(cited.values()) < 1.4 * min(cited.values())
 
 
 def test_questions_are_the_same_each_time_and_share_no_stream() -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 - lists of words are easier to read as text
 """Entities with facts, and the passages that state them."""
 
 from __future__ import annotations
@@ -6,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from models.demo.world import scenery, statements, words
+from models.demo.world import questions, scenery, statements, words
 from models.demo.world.names import Pool
 from models.demo.world.relations import OF_KIND, RELATIONS, name_of, value_of
 
@@ -51,6 +52,12 @@ LEADS: Final = (
 )  # fmt: skip
 
 
+GLUE: Final = tuple(
+    "is was has had as the a of in for by with its to from on at and calls chose made named gave holds "
+    "bears keeps takes became it there here who which that when since long first once only always".split()
+)  # fmt: skip
+
+
 def blur(rng: random.Random, template: str) -> str:
     """Return a training template with words replaced, dropped or added at random; slots stay.
 
@@ -74,6 +81,34 @@ def blur(rng: random.Random, template: str) -> str:
         lead = rng.choice(LEADS)
         out = [lead, *out] if rng.random() < 0.6 else [*rng.choices(words.PLAIN, k=2), *out]
     return " ".join(out)
+
+
+def loose(rng: random.Random, relation: str, *, named: bool) -> str:
+    """Return a training template of no grammar: entity and value in either order, words between them.
+
+    It stands for the many ways of stating a fact that no list has.
+    """
+    noun = rng.choice(questions.NOUNS[relation])
+    subject = (
+        "{e}"
+        if named
+        else rng.choice(("{S}", "{S}", f"{{P}} {noun}", f"{{P}} {rng.choice(words.PLAIN)}"))
+    )
+    slots = [subject, "{v}"]
+    if rng.random() < 0.4:
+        slots.reverse()
+        if not named and rng.random() < 0.4:
+            slots.pop()
+    if rng.random() < 0.4 and noun not in subject:
+        slots.insert(rng.randint(0, len(slots)), noun)
+    out: list[str] = []
+    for slot in slots:
+        most = 3 if out else rng.choice((0, 0, 0, 1, 3))
+        out += [rng.choice(rng.choice((GLUE, words.PLAIN))) for _ in range(rng.randint(0, most))]
+        out.append(slot)
+    if rng.random() < 0.4 or len(out) == 1:
+        out += rng.choices(words.PLAIN, k=rng.randint(1, 3))
+    return " ".join(out).replace("{S}", "{S}" if out[0] == "{S}" else "{s}") + "."
 
 
 def remark(rng: random.Random, fillers: tuple[str, ...]) -> str:
@@ -131,7 +166,10 @@ def write(
         if blurred:
             if who.kind in KIND_NAMES and rng.random() < 0.25:
                 template = template.replace("{S}", rng.choice(KIND_NAMES[who.kind]))
-            if rng.random() < 0.6:
+            way = rng.random()
+            if way < 0.35:
+                template = loose(rng, key, named=named)
+            elif way < 0.7:
                 template = blur(rng, template)
         out.append(sentence(rng, template, who, who.facts[key]))
     if page:
