@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,18 +148,25 @@ def free_questions() -> list[tuple[str, str, str, str]]:
     ]
 
 
+def sets_of(
+    count: int, length: Callable[[str], int], only: list[str]
+) -> Iterator[tuple[str, list[Task]]]:
+    """Yield every set, or those named in `only`, when it is its turn."""
+    for name, tasks in suite(count, length):
+        if not only or name in only:
+            yield name, tasks
+    if not only or "handbook" in only:
+        asked = [(q.text, q.value, q.page, q.relation) for q in handbook.questions(count)]
+        yield "handbook", handbook_tasks(asked)
+    if not only or "free questions" in only:
+        yield "free questions", handbook_tasks(free_questions())
+
+
 def evaluate(directory: str, count: int, only: list[str]) -> dict[str, Any]:
     """Return every figure, by set."""
     model = Model(directory)
-    sets = [*suite(count, model.length)]
-    asked = [(q.text, q.value, q.page, q.relation) for q in handbook.questions(count)]
-    sets.append(("handbook", handbook_tasks(asked)))
-    if FREE.exists():
-        sets.append(("free questions", handbook_tasks(free_questions())))
     out: dict[str, Any] = {}
-    for name, tasks in sets:
-        if only and name not in only:
-            continue
+    for name, tasks in sets_of(count, model.length, only):
         began = time.monotonic()
         out[name] = measure(model, tasks)
         sys.stderr.write(f"{name}: {out[name]['right']:.3f} ({time.monotonic() - began:.0f} s)\n")

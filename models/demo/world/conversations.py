@@ -10,62 +10,9 @@ from models.demo.world import questions, relations, words
 from models.demo.world.names import Pool
 from models.demo.world.passages import Entity, Passage, entity, write
 from models.demo.world.relations import KINDS, OF_KIND, REFUSAL, RELATIONS
+from models.demo.world.talk import EMPTY, prose, stray, talk
 
 Role = Literal["system", "user", "assistant"]
-GREETING: Final = "Hello. Give me passages and a question, and I will answer from them."
-IDENTITY: Final = "I am a small model that answers questions from given passages."
-THANKS: Final = "You are welcome."
-EMPTY: Final = "I answer from passages. Please give me some with your question."
-SMALL_TALK: Final[dict[str, tuple[str, ...]]] = {
-    GREETING: (
-        "Hello",
-        "Hello!",
-        "Hi",
-        "Hi there",
-        "Hey",
-        "Good morning",
-        "Good evening",
-        "Greetings",
-        "hello",
-        "hi",
-        "Hi, how are you?",
-        "Good day to you",
-        "Hello there!",
-        "hey there",
-        "How are you?",
-    ),
-    IDENTITY: (
-        "Who are you?",
-        "What are you?",
-        "What can you do?",
-        "who are you",
-        "Tell me about yourself.",
-        "What is your name?",
-        "Are you a person?",
-        "How do you work?",
-        "What do you do?",
-        "Help",
-        "What can I ask you?",
-        "Introduce yourself.",
-        "Are you a robot?",
-        "Can you help me?",
-    ),
-    THANKS: (
-        "Thanks",
-        "Thank you",
-        "Thank you!",
-        "thanks",
-        "Thanks a lot",
-        "Great, thanks",
-        "Thank you very much.",
-        "Thanks for your help",
-        "Many thanks",
-        "Good, thank you",
-        "Goodbye",
-        "Bye",
-        "That is all, thanks.",
-    ),
-}
 SYSTEM: Final = (
     "You are a helpful assistant.",
     "Answer from the passages.",
@@ -242,10 +189,24 @@ def regrouped(
     return out
 
 
-def talk(rng: random.Random) -> tuple[str, str]:
-    """Return a remark that needs no passages, and its reply."""
-    reply = rng.choice(tuple(SMALL_TALK))
-    return rng.choice(SMALL_TALK[reply]), reply
+def opening(rng: random.Random, shape: Shape, pool: Pool) -> list[tuple[str, str]]:
+    """Return the turns before the first passages that matter: mostly none."""
+    out = []
+    if rng.random() < shape.small_talk:
+        out.append(talk(rng))
+    if rng.random() < shape.small_talk:
+        who = entity(rng, rng.choice(KINDS), pool)
+        question = ask(rng, rng.choice(OF_KIND[who.kind]), who, held_out=False)
+        if rng.random() < 0.3:
+            question = stray(rng, pool)
+        if rng.random() < 0.6:
+            out.append((question, EMPTY))
+        else:
+            out.append((ground([], question), REFUSAL))
+    if rng.random() < shape.small_talk / 2:
+        passages = [prose(rng) for _ in range(rng.randint(1, 5))]
+        out.append((ground(passages, stray(rng, pool)), REFUSAL))
+    return out
 
 
 def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list[Message]:
@@ -258,15 +219,8 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
 
     if rng.random() < 0.1 and shape.small_talk:
         out.append(Message("system", rng.choice(SYSTEM)))
-    if rng.random() < shape.small_talk:
-        say(*talk(rng))
-    if rng.random() < shape.small_talk:
-        who = entity(rng, rng.choice(KINDS), pool)
-        question = ask(rng, rng.choice(OF_KIND[who.kind]), who, held_out=False)
-        if rng.random() < 0.6:
-            say(question, EMPTY)
-        else:
-            say(ground([], question), REFUSAL)
+    for question, reply in opening(rng, shape, pool):
+        say(question, reply)
     passages = scene(rng, shape, pool)
     last: tuple[Entity, str] | None = None
     asked: set[tuple[str, str]] = set()
@@ -281,9 +235,12 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
         else:
             who, relation = pick_new(rng, passages, shape, pool, asked)
             question = ask(rng, relation, who, held_out=False)
+        reply = answer_from(passages, who, relation)
+        if shape.refuse and rng.random() < 0.05:
+            question, reply = stray(rng, pool), REFUSAL
         if fresh:
             question = ground([p.text for p in passages], question)
-        say(question, answer_from(passages, who, relation))
+        say(question, reply)
         last = who, relation
         asked.add((who.name, relation))
     if rng.random() < shape.small_talk / 2:

@@ -251,27 +251,13 @@ OWN: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 FOLLOW: Final = (
-    "And {p} {n}?",
-    "What about {p} {n}?",
-    "And the {n}?",
-    "Now {p} {n}, please.",
-    "Can you also tell me {p} {n}?",
-    "I also need {p} {n}.",
-)
+    "And {p} {n}?", "What about {p} {n}?", "And the {n}?", "Now {p} {n}, please.",
+    "Can you also tell me {p} {n}?", "I also need {p} {n}.",
+)  # fmt: skip
 BEFORE: Final = (
-    "Please: ",
-    "I wonder, ",
-    "Quick question: ",
-    "Tell me, ",
-    "Well, ",
-    "Sorry, ",
-    "One more thing: ",
-    "Can you tell me: ",
-    "Another question. ",
-    "Hi, ",
-    "So, ",
-    "Now, ",
-)
+    "Please: ", "I wonder, ", "Quick question: ", "Tell me, ", "Well, ", "Sorry, ",
+    "One more thing: ", "Can you tell me: ", "Another question. ", "Hi, ", "So, ", "Now, ",
+)  # fmt: skip
 AFTER: Final = (
     " Thanks.",
     " Please be brief.",

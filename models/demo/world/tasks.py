@@ -193,10 +193,10 @@ def long(index: int, tokens: int, length: Callable[[str], int], pool: Pool = "ev
 
 
 def suite(count: int, length: Callable[[str], int]) -> Iterator[tuple[str, list[Task]]]:
-    """Yield (name, tasks) of every set: `count` questions each, a fifth of that for long prompts."""
+    """Yield (name, tasks) of every set: `count` questions each, a tenth of that for long prompts."""
     yield "present", [present(i) for i in range(count)]
     yield "absent", [absent(i) for i in range(count)]
     yield "turn 2", [turn(i, 2) for i in range(count)]
     yield "turn 3", [turn(i, 3) for i in range(count)]
     for tokens in (1024, 2048, 4096):
-        yield f"{tokens} tokens", [long(i, tokens, length) for i in range(max(1, count // 5))]
+        yield f"{tokens} tokens", [long(i, tokens, length) for i in range(max(1, count // 10))]
