@@ -17,9 +17,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from common import log
+
 TTL_MS = 5000
 EVERY_S = 1.0
 OVERDUE_S = 10.0
+_log = log.get("bus")
 
 
 class Pulse:
@@ -110,8 +113,11 @@ class Heart:
                     pulse.lost.set()
             except (RedisError, OSError):
                 failed = True
-                if not self._cluster:
-                    break  # in a Cluster the other nodes' hearts must not wait for this one
+            except Exception:  # noqa: BLE001 - without this thread every lease of the process is lost
+                failed = True
+                _log.exception("heart_failed", key=pulse.key)
+            if failed and not self._cluster:
+                break  # in a Cluster the other nodes' hearts must not wait for this one
         if failed:
             self._close(client)
             return None
@@ -120,5 +126,5 @@ class Heart:
     @staticmethod
     def _close(client: Any) -> None:
         if client is not None:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(Exception):
                 client.close()

@@ -1,0 +1,40 @@
+"""The heartbeat thread outlives whatever a server may answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from common.bus.heart import Heart, Pulse
+
+
+def _answer_nonsense(listener: socket.socket, asked: threading.Semaphore) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        asked.release()
+        with connection:
+            while connection.recv(4096):
+                try:
+                    connection.sendall(b":no number\r\n" * 8)
+                except OSError:
+                    break
+
+
+def test_the_thread_goes_on_after_a_reply_that_is_none() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    asked = threading.Semaphore(0)
+    threading.Thread(target=_answer_nonsense, args=(listener, asked), daemon=True).start()
+    heart = Heart(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", cluster=False)
+    try:
+        heart.add(Pulse("{f/0}:heart:w"))
+        for _ in range(3):  # each beat on a new connection: the thread lives
+            assert asked.acquire(timeout=20)
+        thread = heart._thread
+        assert thread is not None
+        assert thread.is_alive()
+    finally:
+        heart.stop()
+        listener.close()
