@@ -41,7 +41,8 @@ class Asking:
             "seed": script.number,
         }
         body |= {"model": self.model} if self.model else {}
-        body |= {"ignore_eos": True} if self.exact_length else {}
+        # The stop tokens are banned rather than ignored: they have no text, so their stream would be silent.
+        body |= {"min_tokens": say.max_tokens} if self.exact_length else {}
         return body | ({"retrieval": self.retrieval} if self.retrieval else {})
 
 
