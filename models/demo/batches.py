@@ -50,6 +50,16 @@ CURRICULUM: Final[tuple[tuple[float, tuple[tuple[float, Shape], ...]], ...]] = (
             (0.2, Shape((20, 60), (1, 1), (16, 20), refuse=0.2)),
         ),
     ),
+    (
+        25.5,
+        (
+            (1, Shape((4, 5), (1, 2), (8, 10), refuse=0.45, small_talk=0.1)),
+            (6, Shape((5, 5), (1, 4), (8, 12), page=0.7, refuse=0.45, one_kind=0.9)),
+            (0.5, Shape((1, 5), (1, 4), (3, 6), page=0.6, small_talk=0.2, regroup=0.4)),
+            (1, Shape((5, 5), (2, 4), (3, 4), page=0.8, regroup=0.9, follow=0.4)),
+            (0.3, Shape((8, 20), (1, 3), (10, 14), page=0.5, refuse=0.3)),
+        ),
+    ),
 )
 BATCH_TOKENS: Final = 4096
 POOL: Final = 192
