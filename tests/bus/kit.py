@@ -46,13 +46,19 @@ class Hand(PlainConsumer):
         super().__init__(bus, family, record(name, *classes, **depth), heart=NoHeart())  # type: ignore[arg-type]
 
     async def join(self) -> Hand:
-        """Register, with a heartbeat of 5 s that only `beat` renews."""
+        """Register, with a heartbeat that outlasts the test: only `die` ends it, however slow the machine."""
         await self._register()
+        await self._last()
         return self
 
     async def beat(self) -> list[str]:
         """Beat once; the verdict and the jobs to stop."""
-        return await self._beat("keep")
+        said = await self._beat("keep")
+        await self._last()
+        return said
+
+    async def _last(self) -> None:
+        await self.bus.call("PEXPIRE", keys.heart(self.family, self.worker), 600_000)
 
     async def pull(self, count: int = 1, cls: str = "") -> list[Lease]:
         """Read up to `count` unread entries of one lane."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,13 @@ async def test_mixed_batches_give_what_each_gives_alone(
     async with running(bus, roomy, bounds=Bounds(512, 1)):
         alone = [await desk.result(await desk.admit(one)) for one in asked]
     async with running(bus, few, bounds=Bounds(40, 8)) as worker:
+        begin = (
+            threading.Event()
+        )  # nothing is computed before all are there, so that they must share
+        held = asyncio.create_task(worker.thread.run(begin.wait, 60))
         jobs = [await desk.admit(one) for one in asked]
+        begin.set()
+        await held
         mixed = [await desk.result(job) for job in jobs]
         assert worker.no_page_held()
         preempted = worker.value("spillway_preemptions_total")

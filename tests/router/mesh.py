@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.servers import Server
 
-START_S = 60.0
+START_S = 100.0
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -170,7 +170,7 @@ async def test_a_deadline_covers_all_stages(
     try:
         early, late = await asyncio.gather(
             post(http, {**grounded(pages), "stream": True}, **{"Spillway-Timeout": "0.8"}),
-            stream(http, grounded(pages), **{"Spillway-Timeout": "3"}),
+            stream(http, grounded(pages), **{"Spillway-Timeout": "10"}),
         )
     finally:
         halt(own.search, signal.SIGCONT)

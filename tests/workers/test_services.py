@@ -33,7 +33,7 @@ from common.work.service import load_models
 from tests.ml import models
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 60.0
+START_S = 100.0
 
 
 def start(service: str, config: Any, *flags: str) -> subprocess.Popen[bytes]:
