@@ -111,7 +111,7 @@ def absent_questions(count: int = 200, seed: str = "handbook absent") -> Iterato
 
 
 def samples() -> tuple[str, ...]:
-    """Return a few questions to try first, one for each kind of entity and a follow-up."""
+    """Return a few questions to try first, one for each kind of entity."""
     town, person, guild, ship = (pages()[n].who for n in range(4))
     return (
         f"Who is the mayor of {town.name}?",
