@@ -8,9 +8,14 @@ from spillway_client import AsyncSpillway, ConflictError
 
 COLLECTION = "example-harbour"
 PAGES = {
-    "ferry": "The ferry to Brisholm leaves from pier 3. Its captain is Odile Marsten.",
-    "lighthouse": "The lighthouse of Brisholm was built by Tomas Verrin in 1871.",
+    "brisholm": "# Brisholm\n\nBrisholm is a quiet town by the sea. The town was founded in 1871.",
+    "verrin": "# Verrin\n\nThe Verrin is a wooden ship. Its captain is Tomas Kelder.",
 }
+QUESTIONS = (
+    "When was Brisholm founded?",
+    "Who is the captain of the Verrin?",
+    "Who is the mayor of Dorwick?",
+)
 
 
 async def main() -> None:
@@ -23,7 +28,7 @@ async def main() -> None:
         await client.documents(COLLECTION).add(
             {"id": id_, "text": text} for id_, text in PAGES.items()
         )
-        for question in ("Who built the lighthouse of Brisholm?", "Who built the ferry?"):
+        for question in QUESTIONS:
             answer = await client.chat.completions.create(
                 question,
                 retrieval={"collection": COLLECTION, "k": 2, "include_passages": True},
