@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis.internal.conjecture.optimiser  # noqa: F401 - else compiled deep in some test's stack, where CPython 3.11 may fail
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import core as hypothesis_core

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+import hypothesis.internal.conjecture.optimiser  # noqa: F401 - as in tests/conftest.py
 import pytest
 from aiohttp import web
 

@@ -229,6 +229,7 @@ async def test_cancel_reaches_the_running_stage(
         else:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
+            await over(http, name)  # set free before, the stage could end before it is stopped
     finally:
         if process is not None:
             halt(process, signal.SIGCONT)
@@ -242,4 +243,4 @@ async def test_cancel_reaches_the_running_stage(
 
     assert state["state"] == "cancelled"
     later = {"embed": ("search", "generate"), "search": ("generate",), "generate": ()}[stage]
-    assert all(set(jobs(own, name)) == before[name] for name in later)
+    assert all(set(jobs(own, name)) <= before[name] for name in later)  # delivered ones lapse
