@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import os
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ import numpy as np
 
 from loadgen import arrivals, bodies
 from loadgen.chat import cli as chat
-from loadgen.load import Load, Run
+from loadgen.driving import driven
+from loadgen.load import Load, Run, Sample
 from loadgen.target import Target
 
 
@@ -75,36 +74,15 @@ async def drive(options: argparse.Namespace) -> Run:
     """Run the loop the options describe, printing a line a second on standard error."""
     async with Target(routers(options), key=options.key, timeout_s=options.timeout) as target:
         load = Load(target, requests(options))
-        watcher = asyncio.create_task(_watch(load, options.slo))
-        try:
-            if options.mode == "closed":
-                return await load.closed(options.clients, seconds=options.seconds)
-            times = arrivals.named(
-                options.arrivals, options.rate, options.seed, burst=options.burst,
-                path=options.trace,
-            )  # fmt: skip
-            return await load.open(times, options.seconds)
-        finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
 
+        def told(fresh: Sequence[Sample]) -> tuple[dict[str, Any], str]:
+            part = Run(list(fresh), 1.0).summary(options.slo)
+            latency = part["latency_s"]
+            if not latency:
+                return part, ""
+            return part, f"  p50 {latency['p50'] * 1e3:.1f} ms  p99 {latency['p99'] * 1e3:.1f} ms"
 
-async def _watch(load: Load, slo_s: float) -> None:
-    seen, began = 0, time.monotonic()
-    while True:
-        await asyncio.sleep(1.0)
-        fresh = load.samples[seen:]
-        seen += len(fresh)
-        part = Run(fresh, 1.0).summary(slo_s)
-        latency = part["latency_s"]
-        line = (
-            f"{time.monotonic() - began:5.0f} s  {part['ok']:6d} ok  {part['refused']:4d} refused  "
-            f"{part['errors']:4d} errors  {load.in_flight:5d} open"
-        )
-        if latency:
-            line += f"  p50 {latency['p50'] * 1e3:.1f} ms  p99 {latency['p99'] * 1e3:.1f} ms"
-        print(line, file=sys.stderr, flush=True)
+        return await driven(load, options, lambda: load.samples, told)
 
 
 def report(summary: dict[str, Any]) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from loadgen import arrivals
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad, Talk
 from loadgen.chat.replies import Goal, Reply, summary
 from loadgen.chat.scripts import Lengths, Shape, scripts
+from loadgen.driving import driven
 from loadgen.target import Target
 
 KINDS = ("chat", "multi-turn", "grounded")
@@ -67,40 +63,18 @@ async def drive(options: argparse.Namespace, urls: list[str]) -> Talk:
         Target(urls, key=options.key, timeout_s=options.timeout) as target,
     ):
         load = ChatLoad(chat, target, scripts(shape(options), options.seed), asking(options))
-        watcher = asyncio.create_task(_watch(load, goal(options)))
-        try:
-            if options.mode == "closed":
-                return await load.closed(options.clients, seconds=options.seconds)
-            times = arrivals.named(
-                options.arrivals, options.rate, options.seed, burst=options.burst,
-                path=options.trace,
-            )  # fmt: skip
-            return await load.open(times, options.seconds)
-        finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+
+        def told(fresh: Sequence[Reply]) -> tuple[dict[str, Any], str]:
+            part = summary(list(fresh), 1.0, goal(options))
+            first = part["ttft_s"]
+            return part, f"  TTFT p50 {first['p50'] * 1e3:.1f} ms" if first else ""
+
+        return await driven(load, options, lambda: load.replies, told)
 
 
 def goal(options: argparse.Namespace) -> Goal:
     """Return the limits of goodput."""
     return Goal(options.ttft, options.tpot)
-
-
-async def _watch(load: ChatLoad, limits: Goal) -> None:
-    seen, began = 0, time.monotonic()
-    while True:
-        await asyncio.sleep(1.0)
-        fresh = load.replies[seen:]
-        seen += len(fresh)
-        part = summary(fresh, 1.0, limits)
-        line = (
-            f"{time.monotonic() - began:5.0f} s  {part['ok']:6d} ok  {part['refused']:4d} refused  "
-            f"{part['errors']:4d} errors  {load.in_flight:5d} open"
-        )
-        if part["ttft_s"]:
-            line += f"  TTFT p50 {part['ttft_s']['p50'] * 1e3:.1f} ms"
-        print(line, file=sys.stderr, flush=True)
 
 
 def report(found: dict[str, Any]) -> str:

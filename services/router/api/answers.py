@@ -13,6 +13,7 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import Event, GenerateResult, Piece
+from services.router.api.event_stream import event_stream, last_event_id
 from services.router.api.sources import Source
 from services.router.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.queue import grounding
@@ -45,7 +46,7 @@ class Answer(NamedTuple):
 
 def last_position(request: web.Request) -> Position | None:
     """Return the piece after which a stream goes on (`<at>.<choice>`), None from its start; 400 for anything else."""
-    text = request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
+    text = last_event_id(request)
     if not text:
         return None
     at, dot, choice = text.partition(".")
@@ -114,14 +115,7 @@ async def stream(request: web.Request, answer: Answer, began: float) -> web.Stre
     A reader slower than SLOW_S is let go. When the router stops, the stream ends with an error its client resumes from.
     """
     router = request.app[ROUTER]
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-            "x-request-id": answer.request,
-        }
-    )
+    response = event_stream(answer.request)
     try:
         with router.dispatch.reading(answer.request), router.stoppable() as limit:
             await response.prepare(request)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.bus.sessions import history_of
 from common.errors import Conflict, NotFound
 from services.router.context import Router
 from services.router.queue.dispatch import Caller
+from services.router.queue.histories import past
 from services.router.text.chats import History
 
 # How often a session that changes under a turn that does not wait is read anew.
@@ -23,14 +23,7 @@ async def history(router: Router, session: str, tenant: str) -> History:
         raise NotFound(f"no session {session[:120]!r}", code="session_not_found", param="session")
     turns = await router.bus.turns(session)
     spec = (await router.cards.specs()).get(record.model)
-    return History(
-        session=session,
-        version=record.version,
-        model=record.model,
-        ttl_s=record.ttl_s,
-        said=[(turn.messages, turn.answer) for turn in turns],
-        tokens=history_of(record, turns, spec.fingerprint) if spec is not None else None,
-    )
+    return past(record, turns, spec.fingerprint if spec is not None else None)
 
 
 async def try_again(

@@ -17,6 +17,7 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.messages import Event
 from services.router.api import answers
+from services.router.api.event_stream import event_stream, last_event_id
 from services.router.api.sources import source_of
 from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.queue.dispatch import Caller
@@ -30,7 +31,7 @@ LOOK_S = 10.0
 
 
 def _start(request: web.Request) -> int:
-    text = request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
+    text = last_event_id(request)
     if not text:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) < 10):
@@ -64,14 +65,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     start = _start(request)
     state = await router.bus.job(name)
     await router.dispatch.note_reader(name)
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-            "x-request-id": name,
-        }
-    )
+    response = event_stream(name)
     request[REQUEST_ID] = name
     await response.prepare(request)
     if request.method == "HEAD":

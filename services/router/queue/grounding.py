@@ -17,12 +17,12 @@ import msgspec
 
 from common.bus import Bus, BusFull, Journal, NewJob
 from common.bus.journal import Bell
-from common.bus.sessions import history_of
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.messages import Event, RequestResult, Turn, decode_result
 from services.router import metrics
 from services.router.queue.door import GENERATE_CLASSES
+from services.router.queue.histories import past
 from services.router.queue.outcomes import result_of
 from services.router.queue.plans import GroundPlan
 from services.router.queue.refusals import class_of, kind_of, refusal
@@ -136,14 +136,7 @@ async def _history(run: Run, session: str, fingerprint: str, job: str) -> Histor
         for turn in turns:
             tokens = (tokens if turn.history else 0) + len(turn.prompt) + len(turn.output)
         record = msgspec.structs.replace(record, tokens=tokens)
-    return History(
-        session=session,
-        version=record.version,
-        model=record.model,
-        ttl_s=record.ttl_s,
-        said=[(turn.messages, turn.answer) for turn in turns],
-        tokens=history_of(record, turns, fingerprint),
-    )
+    return past(record, turns, fingerprint)
 
 
 async def _family(run: Run, plan: GroundPlan) -> Family:
