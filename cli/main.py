@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "status": ("cli.status", "add_status", "run_status", "show whether an instance is ready"),
     "down": ("cli.status", "add_down", "run_down", "stop an instance in order"),
     "chat": ("cli.chat", "add", "run", "talk to the chat model, or ask it about a collection"),
+    "samples": ("cli.samples", "add", "run", "load the sample collections"),
     "ingest": ("cli.ingest", "add", "run", "put files and folders into a collection"),
     "search": ("cli.search", "add", "run", "search a collection by text"),
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),

@@ -244,7 +244,8 @@ class Supervisor:
                 self._console.step("sample", f"not loaded: {error}")
             self._write_note()
         elif self.plan.config.sample:
-            self._console.step("sample", "not loaded: this instance asks for API keys")
+            why = "this instance asks for API keys; with one, `spillway samples` loads them"
+            self._console.step("sample", f"not loaded: {why}")
         done(self.plan)
 
     async def _stop_all(self) -> None:

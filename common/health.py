@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from common import log
+from common.errors import ConfigError
 from common.metrics import build_info
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ class Health:
     async def serve(self, host: str, port: int, *, public_port: int = 0) -> web.AppRunner:
         """Serve /livez /readyz /startupz /health /metrics; the caller awaits `runner.cleanup()` at the end.
 
-        Port 0 takes a free one; OSError if the address cannot be used. `public_port` is noted for `spillway
-        status`.
+        Port 0 takes a free one; OSError if the address cannot be used, ConfigError if the data directory cannot be
+        written. `public_port` is noted for `spillway status`.
         """
         app = web.Application()
         app.add_routes(
@@ -159,7 +160,11 @@ class Health:
         health_port: int = runner.addresses[0][1]
         if "spillway_build_info" not in REGISTRY._names_to_collectors:
             build_info(self.service)
-        self._note(health_port, public_port)
+        try:
+            self._note(health_port, public_port)
+        except ConfigError:
+            await runner.cleanup()
+            raise
         self._log.info("health_served", host=host, health_port=health_port, port=public_port)
         return runner
 
@@ -177,7 +182,6 @@ class Health:
         if self._data_dir is None:
             return
         path = self._data_dir / "run" / f"{self.service}-{self.instance}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         note = {
             "pid": os.getpid(),
             "service": self.service,
@@ -186,5 +190,12 @@ class Health:
             "port": public_port,
         }
         fresh = path.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(json.dumps(note), encoding="utf-8")
-        fresh.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(note), encoding="utf-8")
+            fresh.replace(path)
+        except OSError as error:
+            raise ConfigError(
+                f"SPILLWAY_DATA_DIR is {str(self._data_dir)!r}: {error.strerror or error}; "
+                "expected a directory that can be written"
+            ) from error

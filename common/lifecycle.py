@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from common import log
+from common import log, tracing
 from common.errors import ConfigError
 
 # What a service may need after its own drain time to close connections and files.
@@ -38,6 +38,8 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int
     except Exception:
         logger.exception("service_failed")
         return 1
+    finally:
+        tracing.stop()
 
 
 async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int:

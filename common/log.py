@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from common import tracing
+
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
@@ -38,14 +40,26 @@ def _without_secrets(
     return event
 
 
+def _with_trace(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    if trace := tracing.current().trace_id:
+        event.setdefault("trace_id", trace)
+    return event
+
+
 def _use_json(log_format: str) -> bool:
     return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
 
 
 def setup(service: str, config: Common) -> structlog.stdlib.BoundLogger:
-    """Send this process' logs to stderr, from its own code and from libraries; return its logger."""
+    """Send this process' logs to stderr, from its own code and from libraries; return its logger.
+
+    Lines written while a request's work is under way have its `trace_id`, where it has one.
+    """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _with_trace,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         structlog.processors.StackInfoRenderer(),

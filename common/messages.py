@@ -395,7 +395,8 @@ class Write(Message, frozen=True):
 class WorkerRecord(Message, frozen=True):
     """What a worker publishes in `{f}:workers`; depth is what all its running and queued work may hold.
 
-    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens.
+    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens. `batches` counts what it
+    ran since its start, the fields after it tell of the last one; they are as old as the last heartbeat.
     """
 
     worker: str
@@ -411,6 +412,10 @@ class WorkerRecord(Message, frozen=True):
     started_ms: int = 0
     pid: int = 0
     service: str = ""
+    batches: int = 0
+    batch_items: int = 0
+    batch_tokens: int = 0
+    batch_s: float = 0.0
 
 
 class ModelCard(Message, frozen=True):

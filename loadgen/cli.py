@@ -9,6 +9,7 @@ from typing import Any
 
 from loadgen import document, suite
 from loadgen.document import Options
+from loadgen.html.page import can_plot
 
 
 def add(subparsers: Any) -> None:
@@ -19,6 +20,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("id", nargs="?", help="the row, such as E1; see --list")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
     parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--html", type=Path, help="write a report with plots here")
     parser.add_argument("--quick", action="store_true", help="a smoke run, not for quoting")
     parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
     parser.add_argument("--count", type=int, help="pairs, kills or rounds; default: the row's own")
@@ -37,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         known = ", ".join(suite.SUITES)
         print(f"no row {args.id!r}; expected one of {known}", file=sys.stderr)
         return 2
+    if args.html and not can_plot():
+        return 2
     options = Options(quick=args.quick, seed=args.seed, count=args.count)
     if args.setup:
         from loadgen import rivals  # noqa: PLC0415 - only where something is installed
@@ -45,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
     found = suite.run(identifier, options)
     if args.json:
         document.save(args.json, found)
+    if args.html:
+        from loadgen.html import rows  # noqa: PLC0415 - only reports need what plots need
+
+        rows.page([found], f"Spillway: {identifier}").save(args.html)
     show(found)
     absent = suite.missing(found)
     for name in absent:

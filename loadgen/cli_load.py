@@ -15,6 +15,7 @@ import numpy as np
 from loadgen import arrivals, bodies
 from loadgen.chat import cli as chat
 from loadgen.driving import driven
+from loadgen.html.page import can_plot
 from loadgen.load import Load, Run, Sample
 from loadgen.target import Target
 
@@ -49,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--slo", type=seconds, default=1.0, help="answers within this count as goodput")
     add("--seed", type=int, default=1)
     add("--json", type=Path, help="write summary and raw samples here")
+    add("--html", type=Path, help="write a report with plots here (needs matplotlib)")
     chat.arguments(parser, seconds)
 
 
@@ -106,12 +108,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 if anything was answered well, else 1."""
     parser = argparse.ArgumentParser("python -m loadgen", description=__doc__)
     arguments(parser)
-    options = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    options = parser.parse_args(given)
+    if options.html and not can_plot():
+        return 2
     try:
         import uvloop  # noqa: PLC0415 - optional where there is no wheel
 
         if options.kind in chat.KINDS:
-            return chat.finish(options, uvloop.run(chat.drive(options, routers(options))))
+            return chat.finish(options, uvloop.run(chat.drive(options, routers(options))), given)
         run = uvloop.run(drive(options))
     except KeyboardInterrupt:
         return 130
@@ -123,6 +128,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         raw = [_row(sample) for sample in run.samples]
         options.json.write_bytes(msgspec.json.encode({"summary": summary, "samples": raw}))
+    if options.html:
+        from loadgen.html import runs  # noqa: PLC0415 - only reports need what plots need
+
+        runs.load_page(run, options.slo, runs.About.now(given)).save(options.html)
     return 0 if summary["ok"] else 1
 
 

@@ -25,13 +25,15 @@ PACKAGES = (
 class Options:
     """How a suite runs; `quick` is a smoke run whose figures nobody should quote.
 
-    `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done.
+    `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done, and
+    after `minutes` a run that has it stops, to be gone on with.
     """
 
     quick: bool = False
     seed: int = 1
     count: int | None = None
     partial: Path | None = None
+    minutes: float | None = None
     setup_dir: Path = ROOT / ".bench-env"
 
     def pick(self, full: int, quick: int) -> int:
@@ -58,7 +60,8 @@ class Rival:
 class Body:
     """What a suite's `run` returns: tables for the docs, raw samples, rivals, notes.
 
-    `tables` hold strings only, as the docs show them; `samples` hold every measured value.
+    `tables` hold strings only, as the docs show them; `samples` hold every measured value. `left` is how much of
+    the work asked for is still to be done, by the same command.
     """
 
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -66,6 +69,7 @@ class Body:
     rivals: list[Rival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     met: dict[str, str] = field(default_factory=dict)
+    left: int = 0
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """Add a table as the docs will show it."""
@@ -123,6 +127,7 @@ def build(identifier: str, title: str, body: Body, options: Options) -> dict[str
         "title": title,
         "quick": options.quick,
         "seed": options.seed,
+        "count": options.count,
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(changed),

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from common.messages import Sampling
-from loadgen import document, random_models, suite
-from loadgen.document import Options
+from loadgen import random_models
 from loadgen.stepping import Line, Scatter
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Draw
@@ -96,16 +95,20 @@ def _more(line: Line, prompt: list[int], new: int) -> bool:
     return len(line.tokens) < len(prompt) + new
 
 
-def measure(family: str, *, sequences: int, seed: int) -> Row:
-    """Compare so many sequences of random models of one family; every model has another configuration."""
+def measure(family: str, *, sequences: int, seed: int, device: str = "cpu") -> Row:
+    """Compare so many sequences of random models of one family; every model has another configuration.
+
+    Engine and oracle both compute on `device`.
+    """
     row = Row(family)
     while row.sequences < sequences:
         draw = random.Random(f"{family} {seed} {row.models}")
         settings = random_models.settings(family, draw.randrange(1 << 30))
         with tempfile.TemporaryDirectory() as directory:
             model = random_models.write(Path(directory), family, settings, seed=row.models)
+            model = model.to(device)
             runner = TorchRunner.load(
-                directory, device="cpu", dtype="fp32", threads=1, kv_bytes=16 << 20
+                directory, device=device, dtype="fp32", threads=1, kv_bytes=16 << 20
             )
         count = min(PER_MODEL, sequences - row.sequences)
         prompts = [
@@ -115,7 +118,7 @@ def measure(family: str, *, sequences: int, seed: int) -> Row:
         outputs = generate(runner, prompts, NEW, _GREEDY, seed=draw.randrange(1 << 30))
         texts = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
         oracles = [random_models.oracle(model, text) for text in texts]
-        whole = [_alone(runner, text, draw) for text in texts]
+        whole = [logits_alone(runner, text, draw) for text in texts]
         mixed = _mixed(runner, texts, draw)
         for prompt, output, oracle, alone, among in zip(
             prompts, outputs, oracles, whole, mixed, strict=True
@@ -148,8 +151,9 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(worst.max())
 
 
-def _alone(runner: TorchRunner, text: list[int], draw: random.Random) -> torch.Tensor:
-    return runner.logits([Line(Scatter(runner, draw), text).next_rows(len(text))])
+def logits_alone(runner: TorchRunner, text: list[int], draw: random.Random) -> torch.Tensor:
+    """Return the logits of one text, computed at once and alone, on the host."""
+    return runner.logits([Line(Scatter(runner, draw), text).next_rows(len(text))]).cpu()
 
 
 def _mixed(runner: TorchRunner, texts: list[list[int]], draw: random.Random) -> list[torch.Tensor]:
@@ -160,7 +164,7 @@ def _mixed(runner: TorchRunner, texts: list[list[int]], draw: random.Random) -> 
     while running := [n for n, line in enumerate(lines) if line.computed < len(line.tokens)]:
         chosen = draw.sample(running, draw.randrange(1, len(running) + 1))
         batch = [lines[n].next_rows(draw.choice((1, 1, 7, 32, 200))) for n in chosen]
-        logits, end = runner.logits(batch), 0
+        logits, end = runner.logits(batch).cpu(), 0
         for n, rows in zip(chosen, batch, strict=True):
             start, end = end, end + len(rows.tokens)
             found[n].append(logits[start:end])
@@ -176,12 +180,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, help="sequences a family; default 1000")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    options = Options(quick=args.quick, seed=args.seed, count=args.count)
+    from loadgen import document, suite  # noqa: PLC0415 - the rest needs only the engine
+    from loadgen.cli import show  # noqa: PLC0415
+
+    options = document.Options(quick=args.quick, seed=args.seed, count=args.count)
     found = suite.run("X1", options)
     if args.json:
         document.save(args.json, found)
-    from loadgen.cli import show  # noqa: PLC0415 - only to print
-
     show(found)
     return 0 if set(found["met"].values()) == {"met"} else 1
 

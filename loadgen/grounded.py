@@ -22,7 +22,7 @@ import aiohttp
 from loadgen.document import Body, Options, build, save
 from models.demo.world import handbook
 from models.demo.world.questions import FOLLOW, NOUNS
-from models.demo.world.relations import OF_KIND, REFUSAL
+from models.demo.world.relations import OF_KIND, refuses
 from models.demo.world.tasks import ANSWER
 
 COLLECTION = "handbook"
@@ -95,11 +95,11 @@ def conversations(count: int) -> Iterator[Talk]:
 
 
 def judge(kind: str, turn: Turn, body: dict[str, Any], seconds: float) -> Reply:
-    """Compare an answer with what was expected: the right value and nothing else, or the refusal word for word."""
+    """Compare an answer with what was expected: the right value and nothing else, or a refusal and nothing else."""
     message, found = body["choices"][0]["message"], body["retrieval"]["passages"]
     said = message["content"].strip()
     parts = ANSWER.fullmatch(said)
-    refused = said == REFUSAL or (not found and said.startswith("No passage was found"))
+    refused = refuses(said) or (not found and said.startswith("No passage was found"))
     exact = refused if turn.value is None else bool(parts) and parts[3] == turn.value  # type: ignore[index]
     cited = refused if turn.page is None else turn.page in _cited(message)
     hit = turn.page is None or turn.page in {row["document_id"] for row in found}

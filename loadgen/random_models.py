@@ -99,7 +99,7 @@ def write(
 
 
 def oracle(model: Any, tokens: list[int]) -> torch.Tensor:
-    """Return transformers' fp32 logits (tokens, vocabulary) of one sequence."""
+    """Return transformers' fp32 logits (tokens, vocabulary) of one sequence, on the host."""
     with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
-    return logits
+        logits: torch.Tensor = model(torch.tensor([tokens], device=model.device)).logits[0].float()
+    return logits.cpu()

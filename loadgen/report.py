@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md from the JSON of the runs; `--check` only compares."""
+"""Writes the tables of docs/benchmarks.md from the JSON of the runs; `--check` only compares, `--html` draws them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 import msgspec
 
+from loadgen.figures import COLUMNS, FIGURES
+from loadgen.html.page import can_plot
 from loadgen.mesh import ROOT
+from loadgen.suite import SUITES
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "docs" / "benchmarks"
+_BAD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
 
 
@@ -65,40 +69,88 @@ def _origin(found: dict[str, Any]) -> str:
     )
 
 
+def read(path: Path) -> dict[str, Any]:
+    """Return a stored document; ReportError if it is none."""
+    try:
+        if not path.is_file():
+            raise ReportError(f"{path}: expected a regular file")
+        found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}; expected a file") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _unusable(path, error) from error
+    return found
+
+
+def summary(results: Path = RESULTS) -> str:
+    """Return the table of the figures that come first."""
+    lines = [_line(list(COLUMNS)), _line(["---"] * len(COLUMNS))]
+    for figure in FIGURES:
+        path = results / f"{figure.row}.json"
+        try:
+            cells = figure.cells(read(path) if path.exists() else None)
+        except _BAD as error:
+            raise _unusable(path, error) from error
+        cells[0] = f"[{figure.row}](#{anchor(figure.row)})"
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
+def anchor(identifier: str) -> str:
+    """Return what a row's section is linked by, as GitHub makes it of the heading."""
+    words = f"{identifier} {SUITES[identifier].title}".lower()
+    return "".join(c for c in words if c.isalnum() or c in " -").replace(" ", "-")
+
+
 def rewrite(text: str, results: Path = RESULTS) -> str:
     """Return the page with every marked section generated anew; a row without JSON says so."""
 
     def section(match: re.Match[str]) -> str:
+        if match["id"] == "summary":
+            return f"{match[1]}\n{summary(results)}\n{match[4]}"
         path = results / f"{match['id']}.json"
         if not path.exists():
             return f"{match[1]}\nNot measured.\n\n{match[4]}"
+        found = read(path)
         try:
-            if not path.is_file():
-                raise ReportError(f"{path}: expected a regular file")
-            body = render(msgspec.json.decode(path.read_bytes()))
-        except (
-            msgspec.DecodeError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            raise ReportError(
-                f"{path}: {type(error).__name__} {str(error)[:200]}; expected what `spillway bench --json` writes"
-            ) from error
-        except OSError as error:
-            raise ReportError(f"{path}: {error.strerror}; expected a file") from error
+            body = render(found)
+        except _BAD as error:
+            raise _unusable(path, error) from error
         return f"{match[1]}\n{body}\n{match[4]}"
 
     return _SECTION.sub(section, text)
+
+
+def _unusable(path: Path, error: Exception) -> ReportError:
+    why = f"{type(error).__name__} {str(error)[:200]}"
+    return ReportError(f"{path}: {why}; expected what `spillway bench --json` writes")
+
+
+def _html(path: Path) -> int:
+    """Write the report of every row that has been measured."""
+    if not can_plot():
+        return 2
+    from loadgen.html import rows  # noqa: PLC0415 - only reports need what plots need
+
+    measured = [RESULTS / f"{name}.json" for name in SUITES]
+    try:
+        found = [read(each) for each in measured if each.exists()]
+        rows.page(found).save(path)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Rewrite the page, or with `--check` return 1 if it does not match the JSON."""
     parser = argparse.ArgumentParser("python -m loadgen.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it differs")
-    check = parser.parse_args(argv).check
+    parser.add_argument("--html", type=Path, help="write a report of all rows, with plots, here")
+    args = parser.parse_args(argv)
+    check = args.check
+    if args.html:
+        return _html(args.html)
     before = DOCS.read_text(encoding="utf-8")
     try:
         after = rewrite(before)

@@ -1,16 +1,29 @@
 #!/usr/bin/env bash
-# `make setup-full`: what only some tests need, from Debian's packages: Redis 7.0. Needs root.
+# `make setup-full`: programs that only some tests need, from Debian's packages: Redis 7.0, kubectl, Chromium. Needs root.
 set -euo pipefail
-if command -v redis-server >/dev/null; then
-    echo "setup-full: redis-server is installed: $(redis-server --version)"
-    exit 0
-fi
+
+# program: the package that has it
+declare -A packages=(
+    [redis-server]=redis-server
+    [kubectl]=kubernetes-client
+    [chromium]="chromium fonts-dejavu-core"
+)
+
+missing=()
+for program in "${!packages[@]}"; do
+    if command -v "$program" >/dev/null; then
+        echo "setup-full: $program is installed"
+    else
+        missing+=("$program")
+    fi
+done
+[ ${#missing[@]} != 0 ] || exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
-    echo "setup-full: needs root and apt-get; the tests on Redis 7.0 will be skipped" >&2
+    echo "setup-full: needs root and apt-get; the tests of ${missing[*]} will be skipped" >&2
     exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-# The package starts its service where it can; the tests start their own servers.
+# Some packages start a service where they can; the tests start their own.
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d.spillway
 trap 'rm -f /usr/sbin/policy-rc.d.spillway; [ -z "${made:-}" ] || rm -f /usr/sbin/policy-rc.d' EXIT
 if [ ! -e /usr/sbin/policy-rc.d ]; then
@@ -18,5 +31,7 @@ if [ ! -e /usr/sbin/policy-rc.d ]; then
     made=1
 fi
 apt-get update -q
-apt-get install -q -y --no-install-recommends redis-server
-redis-server --version
+for program in "${missing[@]}"; do
+    apt-get install -q -y --no-install-recommends ${packages[$program]}
+    command -v "$program"
+done

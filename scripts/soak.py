@@ -1,7 +1,8 @@
-"""`make soak`: the long runs of the property, fault and conformance tests, in pieces that resume.
+"""`make soak`: the long runs of tests, fault runs and benchmarks, in pieces of at most an hour that resume.
 
-Every test file is one piece; a piece that has passed at this commit is not run again. State and results are in
-.soak/, from which `docs/benchmarks.md` is made.
+A piece is a test file whose counts the soak raises (`bus/chaos`), or a row of the benchmarks (`bench/F1A`). What has
+passed at this commit is not run again: a test file goes on with the tests that have not passed, a fault run with the
+kills that are left. Results are in .soak/, as JSON.
 """
 
 from __future__ import annotations
@@ -11,30 +12,82 @@ import hashlib
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".soak"
-PIECE_TIMEOUT_S = 6 * 3600
+PIECE_S = 3600
+CLOSE_S = 300  # of them, for what is under way to end
+LONGER = re.compile(r"\bhypothesis\b|\bPROFILE\b|\bsoak\b")
+HELPER = re.compile(r"^(?:from|import) (tests\.[\w.]+)", re.M)
+# Rows of the benchmarks, and what the run gets besides its JSON. F6 is not among them: its tests are pieces themselves.
+BENCH = {
+    "E1": ("--count", "200"),  # pairs a row, of 300: that is what fits into an hour
+    **dict.fromkeys(("E2", "R1", "V1", "V2", "F3", "F5", "C1", "R1C", "Q1", "X1"), ()),
+}
+FAULTS = {
+    "R2": ("r2",), "F1": ("f1",), "F1C": ("f1", "--chat"), "F1A": ("f1", "--all"), "F2": ("f2",),
+    "F2C": ("f2", "--chat"), "F4": ("f4",), "F4C": ("f4", "--chat"),
+}  # fmt: skip
+LEFT = 3  # a fault run's status when kills are left
+NO_TEST = 5  # pytest's, when nothing was selected
 
 
-def pieces() -> dict[str, str]:
-    """Return every piece's name and path: `bus/model` is tests/bus/test_model.py."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece: a test file, or the words after `python -m` of a row's run."""
+
+    name: str
+    path: str = ""
+    words: tuple[str, ...] = ()
+
+
+def pieces() -> dict[str, Piece]:
+    """Return every piece by name."""
+    found = [Piece(name, path) for name, path in test_files().items()]
+    for row, more in BENCH.items():
+        found.append(Piece(f"bench/{row}", words=("loadgen.cli", row, *more)))
+    for row, (module, *flags) in FAULTS.items():
+        minutes = str(
+            (PIECE_S - 3 * CLOSE_S) // 60
+        )  # a mesh must start, and be looked over at the end
+        limit = ("--minutes", minutes) if module == "f1" else ()
+        found.append(Piece(f"bench/{row}", words=(f"loadgen.faults.{module}", *flags, *limit)))
+    return {piece.name: piece for piece in found}
+
+
+def test_files() -> dict[str, str]:
+    """Return the test files that do more in the soak: `bus/model` is tests/bus/test_model.py."""
     found = {}
     for root in (ROOT / "tests", ROOT / "client" / "tests"):
         for path in sorted(root.rglob("test_*.py")):
+            if not any(LONGER.search(text) for text in _read_with_helpers(path)):
+                continue
             inner = path.relative_to(root).with_suffix("").as_posix()
-            name = (
-                inner.replace("test_", "", 1) if "/" not in inner else inner.replace("/test_", "/")
-            )
-            prefix = "client/" if root.parent.name == "client" else ""
-            found[f"{prefix}{name}"] = str(path.relative_to(ROOT))
+            name = inner.removeprefix("test_") if "/" not in inner else inner.replace("/test_", "/")
+            # What tests/faults does at length are the rows of the benchmarks.
+            if not name.startswith("faults/"):
+                prefix = "client/" if root.parent.name == "client" else ""
+                found[f"{prefix}{name}"] = str(path.relative_to(ROOT))
     return found
+
+
+def _read_with_helpers(path: Path) -> list[str]:
+    """Return the text of a test file, of the conftest beside it and of the modules of the tests it names."""
+    text = path.read_text(encoding="utf-8")
+    names = {name.replace(".", "/") for name in HELPER.findall(text)} - {"tests/conftest"}
+    helpers = [ROOT / f"{name}.py" for name in sorted(names)]
+    beside = path.parent / "conftest.py"
+    helpers += [beside] if beside.parent.parent.name == "tests" else []
+    return [text, *(each.read_text(encoding="utf-8") for each in helpers if each.is_file())]
 
 
 def _git(*words: str) -> bytes:
@@ -49,7 +102,7 @@ def commit() -> str:
 
 
 def read_state() -> dict[str, Any]:
-    """Return what earlier runs have noted."""
+    """Return what earlier runs have noted, by piece."""
     try:
         state = json.loads((PLACE / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -57,41 +110,99 @@ def read_state() -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def write(name: str, value: Any) -> None:
-    """Write one JSON file into .soak, whole or not at all."""
-    path = PLACE / f"{name}.json"
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
+def keep(result: dict[str, Any]) -> None:
+    """Write one piece's result into the state, whole or not at all."""
+    state = {**read_state(), result["piece"]: result}
+    fresh = PLACE / "state.new"
+    fresh.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(PLACE / "state.json")
 
 
-def run(name: str, path: str, seed: int, extra: list[str]) -> dict[str, Any]:
-    """Run one piece and return its result."""
-    report = PLACE / f"{name.replace('/', '-')}.xml"
+def execute(words: list[str], seed: int) -> int:
+    """Run a command for at most an hour; return its status, 124 if it had to be interrupted."""
     env = {**os.environ, "SPILLWAY_PROFILE": "soak", "SPILLWAY_SEED": str(seed)}
-    words = [sys.executable, "-m", "pytest", path, f"--junitxml={report}", "--timeout=0", *extra]
-    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env)
     try:
-        status = subprocess.run(
-            words, cwd=ROOT, env=env, timeout=PIECE_TIMEOUT_S, check=False
-        ).returncode
+        return process.wait(PIECE_S - CLOSE_S)
     except subprocess.TimeoutExpired:
-        status = 124
-    result: dict[str, Any] = {
-        "piece": name,
-        "path": path,
-        "status": status,
-        "seconds": round(time.monotonic() - began, 1),
-        "seed": seed,
-        "commit": commit(),
-    }
-    if report.exists():
-        suite = ET.parse(report).getroot().find("testsuite")  # noqa: S314 - pytest's own report
-        if suite is not None:
-            result |= {
-                key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
-            }
+        pass
+    try:
+        # A fault run has its own limit, which is this one: it is ending.
+        if words[0] == "pytest":
+            process.send_signal(signal.SIGINT)
+        process.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return 124 if words[0] == "pytest" or process.returncode < 0 else process.returncode
+
+
+def run(piece: Piece, before: dict[str, Any], seed: int, extra: list[str]) -> dict[str, Any]:
+    """Run one piece for at most an hour; return its result, with what earlier runs of it have."""
+    began = time.monotonic()
+    result = (
+        {"piece": piece.name, "runs": 0, "seconds": 0.0, "passed": []} | before | {"seed": seed}
+    )
+    run_one = _tests if piece.path else _row
+    run_one(piece, result, seed, extra)
+    result["runs"] += 1
+    result["seconds"] = round(result["seconds"] + time.monotonic() - began, 1)
     return result
+
+
+def _tests(piece: Piece, result: dict[str, Any], seed: int, extra: list[str]) -> None:
+    """Run the tests of a file that have not passed yet; `left` if the hour was over before all had run."""
+    report = PLACE / f"{piece.name.replace('/', '-')}.xml"
+    report.unlink(missing_ok=True)
+    past = [word for name in result["passed"] for word in ("--deselect", f"{piece.path}::{name}")]
+    words = ["pytest", piece.path, f"--junitxml={report}", "--timeout=0", *past, *extra]
+    status = execute(words, seed)
+    fresh, failed = [], 0
+    if report.exists():
+        for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
+            wrong = case.find("failure") is not None or case.find("error") is not None
+            failed += wrong
+            if not wrong and case.find("skipped") is None:
+                fresh.append(case.get("name"))
+    # Interrupted with tests passed: the rest is for the next hour. Without one there is no end in sight.
+    left = status == 124 and bool(fresh) and not failed
+    result["passed"] += fresh
+    result |= {"status": 0 if status == NO_TEST else status, "left": left, "failed": failed}
+
+
+def _row(piece: Piece, result: dict[str, Any], _seed: int, extra: list[str]) -> None:
+    """Measure a row, or go on with it; a level that it missed is a failure."""
+    path = PLACE / f"{piece.name.rpartition('/')[2]}.json"
+    status = execute([*piece.words, "--json", str(path), *extra], 1)
+    left = status == LEFT and piece.words[0].startswith("loadgen.faults.")
+    met = json.loads(path.read_text(encoding="utf-8"))["met"] if path.exists() else {}
+    missed = [what for what, word in met.items() if word == "missed"]
+    result |= {
+        "status": status or int(bool(missed)),
+        "left": left,
+        "missed": missed,
+        "json": path.name,
+    }
+
+
+def told(last: dict[str, Any], here: str) -> str:
+    """Return how a piece stands, in words."""
+    if not last:
+        return "never run"
+    ended = "goes on" if last["left"] else "passed" if last["status"] == 0 else "FAILED"
+    missed = f", missed: {', '.join(last['missed'])}" if last.get("missed") else ""
+    old = "" if last["commit"] == here else f" at {last['commit']}"
+    return f"{ended}{old}, {last['seconds'] / 60:.1f} min in {last['runs']} runs{missed}"
+
+
+def total(known: dict[str, Piece], here: str) -> str:
+    """Return how many pieces have passed at this commit, and how long all of it took."""
+    at = [
+        each for name, each in read_state().items() if name in known and each.get("commit") == here
+    ]
+    passed = sum(each["status"] == 0 and not each["left"] for each in at)
+    minutes = sum(each["seconds"] for each in at) / 60
+    return f"{passed} of {len(known)} pieces have passed at {here}; {minutes:.0f} minutes in all"
 
 
 def main() -> int:
@@ -102,40 +213,44 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what has passed at this commit")
     args, extra = parser.parse_known_args()
     PLACE.mkdir(exist_ok=True)
-    state, known, here = read_state(), pieces(), commit()
-    chosen = [
-        n for n in known if not args.name or any(n == a or n.startswith(f"{a}/") for a in args.name)
-    ]
+    known, here = pieces(), commit()
+    asked = [name.rstrip("/") for name in args.name]
+    chosen = [n for n in known if not asked or any(n == a or n.startswith(f"{a}/") for a in asked)]
     if not chosen:
         sys.stderr.write(
-            f"soak: no piece {' '.join(args.name)!r}; `make soak ARGS=--list` shows them\n"
+            f"soak: no piece {' '.join(asked)!r}; `make soak ARGS=--list` shows them\n"
         )
         return 2
-    failed = []
-    for name in chosen:
-        last = state.get(name, {})
-        passed = last.get("status") == 0 and last.get("commit") == here
-        if args.list:
-            told = (
-                f"{last['status']} at {last['commit']}, {last['seconds']} s"
-                if last
-                else "never run"
-            )
-            print(f"{name:<40} {told}")
-        elif passed and not args.again:
-            print(f"soak: {name} has passed at {here}")
-        else:
-            print(f"soak: {name}", flush=True)
-            seed = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))
-            result = run(name, known[name], seed, extra)
-            state = {**read_state(), name: result}
-            write("state", state)
-            write(name.replace("/", "-"), result)
-            if result["status"] not in {0, 5}:  # 5: the file holds no test
-                failed.append(f"{name} (SPILLWAY_SEED={seed})")
+    if args.list:
+        for name in chosen:
+            print(f"{name:<36} {told(read_state().get(name, {}), here)}")
+        print(total(known, here))
+        return 0
+    failed = [
+        name for name in chosen if not _passes(known[name], here, again=args.again, extra=extra)
+    ]
+    print(f"soak: {total(known, here)}")
     if failed:
         print(f"soak: failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    return int(bool(failed))
+
+
+def _passes(piece: Piece, here: str, *, again: bool, extra: list[str]) -> bool:
+    """Run a piece to its end, an hour at a time, unless it has passed at this commit."""
+    last = read_state().get(piece.name, {})
+    if again or last.get("commit") != here:
+        last = {}
+    if last.get("status") == 0 and not last["left"]:
+        print(f"soak: {piece.name} {told(last, here)}")
+        return True
+    while True:
+        seed = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))
+        print(f"soak: {piece.name} (SPILLWAY_SEED={seed})", flush=True)
+        last = run(piece, last, seed, extra) | {"commit": here}
+        keep(last)
+        print(f"soak: {piece.name} {told(last, here)}", flush=True)
+        if not last["left"]:
+            return bool(last["status"] == 0)
 
 
 if __name__ == "__main__":

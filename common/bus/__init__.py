@@ -44,7 +44,11 @@ class Bus(Sessions, Writes, Recovery):
     async def open(cls, config: Common, clock: SystemClock, *, timeout_s: float = 30.0) -> Bus:
         """Connect, waiting up to `timeout_s` for Redis; BusDown after that, ConfigError for a bad address."""
         bus = cls(config, clock)
-        await bus.connect(timeout_s)
+        try:
+            await bus.connect(timeout_s)
+        except BaseException:
+            await bus.close()
+            raise
         return bus
 
     async def close(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from common.bus import keys
+from common import tracing
+from common.bus import keys, metrics
 from common.bus.connection import BusFull
 from common.bus.roster import Roster, hash_of
 from common.ids import Family, family_of
@@ -48,8 +49,20 @@ class Admission(NamedTuple):
     depth: tuple[int, int] = (0, 0)
 
 
+class Trace(NamedTuple):
+    """What became of one lease of a job: `what` is "leased", "lost" (its worker died) or "returned"."""
+
+    what: str
+    worker: str
+    at_ms: int
+
+
 class JobState(NamedTuple):
-    """The record of one job; `state` is "queued", "running" or an outcome; times are Redis' milliseconds."""
+    """The record of one job; `state` is "queued", "running" or an outcome; times are Redis' milliseconds.
+
+    `first_ms` is when its first event was logged, `ended_ms` when it ended; 0 before. `trail` is the history of its
+    leases, oldest first; a lease is known from its worker's first word on.
+    """
 
     job: str
     tenant: str
@@ -66,6 +79,10 @@ class JobState(NamedTuple):
     replay_of: str
     suspicions: int
     cancelled: bool
+    first_ms: int = 0
+    ended_ms: int = 0
+    trail: tuple[Trace, ...] = ()
+    traceparent: str = ""
 
     @property
     def over(self) -> bool:
@@ -107,11 +124,18 @@ class Door(Roster):
         call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, share, replay_of)
         turn = (session, version, origin)
         known = self.knows_roster(family)
-        admission = await self._admit(family, *call, *turn)
-        if admission.reason == "no_worker":
-            self.forget_roster(family)
-            if known:  # a worker may have started since the roster was read
-                admission = await self._admit(family, *call, *turn)
+        with tracing.span(f"admit {family.name.split('.')[0]}", "producer") as span:
+            admission = await self._admit(family, *call, *turn)
+            if admission.reason == "no_worker":
+                self.forget_roster(family)
+                if known:  # a worker may have started since the roster was read
+                    admission = await self._admit(family, *call, *turn)
+            if admission.outcome != "admitted":
+                span.drop()  # it is tried again, or the request tells why not
+            elif span.recorded:
+                lane = metrics.lane_label(family, admission.lane)
+                told = {"messaging.destination.name": lane, "messaging.message.id": jobs[0].id}
+                span.set({"messaging.system": "redis", **told})
         return admission
 
     async def _admit(
@@ -133,6 +157,7 @@ class Door(Roster):
         hearts = await self.hearts(family)
         names: list[str] = [keys.use(family), keys.workers(family)]
         args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, share]
+        args.append(tracing.current().traceparent)
         args.append(len(classes))
         for cls in classes:
             names.append(keys.lane(family, cls))
@@ -193,6 +218,8 @@ class Door(Roster):
             ]
             verdict: Literal["removed", "flagged", "over", "unknown", "moved"]
             verdict = (await self.script("cancel", names, [job, state.lane])).decode()
+            if verdict == "removed":
+                metrics.ended(family, state.lane, "cancelled")
             if verdict != "moved":
                 return verdict
         return "flagged"
@@ -219,6 +246,10 @@ class Door(Roster):
             f.get("replay_of", ""),
             int(f.get("suspicions", 0)),
             "cancelled" in f,
+            int(f.get("first", 0)),
+            int(f.get("ended", 0)),
+            _trail(f.get("trail", "")),
+            f.get("traceparent", ""),
         )
 
     async def log(self, job: str, start: int = 0) -> list[Event]:
@@ -235,3 +266,8 @@ class Door(Roster):
         """Let the log of a delivered result go in `seconds`."""
         for key in (keys.log(job), keys.job(job)):
             await self.call("PEXPIRE", key, int(seconds * 1000))
+
+
+def _trail(text: str) -> tuple[Trace, ...]:
+    rows = (line.split(" ") for line in text.splitlines())
+    return tuple(Trace(what, worker, int(at)) for what, worker, at in rows)

@@ -35,6 +35,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from common.bus import metrics
 from common.clock import SystemClock
 from common.config import Common
 from common.errors import ConfigError, Unavailable
@@ -225,7 +226,10 @@ class Connection:
                     raise
                 lost = error
             else:
-                self._reached(self.clock.monotonic() - began)
+                took_s = self.clock.monotonic() - began
+                self._reached(took_s)
+                if client is not self._blocking:
+                    metrics.CALL_SECONDS.observe(took_s)
                 return reply
             self._missed()
             left = deadline - self.clock.monotonic()

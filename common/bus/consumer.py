@@ -16,12 +16,12 @@ from collections.abc import Iterable
 import msgspec
 from redis.exceptions import ResponseError
 
-from common import log
-from common.bus import keys
+from common import log, tracing
+from common.bus import keys, metrics
 from common.bus.connection import BusDown
 from common.bus.heart import TTL_MS, Heart, Pulse
 from common.bus.reader import Reader
-from common.bus.recovery import Recovery
+from common.bus.recovery import Recovery, Verdict
 from common.ids import Family, ulid
 from common.messages import WorkerRecord, encode
 
@@ -52,6 +52,7 @@ class Consumer(Reader):
         self.revoked: frozenset[str] = frozenset()
         self._heart = heart
         self._former: list[str] = []
+        self._ran = (0, 0, 0, 0.0)
         self._tasks: list[asyncio.Task[None]] = []
 
     @staticmethod
@@ -63,6 +64,7 @@ class Consumer(Reader):
 
     async def start(self) -> None:
         """Create the groups, register, and begin to beat, to recover and to reap."""
+        metrics.served(self.family, self.record.classes)
         await self._register()
         loops = (self._turns(), self._beats(), self._recovers(), self._reconciles(), self._reaps())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -77,6 +79,14 @@ class Consumer(Reader):
         names = [keys.use(self.family), keys.workers(self.family), self._pulse.key]
         lanes = {"start": self.lanes, "stop": self.lanes[:1]}.get(mode, ())
         names += [keys.lane(self.family, cls) for cls in lanes]
+        batches, items, tokens, seconds = self._ran
+        self.record = msgspec.structs.replace(
+            self.record,
+            batches=batches,
+            batch_items=items,
+            batch_tokens=tokens,
+            batch_s=seconds,
+        )
         record = encode(self.record)
         args: list[object] = [mode, self.worker, record, TTL_MS, self.lanes[0], len(lanes)]
         args.append(len(held))
@@ -119,7 +129,7 @@ class Consumer(Reader):
     async def _reincarnate(self) -> None:
         old = self.worker
         self._heart.remove(self._pulse)
-        self._held.clear()
+        self._drop_all("lease_lost")
         self._inbox.clear()
         self._former.append(old)
         self.generation += 1
@@ -138,6 +148,10 @@ class Consumer(Reader):
     def working(self, predicted_s: float) -> None:
         """Tell the heartbeat thread that a step began which should take `predicted_s`."""
         self._pulse.working(predicted_s)
+
+    def ran(self, items: int, tokens: int, seconds: float) -> None:
+        """Note a batch that was run; the next heartbeat tells."""
+        self._ran = (self._ran[0] + 1, items, tokens, seconds)
 
     def idle(self) -> None:
         """Tell the heartbeat thread that no step is running."""
@@ -192,12 +206,23 @@ class Consumer(Reader):
     async def _settle(self, used: Iterable[str]) -> None:
         for cls in self.record.classes:
             for done in await self.bus.settle(self.family, cls, self.worker):
-                _log.warning("lease_settled", job=done.entry.job, verdict=done.verdict)
+                self._settled(cls, done)
         for cls in used:
             if cls.startswith("w.") and cls != self.lanes[0]:
-                await self.bus.settle_own_lane(
-                    self.family, cls[2:], self.worker, self.record.classes[0]
-                )
+                shared = self.record.classes[0]
+                for done in await self.bus.settle_own_lane(
+                    self.family, cls[2:], self.worker, shared
+                ):
+                    self._settled(shared, done)
+
+    def _settled(self, cls: str, done: Verdict) -> None:
+        entry = done.entry
+        if done.verdict == "not" or entry.holder in {"", keys.RETURNED}:
+            return
+        with tracing.use(tracing.Span(entry.traceparent)):
+            _log.warning("lease_settled", job=entry.job, verdict=done.verdict)
+        self.spans.lost(cls, entry)
+        metrics.LEASES_LOST.labels(metrics.lane_label(self.family, cls)).inc()
 
     async def _reconciles(self) -> None:
         while True:
@@ -221,7 +246,9 @@ class Consumer(Reader):
 
     async def reap(self) -> None:
         """Housekeep the family once; differences of use are bugs and are counted."""
-        _, _, wrong = await self.bus.reap(self.family, self.record.classes)
+        ended, _, wrong = await self.bus.reap(self.family, self.record.classes)
+        metrics.ended(self.family, self.record.classes[0], "expired", ended)
         self.differences += len(wrong)
         for line in wrong:
             _log.error("use_differed", family=str(self.family), lane=line)
+            metrics.USE_DIFFERENCES.inc()

@@ -8,12 +8,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from common.bus import keys
+from common import tracing
+from common.bus import keys, metrics
 from common.bus.connection import BusDown, BusFull
 from common.bus.recovery import Recovery
+from common.bus.spans import Spans
 from common.errors import SpillwayError
 from common.ids import Family
 from common.messages import Event, Result, SessionTurn, Turn, WorkerRecord, encode
+from common.tracing import Span
 
 MAX_ERRORS = 3
 
@@ -33,6 +36,7 @@ class Lease(NamedTuple):
     entry: str
     epoch: int
     worker: str
+    traceparent: str = ""
 
     @property
     def fence(self) -> tuple[str, str, int]:
@@ -53,6 +57,7 @@ class Holder:
     def __init__(self, bus: Recovery, family: Family, record: WorkerRecord) -> None:
         self.bus, self.family, self.record = bus, family, record
         self._held: dict[str, Lease] = {}
+        self.spans = Spans(family)
 
     @property
     def worker(self) -> str:
@@ -63,6 +68,20 @@ class Holder:
     def held(self) -> Mapping[str, Lease]:
         """Job id -> lease, of everything read and not ended."""
         return self._held
+
+    def span(self, job: str) -> Span:
+        """Return the span of a held job's processing; where traces are off, the trace it belongs to."""
+        lease = self._held.get(job)
+        return tracing.NONE if lease is None else self.spans.of(lease)
+
+    def _hold(self, lease: Lease) -> None:
+        self._held[lease.job] = lease
+        self.spans.begin(lease)
+
+    def _drop_all(self, why: str) -> None:
+        for lease in self._held.values():
+            self.spans.end(lease, why)
+        self._held.clear()
 
     async def step(
         self,
@@ -103,6 +122,7 @@ class Holder:
             elif verdict == b"gap":
                 await self.fail(lease, "log_gap", "an event's index was not its log's length")
             elif verdict is not None:
+                self.spans.end(lease, verdict.decode())
                 self._forget(lease)
         return set(stop)
 
@@ -177,9 +197,17 @@ class Holder:
         if verdict == b"early":
             await self.give_back([lease])  # this process' clock is ahead: another try, uncharged
         self._forget(lease)
+        self._count(lease, verdict.decode(), event.kind, event.code)
         if verdict == b"ok" and router.decode() != lease.router:
             await self._ring(lease, router.decode(), event)
         return str(verdict.decode())
+
+    def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
+        ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
+        self.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
+        again = {"early", "returned", "done"}  # another try follows; it was counted at the first
+        if ended not in again:
+            metrics.ended(self.family, lease.cls, ended)
 
     def _turn_args(self, turn: Turn, session: SessionTurn) -> list[object]:
         part = msgspec.structs.replace(turn, partial=True) if session.keep_partial else None
@@ -202,6 +230,7 @@ class Holder:
         args += [code, message[:2000], trace[-8000:], MAX_ERRORS]
         verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()
         self._forget(lease)
+        self._count(lease, verdict, verdict, code)
         return str(verdict)
 
     async def give_back(self, leases: Iterable[Lease]) -> None:
@@ -211,6 +240,7 @@ class Holder:
             jobs = [x.job for x in batch if (x.worker, x.cls) == (worker, cls)]
             await self._hand_over(cls, worker, jobs)
         for lease in batch:
+            self.spans.end(lease, "returned")
             self._forget(lease)
 
     async def _hand_over(self, cls: str, worker: str, jobs: Iterable[str] | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from redis.exceptions import ResponseError
 
 from common import log
-from common.bus import keys
+from common.bus import keys, metrics
 from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.heart import Pulse
 from common.bus.keys import GROUP, RETURNED
@@ -131,7 +131,7 @@ class Reader(Holder):
         unfit = [lease for lease, suspicions in found if gone or suspicions >= 2]
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
         for lease in fit:
-            self._held[lease.job] = lease
+            self._hold(lease)
         with contextlib.suppress(BusDown):  # then they are found as lost deliveries
             await self.give_back(unfit)
         return await self._unexpired(fit)
@@ -139,8 +139,22 @@ class Reader(Holder):
     def _lease(
         self, entry: Entry, cls: str, epoch: int, worker: str, *, alone: bool = False
     ) -> Lease:
-        size = (entry.items, entry.tokens, entry.deadline_ms, entry.router)
-        return Lease(entry.job, entry.payload, *size, epoch, alone, cls, entry.id, epoch, worker)
+        metrics.JOB_ATTEMPTS.labels(metrics.lane_label(self.family, cls)).observe(epoch)
+        return Lease(
+            entry.job,
+            entry.payload,
+            entry.items,
+            entry.tokens,
+            entry.deadline_ms,
+            entry.router,
+            epoch,
+            alone,
+            cls,
+            entry.id,
+            epoch,
+            worker,
+            entry.traceparent,
+        )
 
     async def _unexpired(self, leases: list[Lease]) -> list[Lease]:
         """End what expired in the queue: it is dropped before it runs."""
@@ -189,7 +203,7 @@ class Reader(Holder):
             await self.give_back(taken)
             return False
         for lease in taken:
-            self._held[lease.job] = lease
+            self._hold(lease)
         self._inbox += taken
         self._room -= len(taken)
         if taken:
@@ -234,7 +248,7 @@ class Reader(Holder):
         await self._await_reading()
         for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
             await self._hand_over(cls, self.worker, None)
-        self._held.clear()
+        self._drop_all("returned")
         self._inbox.clear()
 
     async def _await_reading(self) -> None:

@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from common.bus import keys
+from common.bus import keys, metrics
 from common.bus.admission import Door
 from common.bus.heart import TTL_MS
 from common.bus.keys import GROUP, RETURNED
 from common.ids import Family
 
 BATCH = 100
+ENDS = {"dead", "expired", "cancelled"}  # verdicts by which a job is over
 
 
 class Entry(NamedTuple):
-    """A lane's entry as read: its fields decide which keys a script needs."""
+    """A lane's entry as read: its fields decide which keys a script needs.
+
+    Of a lease, `holder` is its worker and `idle_ms` the time since its delivery.
+    """
 
     id: str
     job: str
@@ -28,6 +32,10 @@ class Entry(NamedTuple):
     deadline_ms: int
     router: str
     suspicions: int
+    traceparent: str = ""
+    holder: str = ""
+    idle_ms: int = 0
+    deliveries: int = 0
 
 
 class Verdict(NamedTuple):
@@ -52,6 +60,7 @@ def entry_of(raw: Sequence[bytes | list[bytes]]) -> Entry:
         int(f[b"d"]),
         f[b"r"].decode(),
         int(f[b"s"]),
+        f.get(b"t", b"").decode(),
     )
 
 
@@ -65,7 +74,11 @@ class Recovery(Door):
         entries = []
         for row in rows:
             found = await self.call("XRANGE", lane, row[0], row[0])
-            entries += [entry_of(item) for item in found]
+            who, idle_ms, times = row[1].decode(), int(row[2]), int(row[3])
+            entries += [
+                entry_of(item)._replace(holder=who, idle_ms=idle_ms, deliveries=times)
+                for item in found
+            ]
         return entries
 
     async def _unread(self, family: Family, cls: str, count: int) -> list[Entry]:
@@ -102,6 +115,9 @@ class Recovery(Door):
         reply = [item.decode() for item in await self.script("reclaim", names, args)]
         if len(reply) == 1:
             return []
+        for verdict in reply[1::2]:
+            if verdict in ENDS:
+                metrics.ended(family, cls, verdict)
         by_job = {entry.job: entry for entry, _ in batch}
         return [Verdict(by_job[j], v) for j, v in zip(reply[::2], reply[1::2], strict=True)]
 

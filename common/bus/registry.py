@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 
 from common.bus import keys
@@ -139,6 +140,20 @@ class Registry(Door):
                     )
                 )
         return sorted(letters, key=lambda letter: letter.at_ms)
+
+    async def dead_letter_count(self, family: Family) -> int:
+        """Return how many dead letters a family keeps."""
+        return int(await self.call("XLEN", keys.dead(family)))
+
+    async def condemned(self) -> list[Family]:
+        """Return the families that keep dead letters, by a walk over all keys."""
+        found = []
+        for name in await self._scan("{*}:dead"):
+            with contextlib.suppress(ValueError):  # somebody else's key
+                family = Family.parse(name[1:].partition("}")[0])
+                if await self.dead_letter_count(family):
+                    found.append(family)
+        return found
 
     async def drop_dead_letter(self, job: str) -> bool:
         """Delete a dead letter; False if there is none of this job."""

@@ -15,7 +15,7 @@ FRESH_S = 0.5
 
 
 class LaneState(NamedTuple):
-    """A lane as metrics and the dashboard see it."""
+    """A lane as metrics and the dashboard see it; `stranded` of the pending leases have a worker that does not live."""
 
     items: int
     tokens: int
@@ -23,6 +23,7 @@ class LaneState(NamedTuple):
     depth_tokens: int
     oldest_age_s: float
     pending: int
+    stranded: int = 0
 
 
 class Roster(Connection):
@@ -57,11 +58,18 @@ class Roster(Connection):
 
     async def workers(self, family: Family) -> list[WorkerRecord]:
         """Return the records of the workers that have a heartbeat now."""
+        return [record for record, alive in await self.roster(family) if alive]
+
+    async def roster(self, family: Family) -> list[tuple[WorkerRecord, bool]]:
+        """Return every registered worker's record and whether it has a heartbeat now.
+
+        A worker that died stays registered until another one reaps it.
+        """
         records = await self._records(family)
-        if not records:
-            return []
-        alive = [bool(await self.call("EXISTS", keys.heart(family, name))) for name in records]
-        return [record for record, lives in zip(records.values(), alive, strict=True) if lives]
+        return [
+            (record, bool(await self.call("EXISTS", keys.heart(family, name))))
+            for name, record in records.items()
+        ]
 
     async def use(self, family: Family) -> dict[str, tuple[int, int]]:
         """Return class -> (items, tokens), queued and running."""
@@ -75,7 +83,9 @@ class Roster(Connection):
     async def lanes(self, family: Family) -> dict[str, LaneState]:
         """Return every lane of a family with use, depth, age of its oldest entry, and pending entries."""
         used, depth = await self.use(family), dict[str, tuple[int, int]]()
-        for record in await self.workers(family):
+        workers = await self.workers(family)
+        living = {record.worker for record in workers}
+        for record in workers:
             for cls in () if record.draining else (*record.classes, keys.own(record.worker)):
                 items, tokens = depth.get(cls, (0, 0))
                 depth[cls] = (items + record.depth_items, tokens + record.depth_tokens)
@@ -89,6 +99,7 @@ class Roster(Connection):
                 *depth.get(cls, (0, 0)),
                 max(age, 0) / 1000,
                 sum(pending.values()),
+                sum(n for who, n in pending.items() if who not in {*living, keys.RETURNED}),
             )
         return states
 

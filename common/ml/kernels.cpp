@@ -1,6 +1,6 @@
 // Kernels of the packed bf16 encoder for CPUs with AVX512-BF16: attention over texts of any lengths, and the
 // residual add with layer norm. Rows are texts laid one after another; nothing is padded.
-// Built by common/ml/native.py; threads are the OpenMP pool torch already has.
+// Built by common/ml/library.py; threads are the OpenMP pool torch already has.
 #include <immintrin.h>
 #include <omp.h>
 

@@ -1,4 +1,4 @@
-"""Build and bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
+"""Bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
 
 The library shares torch's OpenMP pool: it is linked without one of its own, so no second pool spins beside torch's.
 """
@@ -6,32 +6,17 @@ The library shares torch's OpenMP pool: it is linked without one of its own, so 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from common import log
+from common.ml import library
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 HEAD_WIDTHS = (32, 64)
-_BUILD_S = 120
 _log = log.get("ml")
-
-
-def cpu_flags() -> str:
-    """Return the first processor's model and flags, by which a build is known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " ".join(line for line in lines[:30] if line.startswith(("model", "flags")))
 
 
 def _places(directory: Path | None) -> list[Path]:
@@ -43,55 +28,37 @@ def _places(directory: Path | None) -> list[Path]:
         return places  # a user without a home
 
 
-def build(directory: Path | None = None) -> Path | None:
+def find(directory: Path | None = None) -> Path | None:
     """Return the compiled library, building it if needed; None where it cannot be had."""
-    flags = cpu_flags()
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if "avx512_bf16" not in flags:
+    if not library.NEEDS.issubset(library.cpu_flags().split()):
         return None
-    key = hashlib.blake2b(
-        SOURCE.read_bytes() + repr((FLAGS, flags)).encode(), digest_size=8
-    ).hexdigest()
+    brought = library.brought()
+    if brought is not None:
+        return brought
     for place in _places(directory):
-        target = place / f"kernels-{key}.so"
-        if target.is_file() and target.stat().st_uid in {os.getuid(), 0}:
-            return target
-        if compiler is None:
-            continue
         try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _compile(compiler, target)
+            path = library.build(place)
         except (OSError, subprocess.SubprocessError) as error:
             _log.warning("kernels_not_built", directory=str(place), why=str(error))
             continue
-        return target
+        if path is not None:
+            return path
     return None
-
-
-def _compile(compiler: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        unlinked, linked = Path(work) / "kernels.o", Path(work) / "kernels.so"
-        command = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(unlinked)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S)
-        # No -fopenmp here: its functions are found in torch's copy, which `Kernels` makes visible.
-        command = [compiler, "-shared", "-o", str(linked), str(unlinked)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S)
-        linked.replace(target)
 
 
 class Kernels:
     """The compiled kernels on torch tensors; all tensors are contiguous and on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self._library = library
+    def __init__(self, functions: ctypes.CDLL, threads: int) -> None:
+        self._library = functions
         self._threads = ctypes.c_int(threads)
         for name in ("spillway_add_norm", "spillway_embed"):
-            getattr(library, name).restype = None
+            getattr(functions, name).restype = None
 
     @classmethod
     def load(cls, threads: int, directory: Path | None = None) -> Kernels | None:
         """Return the kernels, or None where they cannot be built or loaded."""
-        path = build(directory)
+        path = find(directory)
         if path is None:
             return None
         torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))

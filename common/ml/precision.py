@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.ml.files import ModelFiles
-from common.ml.native import cpu_flags
+from common.ml.library import cpu_flags
 
 MIN_COSINE = 0.9995
 MEDIAN_COSINE = 0.9999

@@ -7,6 +7,7 @@ lost at any moment, and then another worker has the job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -14,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from common import log
+from common import log, tracing
 from common.bus import BusDown, Consumer, Lease
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
-from common.messages import Result
+from common.messages import EmbedWork, Result
 from common.work.batches import next_batch
 from common.work.calibrate import Calibration, depth_for
 from common.work.compute import ComputeThread
@@ -120,25 +121,31 @@ class EmbeddingLoop:
         return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
 
     async def _accept(self, lease: Lease) -> None:
-        self._metrics.attempts.observe(lease.attempts)
         generation = self._consumer.generation
         try:
             job = read_job(lease, self._model, generation, time.monotonic())
         except SpillwayError as error:
-            _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
+            with tracing.use(self._consumer.spans.of(lease)):
+                _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
             await self._refuse(lease, error)
             return
         self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
+        operation = "embeddings" if isinstance(job.work, EmbedWork) else "rerank"
+        self._consumer.spans.of(lease).name(
+            f"{operation} {self._model.name}",
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "spillway",
+                "gen_ai.request.model": self._model.name,
+                "gen_ai.usage.input_tokens": job.tokens,
+            },
+        )
         self._queue.append(job)
         self._arrived.set()
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
-        try:
-            verdict = await self._consumer.refuse(lease, error)
-        except BusDown:
-            verdict = "fenced"  # the heartbeat is lost by now: another worker will have it
-        expired = error.code == DeadlineExceeded.default_code
-        self._metrics.ended(("expired" if expired else "error") if verdict == "ok" else verdict)
+        with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
+            await self._consumer.refuse(lease, error)
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -181,9 +188,11 @@ class EmbeddingLoop:
         started = time.monotonic()
         for job in batch:
             self._metrics.batch_wait.observe(started - job.read_at)
+        span = self._consumer.spans.batch(job.lease for job in batch)
         computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
         wanted = batch if ask_first else await self._drop_stopped(batch)
         ran = await computing
+        span.end()
         self._consumer.progressed()
         self._running = []
         self._observe(batch, ran, predicted)
@@ -199,8 +208,6 @@ class EmbeddingLoop:
         except BusDown:
             return batch  # running work goes on; its results are fenced when they are written
         if stopped:
-            for _ in stopped:
-                self._metrics.ended("cancelled")
             self._queue = deque(job for job in self._queue if job.lease.job not in stopped)
         return [job for job in batch if job.lease.job not in stopped]
 
@@ -215,15 +222,15 @@ class EmbeddingLoop:
     async def _end(self, job: Job, outcome: Result | Failure) -> None:
         try:
             if isinstance(outcome, Failure):
-                _log.error("job_failed", job=job.lease.job, code=outcome.code, why=outcome.message)
-                verdict = await self._consumer.fail(job.lease, *outcome)
-                self._metrics.ended("error" if verdict == "returned" else verdict)
+                with tracing.use(self._consumer.spans.of(job.lease)):
+                    _log.error(
+                        "job_failed", job=job.lease.job, code=outcome.code, why=outcome.message
+                    )
+                await self._consumer.fail(job.lease, *outcome)
             else:
-                verdict = await self._consumer.finish(job.lease, outcome)
-                self._metrics.ended("ok" if verdict in {"ok", "done"} else verdict)
+                await self._consumer.finish(job.lease, outcome)
         except BusDown:
             _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
-            self._metrics.ended("fenced")
 
     # -- cost ------------------------------------------------------------------------------------------
 
@@ -234,9 +241,12 @@ class EmbeddingLoop:
 
     def _observe(self, batch: Sequence[Job], ran: Ran, predicted: float) -> None:
         metrics = self._metrics
-        metrics.batch_size.observe(sum(job.items for job in batch))
-        metrics.batch_tokens.observe(sum(job.tokens for job in batch))
+        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
+        metrics.batch_size.observe(items)
+        metrics.batch_tokens.observe(tokens)
+        metrics.input.inc(tokens)
         metrics.step.observe(ran.seconds)
+        self._consumer.ran(items, tokens, ran.seconds)
         if ran.isolated:
             metrics.isolated.inc()
         elif predicted > 0:

@@ -1,4 +1,4 @@
-"""The metrics of an embedding worker; the service declares them once, under its lane."""
+"""The metrics of what computes batches; a process declares them once, and each of its loops uses them on its lane."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import copy
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from common.metrics import ATTEMPTS, DURATION_S, ITEMS, SHORT_S, TOKENS
+from common.metrics import DURATION_S, ITEMS, SHORT_S, TOKENS
 
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
 
 class WorkMetrics:
-    """Batches, jobs by outcome, and how well step times were predicted."""
+    """Batches, tokens, and how well the seconds of a batch were predicted; for use, `on` a lane and a model."""
 
-    def __init__(self, lane: str, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, ("lane",), buckets=buckets, registry=registry)
 
@@ -26,15 +26,10 @@ class WorkMetrics:
             "spillway_batch_wait_seconds", "From reading a job to the start of its batch.", SHORT_S
         )
         self._step = histogram(
-            "spillway_step_seconds", "Seconds the device took for a batch.", DURATION_S
+            "spillway_step_seconds", "Seconds the device took for a batch or step.", DURATION_S
         )
         self._step_ratio = histogram(
             "spillway_step_measured_ratio", "Measured over predicted seconds of a batch.", _RATIO
-        )
-        self._attempts = histogram(
-            "spillway_job_attempts",
-            "Deliveries of a job so far, counted when it is read.",
-            ATTEMPTS,
         )
         self._isolated = Counter(
             "spillway_batches_isolated_total",
@@ -42,8 +37,11 @@ class WorkMetrics:
             ("lane",),
             registry=registry,
         )
-        self._jobs = Counter(
-            "spillway_jobs_total", "Jobs ended here.", ("lane", "outcome"), registry=registry
+        self._tokens = Counter(
+            "spillway_tokens_total",
+            "Tokens of texts and prompts computed (input) or found computed (cached), and generated (output).",
+            ("model", "kind"),
+            registry=registry,
         )
         self._depth = Gauge(
             "spillway_worker_depth",
@@ -51,26 +49,31 @@ class WorkMetrics:
             ("lane", "unit"),
             registry=registry,
         )
-        self._use(lane)
 
-    def _use(self, lane: str) -> None:
-        self._lane = lane
-        self.batch_size = self._batch_size.labels(lane)
-        self.batch_tokens = self._batch_tokens.labels(lane)
-        self.batch_wait = self._batch_wait.labels(lane)
-        self.step = self._step.labels(lane)
-        self.step_ratio = self._step_ratio.labels(lane)
-        self.attempts = self._attempts.labels(lane)
-        self.isolated = self._isolated.labels(lane)
-        self.depth_items = self._depth.labels(lane, "items")
-        self.depth_tokens = self._depth.labels(lane, "tokens")
-
-    def on(self, lane: str) -> WorkMetrics:
-        """Return the same metrics under another lane's label."""
+    def on(self, lane: str, model: str) -> WorkMetrics:
+        """Return these metrics under the labels of one lane and one model."""
         other = copy.copy(self)
-        other._use(lane)
+        other.batch_size = self._batch_size.labels(lane)
+        other.batch_tokens = self._batch_tokens.labels(lane)
+        other.batch_wait = self._batch_wait.labels(lane)
+        other.step = self._step.labels(lane)
+        other.step_ratio = self._step_ratio.labels(lane)
+        other.isolated = self._isolated.labels(lane)
+        other.depth_items = self._depth.labels(lane, "items")
+        other.depth_tokens = self._depth.labels(lane, "tokens")
+        other.input = self._tokens.labels(model, "input")
+        other.cached = self._tokens.labels(model, "cached")
+        other.output = self._tokens.labels(model, "output")
         return other
 
-    def ended(self, outcome: str) -> None:
-        """Count one job by outcome: ok, error, expired, cancelled, fenced, dead."""
-        self._jobs.labels(self._lane, outcome).inc()
+    batch_size: Histogram
+    batch_tokens: Histogram
+    batch_wait: Histogram
+    step: Histogram
+    step_ratio: Histogram
+    isolated: Counter
+    depth_items: Gauge
+    depth_tokens: Gauge
+    input: Counter
+    cached: Counter
+    output: Counter

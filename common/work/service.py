@@ -10,6 +10,8 @@ from typing import Protocol
 
 from common import log
 from common.bus import Bus, Consumer
+from common.bus.metrics import lane_label
+from common.bus.opening import open_bus
 from common.clock import SystemClock
 from common.config import WorkerConfig
 from common.errors import ConfigError
@@ -129,10 +131,9 @@ async def serve(
                 **result.cost._asdict(),
                 **{f"depth_{k}": v for k, v in result.depth._asdict().items()},
             )
-        if stopping.is_set():
+        bus = await open_bus(config, SystemClock(), health, stopping)
+        if bus is None:
             return
-        clock = SystemClock()
-        bus = await Bus.open(config, clock)
         try:
             parts = (bus, health, thread, metrics)
             await _work(
@@ -168,8 +169,9 @@ async def _work(
         family = Family(card.family, config.partition)
         consumer = Consumer(bus, family, _record(bus, model, measured, service, lane))
         await consumer.start()
-        metrics.depth_items.set(measured.depth.items)
-        metrics.depth_tokens.set(measured.depth.tokens)
+        mine = metrics.on(lane_label(family, lane), model.name)
+        mine.depth_items.set(measured.depth.items)
+        mine.depth_tokens.set(measured.depth.tokens)
         loops.append(
             EmbeddingLoop(
                 consumer,
@@ -178,7 +180,7 @@ async def _work(
                 slo_s=config.embed_slo_s,
                 clock=bus.clock,
                 thread=thread,
-                metrics=metrics,
+                metrics=mine,
             )
         )
     if beside is not None:

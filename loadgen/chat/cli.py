@@ -113,13 +113,18 @@ def row(name: str, found: dict[str, float]) -> str:
     return f"{name:<14} {part}"
 
 
-def finish(options: argparse.Namespace, talk: Talk) -> int:
-    """Print and store a run; 0 if anything was answered whole, else 1."""
+def finish(options: argparse.Namespace, talk: Talk, argv: Sequence[str]) -> int:
+    """Print and store a run of these arguments; 0 if anything was answered whole, else 1."""
     found = talk.summary(goal(options))
     print(report(found))
     if options.json:
         raw = [sample(each) for each in talk.replies]
         options.json.write_bytes(msgspec.json.encode({"summary": found, "samples": raw}))
+    if options.html:
+        from loadgen.html import runs  # noqa: PLC0415 - only reports need what plots need
+
+        about = runs.About.now(argv)
+        runs.chat_page(talk.replies, found, goal(options), about).save(options.html)
     return 0 if found["ok"] else 1
 
 

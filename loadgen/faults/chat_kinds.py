@@ -75,7 +75,8 @@ class Stream(ChatKind):
         """Stream one answer of the pool."""
         body, known = self.pool[number % len(self.pool)]
         answer = await self.ask(clients, body, done, done.key)
-        self.kept[done.key] = (body, answer.text)
+        if answer.ok:
+            self.kept[done.key] = (body, answer.text)
         if len(self.kept) > 20:
             self.kept.pop(next(iter(self.kept)))
         return self.comparison.judge(done.key, known, answer)
@@ -85,7 +86,9 @@ class Stream(ChatKind):
         wrong = []
         for key, (body, before) in self.kept.items():
             again = await clients.chat.ask(body, key=key)
-            if again.text != before:
+            if not again.ok:
+                wrong.append(f"stream: key {key} the second time: {_whole(again)}")
+            elif again.text != before:
                 wrong.append(f"stream: key {key} gives another answer the second time")
         return wrong
 

@@ -1,7 +1,7 @@
 """F1: every process is killed with SIGKILL, again and again, under a load of resumable requests.
 
-`python -m loadgen.faults.f1 --kills 20 --seed S --json FILE`; what is found is kept in FILE.partial, so a
-run that died goes on where it stopped.
+`python -m loadgen.faults.f1 --kills 20 --seed S --json FILE`; what is found is kept in FILE.partial, so a run that
+died, was interrupted or has used up its `--minutes` goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import redis.asyncio
 from spillway_client import SpillwayError
 
+from loadgen.document import Options
 from loadgen.faults import stages
 from loadgen.faults.chat_kinds import ChatKind
 from loadgen.faults.clients import Clients, Done, name_of
 from loadgen.faults.compare import Difference
 from loadgen.faults.grounded import Grounded
 from loadgen.faults.kinds import Kind
+from loadgen.faults.leftovers import leftovers
 from loadgen.faults.scenes import EMBEDDINGS, Scene
 from loadgen.faults.stages import Stages
 from loadgen.mesh import Mesh
 
 RECOVER_S = 6.0
 HEAL_S = 90.0
-SETTLE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run goes: kills a process, in which order, and whether each waits for the last to heal.
+    """How a run goes: `kills` a process, or `total` over all of them; whether each waits for the last to heal.
 
-    `between` is how often a router is killed in each stage of a grounded request, after the load has ended.
+    A client rests `rest_s` after each operation. `between` is how often a router is killed in each stage of a grounded
+    request, after the last kill under load.
     """
 
     scene: Scene = EMBEDDINGS
@@ -50,12 +51,16 @@ class Plan:
     clients_a_kind: int = 2
     pause_s: tuple[float, float] = (0.2, 1.0)
     between: int = 0
+    total: int | None = None
+    rest_s: float = 0.02
 
     def order(self) -> list[str]:
-        """Return the victims in the order they are killed."""
-        found = [name for name in self.scene.victims for _ in range(self.kills)]
-        random.Random(self.seed).shuffle(found)
-        return found
+        """Return the victims in the order they are killed: rounds over all, each shuffled."""
+        rng, victims = random.Random(self.seed), self.scene.victims
+        rounds = self.kills if self.total is None else -(-self.total // len(victims))
+        return [name for _ in range(rounds) for name in rng.sample(victims, len(victims))][
+            : self.total
+        ]
 
 
 @dataclass(slots=True)
@@ -76,7 +81,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Result:
-    """What a run found; `wrong` is empty if every promise was kept."""
+    """What a run found, in `pieces` of `seconds` together; `wrong` is empty if every promise was kept."""
 
     kills: list[Kill] = field(default_factory=list)
     operations: dict[str, int] = field(default_factory=dict)
@@ -86,6 +91,8 @@ class Result:
     sequences: int = 0
     differences: list[Difference] = field(default_factory=list)
     stages: Stages = field(default_factory=Stages)
+    pieces: int = 0
+    seconds: float = 0.0
 
     @property
     def late(self) -> list[Kill]:
@@ -96,10 +103,10 @@ class Result:
 class Storm:
     """The load of one run: `clients_a_kind` loops for each kind, until stopped."""
 
-    def __init__(self, clients: Clients, kinds: list[Kind], each: int, first: int) -> None:
+    def __init__(self, clients: Clients, kinds: list[Kind], plan: Plan, first: int) -> None:
         self._clients = clients
         self._kinds = kinds
-        self._each = each
+        self._plan = plan
         self._numbers = first
         self._stopping = asyncio.Event()
         self.done: list[Done] = []
@@ -110,7 +117,7 @@ class Storm:
         """Ask until `stop()`, then end what is open."""
         async with asyncio.TaskGroup() as group:
             for kind in self._kinds:
-                for _ in range(self._each):
+                for _ in range(self._plan.clients_a_kind):
                     group.create_task(self._loop(kind))
 
     def stop(self) -> None:
@@ -132,7 +139,7 @@ class Storm:
             self.done.append(done)
             if done.outcome != "ok":
                 self.wrong.append(f"{done.key} after {done.tries} tries: {done.outcome}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(self._plan.rest_s)
 
 
 async def run(
@@ -140,25 +147,29 @@ async def run(
     data_dir: Path,
     partial: Path | None = None,
     enough: asyncio.Event | None = None,
+    minutes: float | None = None,
 ) -> Result:
     """Run the plan on a mesh in `data_dir`; what `partial` holds is not done again.
 
-    Once `enough` is set no kill follows the one in progress; the run then ends as usual.
+    Once `enough` is set, or kills have gone on for `minutes`, no kill follows the one in progress; the run then ends
+    as usual.
     """
-    before, enough = read_partial(partial), enough or asyncio.Event()
+    before, enough, began = read_partial(partial), enough or asyncio.Event(), time.monotonic()
     async with Mesh(data_dir, plan.scene.services(plan.simulated), supervise=True) as mesh:
         kinds = plan.scene.kinds(plan.simulated)
         async with Clients(mesh.urls) as clients:
             for kind in kinds:
                 await kind.prepare(clients)
             first = len(before.kills) * 1_000_000
-            storm = Storm(clients, kinds, plan.clients_a_kind, first)
+            storm = Storm(clients, kinds, plan, first)
             kills: list[Kill] = []
 
             def so_far() -> Result:
                 return _sum(before, kills, storm, kinds, clients)
 
             task = asyncio.create_task(storm.run())
+            if minutes is not None:
+                asyncio.get_running_loop().call_later(60 * minutes, enough.set)
             try:
                 async for kill in _kill_all(plan, mesh, storm, len(before.kills), enough):
                     kills.append(kill)
@@ -169,13 +180,17 @@ async def run(
                 await task
             await _settle(mesh)
             wrong = [line for kind in kinds for line in await kind.audit(clients)]
-            between = Stages()
+            between = before.stages
             for kind in kinds:
-                if isinstance(kind, Grounded) and plan.between:
+                done = len(before.kills) + len(kills) == len(plan.order())
+                if isinstance(kind, Grounded) and plan.between and done:
                     between = await stages.run(plan.between, mesh, clients, kind)
             result = so_far()
         result.stages = between
         result.wrong += wrong + between.wrong + await leftovers(mesh.redis_url)
+    result.pieces, result.seconds = before.pieces + 1, before.seconds + time.monotonic() - began
+    if partial is not None:
+        _keep(partial, result)
     return result
 
 
@@ -193,6 +208,9 @@ def _sum(
         wrong=before.wrong + storm.wrong,
         sequences=before.sequences + sum(chat.sequences for chat in chats),
         differences=before.differences + [d for chat in chats for d in chat.differences],
+        stages=before.stages,
+        pieces=before.pieces,
+        seconds=before.seconds,
     )
 
 
@@ -237,34 +255,6 @@ async def _settle(mesh: Mesh) -> None:
         await mesh.wait_ready(name, 90)
 
 
-async def leftovers(url: str) -> list[str]:
-    """Return what a quiet bus must not hold: dead letters, use above zero, entries on a lane.
-
-    What a dead process held is given up only when its heartbeat has lapsed and another has done it.
-    """
-    limit = time.monotonic() + SETTLE_S
-    while (wrong := await _left(url)) and time.monotonic() < limit:  # noqa: ASYNC110 - no event of it
-        await asyncio.sleep(0.2)
-    return wrong
-
-
-async def _left(url: str) -> list[str]:
-    wrong = []
-    client = redis.asyncio.from_url(url, decode_responses=True)
-    try:
-        wrong += [f"dead letters in {key}" async for key in client.scan_iter(match="*:dead")]
-        async for key in client.scan_iter(match="*:use"):
-            use = {str(n): str(v) for n, v in (await client.hgetall(key)).items()}
-            held = {n: v for n, v in use.items() if v != "0" and n.endswith((":items", ":tokens"))}
-            wrong += [f"{key} holds {name} = {value}" for name, value in held.items()]
-        async for key in client.scan_iter(match="*:lane:*", _type="stream"):
-            length = await client.xlen(key)
-            wrong += [f"{key} holds {length} entries"] if length else []
-    finally:
-        await client.aclose()
-    return wrong
-
-
 def read_partial(partial: Path | None) -> Result:
     """Return what an interrupted run had found after its last kill; nothing if there was none."""
     if partial is None or not partial.exists():
@@ -278,16 +268,19 @@ def _keep(partial: Path, result: Result) -> None:
     fresh.replace(partial)
 
 
-def measure(plan: Plan, partial: Path | None = None) -> Result:
-    """Run the plan in a directory of its own that is gone afterwards; an interrupt (Ctrl-C) is `enough`."""
+def measure(plan: Plan, options: Options) -> Result:
+    """Run the plan in a directory of its own that is gone afterwards.
 
-    async def until_interrupted(folder: Path) -> Result:
+    Ctrl-C is `enough`, and so is the end of the options' minutes.
+    """
+
+    async def until_enough(folder: Path) -> Result:
         enough = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
-        return await run(plan, folder, partial, enough)
+        return await run(plan, folder, options.partial, enough, options.minutes)
 
     with tempfile.TemporaryDirectory(prefix="spillway-f1-") as folder:
-        return asyncio.run(until_interrupted(Path(folder)))
+        return asyncio.run(until_enough(Path(folder)))
 
 
 if __name__ == "__main__":

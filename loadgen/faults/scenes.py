@@ -50,6 +50,11 @@ def _chat_services(simulated: bool) -> list[Service]:
     ]
 
 
+def _all_services(simulated: bool) -> list[Service]:
+    device = SIMULATED if simulated else REAL
+    return [*_chat_services(simulated), processes.cpu_worker("cpu_worker", *device)]
+
+
 def _chat_kinds(simulated: bool) -> list[Kind]:
     # A small pool where the run is short: every answer of it is asked for alone before the first kill.
     if simulated:
@@ -78,4 +83,11 @@ CHAT = Scene(
     frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2"}),
     _chat_services,
     _chat_kinds,
+)
+ALL = Scene(
+    "all",
+    (*CHAT.victims, "cpu_worker"),
+    CHAT.another,
+    _all_services,
+    lambda simulated: [*EMBEDDINGS.kinds(simulated), *_chat_kinds(simulated)],
 )

@@ -13,7 +13,7 @@ def run(options: Options) -> Body:
     """Kill every process `count` times (20; quick: 1, with simulated devices)."""
     kills = options.rounds(20, 1)
     plan = Plan(kills=kills, seed=options.seed, simulated=options.quick, overlap=False)
-    return describe(measure(plan, options.partial), plan)
+    return describe(measure(plan, options), plan)
 
 
 def describe(result: Result, plan: Plan) -> Body:
@@ -43,8 +43,12 @@ def describe(result: Result, plan: Plan) -> Body:
     body.notes.append(
         f"Tried again, under the same key and at the next router, after: {again or '-'}."
     )
+    if result.pieces:
+        pieces = "one piece" if result.pieces == 1 else f"{result.pieces} pieces"
+        body.notes.append(f"Done in {pieces}, {result.seconds / 60:.0f} minutes.")
     if plan.simulated:
         body.notes.append("Simulated devices.")
+    body.left = len(plan.order()) - len(result.kills)
     body.notes += [f"WRONG: {line}" for line in result.wrong[:10]]
     body.met["nothing lost, doubled or changed"] = "missed" if result.wrong else "goal"
     body.met["recovery in time"] = "missed" if result.late else "goal"

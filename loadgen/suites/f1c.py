@@ -17,12 +17,24 @@ def run(options: Options) -> Body:
     """Kill every process `count` times (15: 105 kills; quick: 1, simulated), then routers between stages."""
     kills = options.rounds(15, 1)
     plan = Plan(CHAT, kills, options.seed, simulated=options.quick, between=max(1, kills * 2 // 3))
-    return describe(measure(plan, options.partial), plan)
+    return describe(measure(plan, options), plan)
 
 
 def describe(result: Result, plan: Plan) -> Body:
     """Turn a result into F1's tables, and what became of equality."""
     body = f1.describe(result, plan)
+    equality(body, result)
+    between = result.stages
+    columns = ["router killed in stage", "times", "right answers", "answered after, median (s)"]
+    rows = [_row(between, stage) for stage in HELD]
+    body.table("Grounded requests whose router was killed between their stages", columns, rows)
+    if between.kills:
+        body.met["grounded between stages"] = "missed" if between.wrong else "goal"
+    return body
+
+
+def equality(body: Body, result: Result) -> None:
+    """Note how many answers differ from the undisturbed run's, and whether they may."""
     allowed = [each for each in result.differences if each.allowed]
     body.notes.append(
         f"{result.sequences} answers compared with the undisturbed run, greedy and drawn: {len(allowed)} part from "
@@ -33,12 +45,6 @@ def describe(result: Result, plan: Plan) -> Body:
     ]
     parted = len(allowed) > MAY_PART * max(1, result.sequences)
     body.met["equality"] = "missed" if parted or len(result.differences) > len(allowed) else "goal"
-    between = result.stages
-    columns = ["router killed in stage", "times", "right answers", "answered after, median (s)"]
-    rows = [_row(between, stage) for stage in HELD]
-    body.table("Grounded requests whose router was killed between their stages", columns, rows)
-    body.met["grounded between stages"] = "missed" if between.wrong else "goal"
-    return body
 
 
 def _row(between: Stages, stage: Stage) -> list[str]:

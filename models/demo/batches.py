@@ -60,6 +60,17 @@ CURRICULUM: Final[tuple[tuple[float, tuple[tuple[float, Shape], ...]], ...]] = (
             (0.3, Shape((8, 20), (1, 3), (10, 14), page=0.5, refuse=0.3)),
         ),
     ),
+    (
+        27.0,
+        (
+            (0.7, Shape((4, 5), (1, 2), (8, 10), refuse=0.35, small_talk=0.1)),
+            (2.5, Shape((5, 5), (1, 4), (10, 14), page=0.7, refuse=0.35, small_talk=0.05)),
+            (5, Shape((5, 5), (1, 2), (6, 9), page=0.6, refuse=0.35, one_kind=1.0, shared=0.8)),
+            (0.7, Shape((1, 5), (1, 4), (3, 6), page=0.6, small_talk=0.2, regroup=0.4)),
+            (1.2, Shape((5, 5), (1, 4), (3, 4), page=0.8, refuse=0.3, regroup=0.9, follow=0.4)),
+            (0.8, Shape((8, 20), (1, 3), (10, 14), page=0.5, refuse=0.25, shared=0.3)),
+        ),
+    ),
 )
 BATCH_TOKENS: Final = 4096
 POOL: Final = 192

@@ -95,7 +95,7 @@ def measure(model: Model, tasks: list[Task]) -> dict[str, Any]:
     said = model.answer([t.prompt for t in tasks])
     scores = [score(t, text) for t, text in zip(tasks, said, strict=True)]
     asked = [(t, s) for t, s in zip(tasks, scores, strict=True) if t.value is not None]
-    refused = [s.whole for t, s in zip(tasks, scores, strict=True) if t.value is None]
+    refused = [s.exact for t, s in zip(tasks, scores, strict=True) if t.value is None]
     out: dict[str, Any] = {"questions": len(tasks), "right": _share([s.exact for s in scores])}
     if asked:
         out["exact"] = _share([s.exact for _, s in asked])

@@ -33,28 +33,39 @@ GROUNDING = (
 )
 
 
-def tensors(state: dict[str, Tensor], size: Size) -> dict[str, Tensor]:
-    """Return the weights under the names of LlamaForCausalLM, in float32."""
-    out = {
-        "model.embed_tokens.weight": state["embed.weight"],
-        "model.norm.weight": state["norm.weight"],
+def _names(size: Size) -> dict[str, tuple[str, ...]]:
+    """Return, for each of the network's weights, the names that LlamaForCausalLM gives its equal parts by rows."""
+    out: dict[str, tuple[str, ...]] = {
+        "embed.weight": ("model.embed_tokens.weight",),
+        "norm.weight": ("model.norm.weight",),
     }
     for n in range(size.layers):
         here, there = f"layers.{n}.", f"model.layers.{n}."
-        q, k, v = state[here + "qkv.weight"].chunk(3)
-        gate, up = state[here + "gate_up.weight"].chunk(2)
         out |= {
-            there + "self_attn.q_proj.weight": q,
-            there + "self_attn.k_proj.weight": k,
-            there + "self_attn.v_proj.weight": v,
-            there + "self_attn.o_proj.weight": state[here + "out.weight"],
-            there + "mlp.gate_proj.weight": gate,
-            there + "mlp.up_proj.weight": up,
-            there + "mlp.down_proj.weight": state[here + "down.weight"],
-            there + "input_layernorm.weight": state[here + "norm1.weight"],
-            there + "post_attention_layernorm.weight": state[here + "norm2.weight"],
+            here + "qkv.weight": tuple(f"{there}self_attn.{x}_proj.weight" for x in "qkv"),
+            here + "gate_up.weight": tuple(f"{there}mlp.{x}_proj.weight" for x in ("gate", "up")),
+            here + "out.weight": (there + "self_attn.o_proj.weight",),
+            here + "down.weight": (there + "mlp.down_proj.weight",),
+            here + "norm1.weight": (there + "input_layernorm.weight",),
+            here + "norm2.weight": (there + "post_attention_layernorm.weight",),
         }
-    return {name: t.detach().float().contiguous().clone() for name, t in out.items()}
+    return out
+
+
+def tensors(state: dict[str, Tensor], size: Size) -> dict[str, Tensor]:
+    """Return the weights under the names of LlamaForCausalLM, in float32."""
+    return {
+        name: part.detach().float().contiguous().clone()
+        for ours, theirs in _names(size).items()
+        for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True)
+    }
+
+
+def state_of(named: dict[str, Tensor], size: Size) -> dict[str, Tensor]:
+    """Return the network's state from the weights that `tensors` named."""
+    return {
+        ours: torch.cat([named[name] for name in theirs]) for ours, theirs in _names(size).items()
+    }
 
 
 def config(size: Size, special: dict[str, int]) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.demo.batches import Batch, batches, collate
+from models.demo.export import state_of
 from models.demo.network import Network, Size, initialise, parameters_of, rotations
 from models.demo.tokens import DIRECTORY, END, PAD, Encoder, build
 from models.demo.world.conversations import Shape, conversation
@@ -96,6 +98,9 @@ class Training:
             self.net.load_state_dict(saved["net"])
             self.optimiser.load_state_dict(saved["opts"][0])
             self.state = saved["state"]
+        elif args.weights:
+            self.net.load_state_dict(state_of(load_file(args.weights), self.size))
+            self.state["tokens"] = int(args.millions * 1e6)
         self.run: Any = torch.compile(self.net, dynamic=True) if args.compile else self.net
         self.losses: list[float] = []
 
@@ -169,6 +174,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--weights", type=Path, help="begin with these (model.safetensors)")
+    parser.add_argument("--millions", type=float, default=0, help="tokens the weights have seen")
     parser.add_argument("--directory", type=Path, default=DIRECTORY / ".checkpoints")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -6,12 +6,12 @@ import asyncio
 import os
 import sys
 
-from common import log
+from common import log, tracing
 from common.arguments import parse
 from common.config import WorkerConfig
 from common.lifecycle import run
+from common.work.metrics import WorkMetrics
 from common.work.service import serve
-from services.cpu_worker.metrics import declare
 
 SERVICE = "cpu_worker"
 
@@ -22,7 +22,8 @@ def main() -> int:
         WorkerConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
     )
     log.setup(SERVICE, config)
-    metrics = declare()
+    tracing.setup(SERVICE, os.environ)
+    metrics = WorkMetrics()
 
     async def work(stopping: asyncio.Event) -> None:
         await serve(config, instance, stopping, service=SERVICE, lane="cpu", metrics=metrics)

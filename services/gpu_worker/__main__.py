@@ -6,13 +6,14 @@ import asyncio
 import os
 import sys
 
-from common import log
+from common import log, tracing
 from common.arguments import parse
 from common.config import WorkerConfig
 from common.lifecycle import run
+from common.work.metrics import WorkMetrics
 from common.work.service import serve
 from services.gpu_worker.generator import Generator
-from services.gpu_worker.metrics import LANE, declare
+from services.gpu_worker.metrics import LANE
 
 SERVICE = "gpu_worker"
 
@@ -23,7 +24,8 @@ def main() -> int:
         WorkerConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
     )
     log.setup(SERVICE, config)
-    metrics = declare()
+    tracing.setup(SERVICE, os.environ)
+    metrics = WorkMetrics()
 
     async def work(stopping: asyncio.Event) -> None:
         await serve(

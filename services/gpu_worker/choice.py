@@ -21,7 +21,6 @@ class Choice:
         self.number, self.work, self.sequence = number, work, sequence
         self.finish: Finish | None = None
         self.stopped_by: str | None = None
-        self.first_s = self.last_s = 0.0  # when its first and last tokens came, by the loop's clock
         self._vocabulary = vocabulary
         self._stream = vocabulary.stream()
         self._stops = Stops(work.stop)

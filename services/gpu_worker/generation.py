@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from common import log
+from common import log, tracing
 from common.bus import BusDown, BusFull, Consumer, Lease
 from common.clock import Clock
 from common.errors import DeadlineExceeded
@@ -171,6 +171,7 @@ class GenerationLoop:
             elif self._scheduler.running or self._scheduler.waiting:
                 await asyncio.sleep(0)  # pages were taken from the only one planned
             else:
+                self._observe_state()
                 await _wait(self._work, _WAIT_S)
             await self._follow_drift()
 
@@ -180,28 +181,33 @@ class GenerationLoop:
         count = sum(len(row.tokens) for row in rows)
         predicted = self._pace.seconds(len(rows), count)
         self._consumer.working(predicted)
+        self._note_waits(jobs)
         ran = await self._thread.run(run_step, self._runner, rows, [job.id for job in jobs])
         self._consumer.progressed()
         self._observe(parts, ran, predicted, count)
-        now = time.monotonic()
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
             if self._jobs.get(job.id) is job and not job.over:
                 try:
-                    self._commit(job, part, outcome, now)
+                    self._commit(job, part, outcome)
                 except Exception as error:  # noqa: BLE001 - it is this job's: the others go on
                     self._fail(job, failure_of(error, "internal_error"))
         self._steps += 1
         self._news.set()
         self._room.set()
 
+    def _note_waits(self, jobs: Iterable[Generation]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            if job.waits:
+                job.waits = False
+                self._metrics.work.batch_wait.observe(now - job.read_at)
+
     def _rows(self, job: Generation, part: Part) -> Rows:
         sequence = part.sequence
         sample = job.choices[sequence.choice].draw() if part.draws else None
         return Rows(sequence.at(part.positions), part.positions, sequence.pages, sample)
 
-    def _commit(
-        self, job: Generation, part: Part, outcome: Drawn | Failure | None, now: float
-    ) -> None:
+    def _commit(self, job: Generation, part: Part, outcome: Drawn | Failure | None) -> None:
         choice = job.choices[part.sequence.choice]
         if isinstance(outcome, Failure):
             self._fail(job, outcome)
@@ -210,21 +216,15 @@ class GenerationLoop:
         self._scheduler.commit(part, token)
         if outcome is None:
             return
-        self._metrics.output.inc()
-        if not choice.first_s:
-            choice.first_s = now
-            if not job.taken_over:
-                waited = self._clock.now_ms() - job.admitted_ms
-                self._metrics.first_token.observe(max(0.0, waited / 1000))
-        choice.last_s = now
+        self._metrics.work.output.inc()
+        if len(choice.tokens) == 1:
+            self._consumer.span(job.id).event("first token")
         if choice.finish is not None:
             self._scheduler.drop([part.sequence])
-            if len(choice.tokens) > 1:
-                took = choice.last_s - choice.first_s
-                self._metrics.per_token.observe(took / (len(choice.tokens) - 1))
 
     def _fail(self, job: Generation, failure: Failure) -> None:
-        _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
+        with tracing.use(self._consumer.span(job.id)):
+            _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
         job.failure = failure
         self._scheduler.drop(choice.sequence for choice in job.choices)
 
@@ -272,7 +272,6 @@ class GenerationLoop:
                 self._news.set()
             for job in jobs:
                 if job.id in stopped:
-                    self._metrics.work.ended("cancelled")
                     self._leave(job)
             self._end_those_over(jobs)
             self._heard.set()
@@ -290,27 +289,25 @@ class GenerationLoop:
             task.add_done_callback(self._ending.discard)
 
     async def _end(self, job: Generation) -> None:
-        verdict = await self._emitter.end(job)
-        metrics = self._metrics
-        if job.failure is not None:
-            outcome = "error" if verdict == "returned" else verdict
-        elif job.refusal is not None:
-            outcome = "expired" if verdict == "ok" else verdict
-        else:
-            outcome = "ok" if verdict in {"ok", "done"} else verdict
+        self._consumer.span(job.id).set(job.usage())
+        await self._emitter.end(job)
+        if job.failure is None and job.refusal is None:
             result = job.result()
-            metrics.cached.inc(result.cached_tokens)
-            metrics.input.inc(result.prompt_tokens - result.cached_tokens)
-        metrics.work.ended(outcome)
+            self._metrics.work.cached.inc(result.cached_tokens)
+            self._metrics.work.input.inc(result.prompt_tokens - result.cached_tokens)
         self._leave(job)
 
     # -- cost ------------------------------------------------------------------------------------------
 
     def _observe(self, parts: list[Part], ran: Ran, predicted: float, rows: int) -> None:
         self._metrics.observe_step(ran, predicted, sequences=len(parts), rows=rows)
-        self._metrics.observe_state(self._scheduler, self._steps - self._acked)
+        self._consumer.ran(len(parts), rows, ran.seconds)
+        self._observe_state()
         if not ran.isolated:
             self._pace.observe(predicted, ran.seconds)
+
+    def _observe_state(self) -> None:
+        self._metrics.observe_state(self._scheduler, self._steps - self._acked)
 
     async def _follow_drift(self) -> None:
         """Publish a new depth when the device has become faster or slower than it was when measured."""

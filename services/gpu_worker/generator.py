@@ -7,6 +7,7 @@ import os
 
 from common import log
 from common.bus import Bus, Consumer
+from common.bus.metrics import lane_label
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family
@@ -84,7 +85,8 @@ class Generator:
         family = Family(card.family, config.partition)
         consumer = Consumer(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
         await consumer.start()
-        metrics = EngineMetrics(runner.name, self._work)
+        metrics = EngineMetrics(self._work.on(lane_label(family, LANE), runner.name))
+        metrics.page_bytes.set(sum(runner.shape.page_bytes) * runner.shape.pages)
         metrics.work.depth_items.set(pace.depth.items)
         metrics.work.depth_tokens.set(pace.depth.tokens)
         return GenerationLoop(

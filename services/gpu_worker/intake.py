@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
-from common import log
+from common import log, tracing
 from common.bus import BusDown, Consumer, Lease
 from common.errors import InternalError, SpillwayError, Unprocessable
 from common.messages import BadMessage, Event
@@ -42,7 +43,6 @@ class Intake:
         logs = await asyncio.gather(*(self._log_of(lease, generation) for lease in leases))
         jobs = []
         for lease, events in zip(leases, logs, strict=True):
-            self._metrics.work.attempts.observe(lease.attempts)
             if events is None or generation != self._consumer.generation:
                 continue  # lost with its incarnation
             try:
@@ -51,7 +51,17 @@ class Intake:
                 await self._refuse(lease, error)
                 continue
             if job.taken_over:
-                _log.info("job_taken_over", job=job.id, index=job.next_index)
+                with tracing.use(self._consumer.spans.of(lease)):
+                    _log.info("job_taken_over", job=job.id, index=job.next_index)
+            self._consumer.spans.of(lease).name(
+                f"generate_content {self._runner.name}",
+                {
+                    "gen_ai.operation.name": "generate_content",
+                    "gen_ai.provider.name": "spillway",
+                    "gen_ai.request.model": self._runner.name,
+                    "gen_ai.usage.input_tokens": sum(map(len, job.work.prompts)),
+                },
+            )
             jobs.append(job)
         return jobs
 
@@ -77,12 +87,10 @@ class Intake:
         return job
 
     async def _refuse(self, lease: Lease, error: SpillwayError | BadMessage) -> None:
-        _log.warning("job_refused", job=lease.job, why=str(error))
-        try:
+        with tracing.use(self._consumer.spans.of(lease)):
+            _log.warning("job_refused", job=lease.job, why=str(error))
+        with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
             if isinstance(error, BadMessage | InternalError):  # its log cannot be understood
-                verdict = await self._consumer.fail(lease, "log_damaged", str(error))
+                await self._consumer.fail(lease, "log_damaged", str(error))
             else:
-                verdict = await self._consumer.refuse(lease, error)
-        except BusDown:
-            verdict = "fenced"  # the heartbeat is lost by now: another worker will have it
-        self._metrics.work.ended("error" if verdict in {"ok", "returned"} else verdict)
+                await self._consumer.refuse(lease, error)

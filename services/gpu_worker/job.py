@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from common.bus import Lease
@@ -40,7 +41,8 @@ class Generation:
     ) -> None:
         self.id, self.work, self.choices, self.generation = lease.job, work, choices, generation
         self.deadline_ms = lease.deadline_ms
-        self.admitted_ms = int(lease.entry.partition("-")[0])
+        self.read_at = time.monotonic()
+        self.waits = True  # for the first step that has it
         self.next_index = 0
         self.pieces: list[Piece] = []
         self.taken_over = False
@@ -110,6 +112,15 @@ class Generation:
             cached_tokens=sum(max(0, choice.sequence.cached) for choice in firsts),
             version=self.work.turn.version + 1 if self.work.turn is not None else None,
         )
+
+    def usage(self) -> dict[str, int]:
+        """Return what it has cost so far, by OpenTelemetry's names."""
+        told = self.result()
+        return {
+            "gen_ai.usage.input_tokens": told.prompt_tokens,
+            "gen_ai.usage.output_tokens": told.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
+        }
 
     def turn(self, now_ms: int, *, partial: bool = False) -> Turn | None:
         """Return the session's turn: the answer and its tokens, for a partial one as far as they are logged."""

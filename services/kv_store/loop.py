@@ -88,28 +88,23 @@ class StoreLoop:
     # -- one job ---------------------------------------------------------------------------------------
 
     async def _serve(self, lease: Lease) -> None:
-        began, op, outcome = time.monotonic(), "unknown", "ok"
+        began, op = time.monotonic(), "unknown"
         try:
             work = _understood(lease)
             op = work.op
+            self.consumer.spans.of(lease).name(f"{op} session")
             body = await self._persist(lease, work)
             logged = len(await self._store.bus.log(lease.job))
             await self.consumer.finish(lease, SessionResult(body=body), index=logged)
         except SpillwayError as error:
-            outcome = error.code
             await self._refuse(lease, error)
-        except asyncio.CancelledError:
-            outcome = "stopped"
-            raise
         except Exception as error:  # noqa: BLE001 - a bug in one job must not end the service
-            outcome = "failed"
             _log.exception("session_job_failed", job=lease.job, op=op)
             with contextlib.suppress(BusDown):
                 await self.consumer.fail(
                     lease, "internal_error", str(error), traceback.format_exc()
                 )
         finally:
-            metrics.JOBS.labels(op, outcome).inc()
             metrics.SECONDS.labels(op).observe(time.monotonic() - began)
 
     async def _persist(self, lease: Lease, work: SessionWork) -> bytes:

@@ -6,9 +6,6 @@ from prometheus_client import Counter, Histogram
 
 from common.metrics import DURATION_S
 
-JOBS = Counter(
-    "spillway_store_jobs_total", "Jobs on sessions, by what they ended as", ["op", "outcome"]
-)
 SECONDS = Histogram(
     "spillway_store_job_seconds", "Seconds a job on sessions took", ["op"], buckets=DURATION_S
 )

@@ -6,6 +6,7 @@ import asyncio
 import os
 
 from common.bus import Bus, Consumer
+from common.bus.opening import open_bus
 from common.clock import SystemClock
 from common.config import StoreConfig
 from common.health import Health
@@ -28,7 +29,9 @@ async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> 
     health = Health(SERVICE, instance=instance, data_dir=config.data_dir, waits_for=("bus", "lane"))
     runner = await health.serve(config.health_host, config.health_port)
     try:
-        bus = await Bus.open(config, SystemClock())
+        bus = await open_bus(config, SystemClock(), health, stopping)
+        if bus is None:
+            return
         try:
             await _work(config, bus, health, stopping)
         finally:

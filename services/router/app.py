@@ -16,12 +16,15 @@ from services.router.api import (
     completions,
     documents,
     embeddings,
+    mesh,
     models,
+    pages,
     requests,
     rerank,
     search,
     sessions,
     sse,
+    timeline,
 )
 from services.router.connection import Connection
 from services.router.context import ROUTER, Router
@@ -32,9 +35,11 @@ LINGER_S = 2.0
 
 
 def build(router: Router) -> web.Application:
-    """Return the application with every route of docs/openapi.yaml."""
+    """Return the application with every route of docs/openapi.yaml, and the dashboard."""
     app = web.Application(middlewares=[outer, guard], client_max_size=router.config.max_body_bytes)
     app[ROUTER] = router
+    app[mesh.MESH] = mesh.Mesh(router)
+    app.cleanup_ctx.append(app[mesh.MESH].noting)
     name = "/v1/collections/{name}"
     app.add_routes(
         [
@@ -68,9 +73,12 @@ def build(router: Router) -> web.Application:
             web.delete("/v1/requests/{id}", requests.cancel),
             web.post("/v1/requests/{id}/cancel", requests.cancel),
             web.get("/v1/requests/{id}/events", sse.events),
+            web.get("/v1/requests/{id}/timeline", timeline.get),
+            web.get("/v1/mesh", mesh.get),
             web.get("/livez", router.health.livez),
             web.get("/readyz", router.health.readyz),
             web.get("/health", router.health.readyz),
+            *pages.routes(),
         ]
     )
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from common.metrics import ATTEMPTS, DURATION_S, SHORT_S
+from common.metrics import DURATION_S, PER_TOKEN_S, SHORT_S
 
 REQUESTS = Counter(
     "spillway_requests", "Requests answered, by route and status.", ("route", "model", "status")
@@ -15,39 +15,38 @@ DURATION = Histogram(
     ("route", "model"),
     buckets=DURATION_S,
 )
-TOKENS = Counter("spillway_tokens", "Tokens of admitted requests.", ("model", "kind"))
 REFUSED = Counter("spillway_refused", "Requests refused at the door.", ("reason",))
-ADMITTED = Counter(
-    "spillway_admitted", "Jobs admitted, by family and lane class.", ("family", "lane")
-)
-OUTCOMES = Counter("spillway_jobs", "Jobs ended, by lane and outcome.", ("lane", "outcome"))
-JOB_ATTEMPTS = Histogram(
-    "spillway_job_attempts",
-    "Deliveries a job of several stages needed.",
-    ("lane",),
-    buckets=ATTEMPTS,
-)
+for _reason in ("depth", "tokens", "deadline", "no_worker", "bus_full", "quota", "draining"):
+    REFUSED.labels(_reason)
+ADMITTED = Counter("spillway_admitted", "Jobs admitted, by the lane that took them.", ("lane",))
 DEPTH = Gauge("spillway_lane_depth", "What a lane may hold.", ("lane", "unit"))
 USED = Gauge("spillway_lane_used", "What a lane holds, queued and running.", ("lane", "unit"))
 OLDEST = Gauge("spillway_lane_oldest_age_seconds", "Age of a lane's oldest entry.", ("lane",))
 PENDING = Gauge("spillway_lane_pending", "Leases of a lane that are running.", ("lane",))
+STRANDED = Gauge(
+    "spillway_lane_stranded", "Leases of a lane whose worker has no heartbeat any more.", ("lane",)
+)
+WORKERS = Gauge("spillway_workers", "Workers of a family that live and take work.", ("family",))
+DEAD_LETTERS = Gauge("spillway_dead_letters", "Dead letters kept, by family.", ("family",))
 CONNECTIONS = Gauge("spillway_router_connections", "Open client connections.")
-TEXT_RESTARTS = Gauge(
+TEXT_RESTARTS = Counter(
     "spillway_text_pool_restarts", "Times the pool of text processes was replaced."
 )
 BUS_DOWN = Gauge(
     "spillway_bus_down_seconds", "Seconds since Redis was last reached; 0 while it is."
 )
-TTFT = Histogram(
-    "spillway_ttft_seconds",
-    "From a generation's request to its first token, as the router sees it.",
-    ("model",),
-    buckets=DURATION_S,
-)
-TPOT = Histogram(
-    "spillway_tpot_seconds",
-    "Mean seconds between the tokens of one choice after its first, as the router sees them.",
+BUS_MEMORY = Gauge("spillway_bus_memory_bytes", "Memory Redis uses; of a Cluster the fullest node.")
+BUS_LIMIT = Gauge("spillway_bus_memory_limit_bytes", "Its maxmemory; 0 where it has none.")
+FIRST_TOKEN = Histogram(
+    "spillway_time_to_first_token_seconds",
+    "From a generation's request to its first token, as its client's router sees it.",
     ("model",),
     buckets=SHORT_S,
+)
+PER_TOKEN = Histogram(
+    "spillway_time_per_output_token_seconds",
+    "Mean seconds between the tokens of one choice after its first, as the router sees them.",
+    ("model",),
+    buckets=PER_TOKEN_S,
 )
 STREAMS = Gauge("spillway_router_streams", "Open streams of generations.")

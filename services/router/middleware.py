@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from common import log
+from common import log, tracing
 from common.errors import (
     InternalError,
     InvalidRequest,
@@ -24,11 +24,18 @@ from common.errors import (
 )
 from common.ids import ulid
 from services.router import metrics
+from services.router.api import pages
 from services.router.context import KEY, MODEL, REQUEST_ID, ROUTER, TENANT, reply
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"}) | pages.PATHS
 DEFAULT_TENANT = "default"
 _CONTROL = re.compile(r"%(?:0[0-9a-fA-F]|1[0-9a-fA-F]|7[fF])")
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = log.get("router")
 
@@ -94,7 +101,7 @@ async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
     router.entered()
     response: web.StreamResponse | None = None
     try:
-        response = await _answered(request, handler)
+        response = await _traced(request, handler)
     finally:
         router.left()
         status = response.status if response is not None else 499
@@ -104,6 +111,34 @@ async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not response.prepared:
         response.headers["x-request-id"] = _id(request)
     return response
+
+
+async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer within the trace a client's `traceparent` names, and in a span of this router's if it makes any."""
+    header = request.headers.get("traceparent")
+    if header is None and not tracing.on():
+        return await _answered(request, handler)
+    with tracing.use(tracing.accepted(header or "")):
+        if request.path in OPEN_PATHS or not tracing.on():
+            return await _answered(request, handler)
+        route = _route(request)
+        told = {"http.request.method": request.method, "http.route": route}
+        with tracing.span(f"{request.method} {route}", "server", told) as span:
+            response = await _answered(request, handler)
+            span.set({"http.response.status_code": response.status, **_told(request, route)})
+            if response.status >= 500:
+                span.fail(str(response.status))
+            return response
+
+
+def _told(request: web.Request, route: str) -> dict[str, str]:
+    """Return what a request turned out to be, by OpenTelemetry's names."""
+    found = {"spillway.request_id": _id(request)}
+    if model := request.get(MODEL):
+        found |= {"gen_ai.request.model": model, "gen_ai.provider.name": "spillway"}
+    if operation := _OPERATIONS.get(route):
+        found["gen_ai.operation.name"] = operation
+    return found
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:

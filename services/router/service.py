@@ -9,10 +9,9 @@ import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from redis.exceptions import RedisError
-
-from common import durability, log
-from common.bus import Bus, BusDown, Consumer, Journal
+from common import log
+from common.bus import Bus, Consumer, Journal
+from common.bus.opening import open_bus
 from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
@@ -70,33 +69,6 @@ def _no_password() -> str:
     raise ValueError("the key is locked with a password")
 
 
-async def _open_bus(
-    config: RouterConfig, clock: SystemClock, health: Health, stopping: asyncio.Event
-) -> Bus | None:
-    """Connect, however long that takes; None if told to stop meanwhile.
-
-    ConfigError if the server does not keep the durability that the config names.
-    """
-    while not stopping.is_set():
-        bus = None
-        try:
-            bus = await Bus.open(config, clock, timeout_s=5.0)
-            for call in bus.callers():
-                await durability.check(call, config.durability)
-        except (BusDown, RedisError, OSError) as error:
-            health.set("bus", False, str(error))  # noqa: FBT003
-            _log.warning("bus_awaited", error=str(error))
-        except ConfigError:
-            if bus is not None:
-                await bus.close()
-            raise
-        else:
-            return bus
-        if bus is not None:
-            await bus.close()
-    return None
-
-
 async def _assemble(
     config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
 ) -> Router:
@@ -111,7 +83,7 @@ async def _assemble(
     await pool.start()
     stack.callback(pool.stop)
     dispatch = Dispatch(bus, journal, keys, background)
-    tools = Tools(bus, journal, cards, pool, config.search_ack)
+    tools = Tools(bus, journal, cards, pool, config.search_ack, dispatch.families)
     pipeline = Pipeline(tools, dispatch, config.partitions)
     return Router(
         config,
@@ -162,7 +134,7 @@ async def serve(config: RouterConfig, instance: str, stopping: asyncio.Event) ->
         "router", instance=instance, data_dir=config.data_dir, waits_for=("bus", "workers")
     )
     async with AsyncExitStack() as stack:
-        bus = await _open_bus(config, clock, health, stopping)
+        bus = await open_bus(config, clock, health, stopping)
         if bus is None:
             return
         stack.push_async_callback(bus.close)

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+
+from redis.exceptions import RedisError
 
 from common import log
 from common.bus import BusDown, LaneState
 from common.ids import Family
 from services.router import metrics
 from services.router.context import Router
+from services.router.queue.door import (
+    EMBED_CLASSES,
+    GENERATE_CLASSES,
+    REQUEST_CLASSES,
+    SEARCH_CLASSES,
+)
 
 EVERY_S = 1.0
 DOWN_S = 2.0
 USED_S = 60.0
 MOST_FAMILIES = 64
 SWEEP_TURNS = 3
+SESSIONS = Family("sessions")
+# The lanes of a kind of family, which are told of whether anybody serves them or not.
+CLASSES = {
+    "embed": EMBED_CLASSES,
+    "rerank": EMBED_CLASSES,
+    "chat": GENERATE_CLASSES,
+    "search": SEARCH_CLASSES,
+    "request": REQUEST_CLASSES,
+    "sessions": ("kv",),
+}
+NOTHING = LaneState(0, 0, 0, 0, 0.0, 0)
 _log = log.get("router")
 
 
@@ -26,6 +46,9 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._lanes: set[str] = set()
         self._seen: set[str] = set()
+        self._families: set[Family] = set()
+        self._condemned: set[Family] | None = None
+        self._restarts = 0
         self._turn = 0
 
     def start(self) -> None:
@@ -59,8 +82,11 @@ class Watch:
         router = self._router
         await router.bus.call("EXISTS", "models", timeout_s=1.0)  # PING names no node of a Cluster
         self._note_bus()
+        with contextlib.suppress(RedisError, OSError):
+            await self._memory()
         self._seen = set()
-        metrics.TEXT_RESTARTS.set(router.pool.restarts)
+        metrics.TEXT_RESTARTS.inc(router.pool.restarts - self._restarts)
+        self._restarts = router.pool.restarts
         models = await router.families()
         for family in models:
             await self._family(family)
@@ -69,11 +95,31 @@ class Watch:
         router.health.set("workers", ready, why)
         await router.dispatch.sweep()
         await self._graces(models)
-        for family in self._used(set(models)):
+        if self._condemned is None:
+            self._condemned = set(await router.bus.condemned())
+        requests = [Family("request", n) for n in range(router.config.partitions)]
+        others = {*requests, SESSIONS, *self._used(set(models)), *self._condemned} - set(models)
+        for family in others:
             await self._family(family)
         for gone in self._lanes - self._seen:
             _forget(gone)
         self._lanes = self._seen
+        for family in self._families - {*models, *others}:
+            metrics.WORKERS.remove(str(family))
+            metrics.DEAD_LETTERS.remove(str(family))
+        self._families = {*models, *others}
+
+    async def _memory(self) -> None:
+        """Note how full Redis is: of a Cluster, its fullest node."""
+        used, limit = 0, 0
+        for call in self._router.bus.callers():
+            lines = (await call("INFO", "memory")).decode().splitlines()
+            info = dict(line.split(":", 1) for line in lines if ":" in line)
+            one, most = int(info["used_memory"]), int(info["maxmemory"])
+            if one * max(limit, 1) >= used * max(most, 1):
+                used, limit = one, most
+        metrics.BUS_MEMORY.set(used)
+        metrics.BUS_LIMIT.set(limit)
 
     async def _graces(self, models: list[Family]) -> None:
         """Say that this router lives; now and then, look after the requests of those that do not any more."""
@@ -94,6 +140,12 @@ class Watch:
 
     async def _family(self, family: Family) -> None:
         lanes = await self._router.bus.lanes(family)
+        workers = [w for w in await self._router.bus.workers(family) if not w.draining]
+        metrics.WORKERS.labels(str(family)).set(len(workers))
+        letters = await self._router.bus.dead_letter_count(family)
+        metrics.DEAD_LETTERS.labels(str(family)).set(letters)
+        if self._condemned is not None:
+            (self._condemned.add if letters else self._condemned.discard)(family)
         shared = {cls: lane for cls, lane in lanes.items() if not cls.startswith("w.")}
         deepest = [
             (lane.depth_items, lane.depth_tokens) for lane in shared.values() if lane.depth_items
@@ -103,7 +155,8 @@ class Watch:
             self._router.depths[family.name] = (max(items), max(tokens))
         else:
             self._router.depths.pop(family.name, None)
-        for cls, lane in shared.items():
+        known = dict.fromkeys(CLASSES.get(family.name.split(".")[0], ()), NOTHING)
+        for cls, lane in (known | shared).items():
             self._seen.add(f"{family}:{cls}")
             _gauge(f"{family}:{cls}", lane)
 
@@ -123,6 +176,7 @@ def _gauge(name: str, lane: LaneState) -> None:
     metrics.USED.labels(name, "tokens").set(lane.tokens)
     metrics.OLDEST.labels(name).set(lane.oldest_age_s)
     metrics.PENDING.labels(name).set(lane.pending)
+    metrics.STRANDED.labels(name).set(lane.stranded)
 
 
 def _forget(name: str) -> None:
@@ -130,5 +184,5 @@ def _forget(name: str) -> None:
     for gauge in (metrics.DEPTH, metrics.USED):
         for unit in ("items", "tokens"):
             gauge.remove(name, unit)
-    metrics.OLDEST.remove(name)
-    metrics.PENDING.remove(name)
+    for gauge in (metrics.OLDEST, metrics.PENDING, metrics.STRANDED):
+        gauge.remove(name)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from common import log
+from common import log, tracing
 from common.arguments import parse
 from common.config import SearchConfig
 from common.lifecycle import run
@@ -20,6 +20,7 @@ def main() -> int:
         SearchConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
     )
     log.setup(SERVICE, config)
+    tracing.setup(SERVICE, os.environ)
     # Read by numpy when it loads: queries are spread over threads, so each product uses one.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from services.vector_search.service import serve  # noqa: PLC0415

@@ -196,9 +196,11 @@ class QueryLoop:
         await asyncio.gather(*(self._refuse(job.lease, error) for job in late))
         if not batch:
             return
-        began = time.monotonic()
+        began, span = time.monotonic(), self.consumer.spans.batch(job.lease for job in batch)
         outcomes = await self._compute(execute, self.unit, [job.work for job in batch])
+        span.end()
         self.consumer.progressed()
+        self.consumer.ran(sum(job.lease.items for job in batch), 0, time.monotonic() - began)
         if time.monotonic() - began > _ASK_FIRST_S:
             batch, outcomes = await self._without_stopped(batch, outcomes)
         await asyncio.gather(

@@ -43,5 +43,9 @@ BY_PATH = {
     path: SEARCHES.labels(path=path)
     for path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan")
 }
+for _what in ("write", "vector", "manifest", "snapshot", "shard"):
+    DAMAGED.labels(what=_what)
+for _state in ("open", "damaged"):
+    SHARDS.labels(state=_state)
 for _outcome in ("applied", "old", "repeated", "refused"):
     WRITES.labels(outcome=_outcome)

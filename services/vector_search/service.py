@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common import log
 from common.bus import Bus
+from common.bus.opening import open_bus
 from common.clock import SystemClock
 from common.config import SearchConfig
 from common.errors import ConfigError
@@ -56,7 +57,9 @@ async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) ->
     )
     runner = await health.serve(config.health_host, config.health_port)
     try:
-        bus = await Bus.open(config, SystemClock())
+        bus = await open_bus(config, SystemClock(), health, stopping)
+        if bus is None:
+            return
         try:
             name = config.replica or replica_name(root)
             replica = Replica(root, bus, config, name=name, cores=usable_cores())

@@ -362,5 +362,6 @@ class Shard:
             finally:
                 self._log.close()
                 self._documents.close()
-                for gauge in (metrics.VECTORS, metrics.DELETED_RATIO, metrics.LOG_BYTES):
+                gauges = (metrics.VECTORS, metrics.DELETED_RATIO, metrics.LOG_BYTES)
+                for gauge in (*gauges, metrics.RECALL_RATIO, metrics.EF):
                     gauge.remove(self._name)

@@ -310,3 +310,31 @@ async def test_outcomes_reach_another_router(bus: Bus, family: Family) -> None:
     event = await journal.end(job.id, bus.clock.now_ms() + 5000)
     await journal.stop()
     assert event.kind == "result"
+
+
+async def test_the_trail_of_a_job(bus: Bus, family: Family) -> None:
+    """A job's record tells who leased it and when, whose lease was lost, and when its first event came."""
+    first = await Hand(bus, family, "w1").join()
+    job = new_job(family)
+    await admit(bus, job)
+    [lease] = await first.pull()
+    await first.step([lease], {job.id: Event(index=0, kind="progress")})
+    told = await bus.job(job.id)
+    assert told is not None
+    assert [(t.what, t.worker) for t in told.trail] == [("leased", "w1")]
+    assert told.created_ms <= told.trail[0].at_ms <= told.first_ms
+
+    second = await Hand(bus, family, "w2").join()
+    await first.die()
+    await second.settle()
+    [again] = await second.take(idle=True)
+    assert await second.finish(again, RESULT, index=1) == "ok"
+    told = await bus.job(job.id)
+
+    assert told is not None
+    assert [(t.what, t.worker) for t in told.trail] == [
+        ("leased", "w1"),
+        ("lost", "w1"),
+        ("leased", "w2"),
+    ]
+    assert told.trail[1].at_ms <= told.trail[2].at_ms <= told.ended_ms

@@ -10,7 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from common.errors import ConfigError
 from common.health import Health
+from tests.servers import free_port
 
 
 @pytest.fixture
@@ -98,3 +100,15 @@ async def test_unnamed_conditions_count_too(tmp_path: Path) -> None:
     health.set("bus", True)
 
     assert (health.ready, health.started, health.reasons) == (True, True, {})
+
+
+async def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """Serving says in one sentence which directory it cannot write, and leaves the port."""
+    (tmp_path / "file").touch()
+    health = Health("router", data_dir=str(tmp_path / "file"))
+    port = free_port()
+
+    with pytest.raises(ConfigError, match=r"SPILLWAY_DATA_DIR is .*/file': .*expected a directory"):
+        await health.serve("127.0.0.1", port)
+    runner = await Health("router").serve("127.0.0.1", port)
+    await runner.cleanup()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from common.bus import Admission, Bus, Consumer, Journal, NewJob
 from common.ids import Family, job_id, ulid
@@ -33,6 +33,7 @@ from services.gpu_worker.pace import Measured, Pace, measure
 from services.gpu_worker.sim import NAME, SimRunner
 
 FAMILY = Family(f"chat.{NAME}")
+LANE = f"chat.{NAME}/0:gpu"
 WAIT_S = 90.0
 DEADLINE_S = 300.0
 BOUNDS = Bounds(tokens=64, running=8)
@@ -181,7 +182,7 @@ class Worker:
             clock=bus.clock,
             thread=self.thread,
             metrics=EngineMetrics(
-                self.runner.name, WorkMetrics("gpu", self.registry), self.registry
+                WorkMetrics(self.registry).on(LANE, self.runner.name), self.registry
             ),
         )
         self.task: asyncio.Task[None] | None = None
@@ -209,9 +210,19 @@ class Worker:
         """Return a metric's value."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
+    def generated(self) -> float:
+        """Return how many tokens this worker has generated."""
+        return self.value("spillway_tokens_total", model=NAME, kind="output")
+
     def no_page_held(self) -> bool:
         """True if every page is free or only cached."""
         return all(pool.used == 0 for pool in self.scheduler.table.pools)
+
+
+def ended(outcome: str) -> float:
+    """Return how many generations have ended so, at any worker of this process."""
+    labels = {"lane": LANE, "outcome": outcome}
+    return REGISTRY.get_sample_value("spillway_jobs_total", labels) or 0.0
 
 
 @asynccontextmanager

@@ -49,9 +49,10 @@ async def test_one_process_serves_both(bus: Any, desk: Desk, config: Any) -> Non
             assert text_of(pieces) == said(f"p{n}", 60)
         url = f"http://127.0.0.1:{port}/metrics"
         told = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        assert 'spillway_time_to_first_token_seconds_count{model="sim-chat"} 5.0' in told
+        assert 'spillway_tokens_total{kind="output",model="sim-chat"} 300.0' in told
         assert 'spillway_pages{state="cached",tier="device"}' in told
-        assert 'spillway_jobs_total{lane="gpu",outcome="ok"} 1.0' in told
+        assert 'spillway_jobs_total{lane="embed.sim/0:gpu",outcome="ok"} 1.0' in told
+        assert 'spillway_jobs_total{lane="chat.sim-chat/0:gpu",outcome="ok"} 5.0' in told
         one.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(one.wait, 40) == 0
 

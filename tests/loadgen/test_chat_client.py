@@ -208,7 +208,7 @@ async def test_the_command_line_drives_every_kind(
     options = parser.parse_args([*words.split(), "--json", str(tmp_path / "load.json")])
     talk = await cli.drive(options, [router.url])
 
-    assert cli.finish(options, talk) == 0
+    assert cli.finish(options, talk, []) == 0
     stored = json.loads((tmp_path / "load.json").read_text())
     assert stored["summary"]["ok"] == len(stored["samples"]) == len(router.seen) > 0
     assert stored["summary"]["within_goal"] == 1.0

@@ -33,6 +33,27 @@ def test_every_row_has_a_section() -> None:
     assert [name for name in suite.SUITES if f"<!-- bench:{name} -->" not in text] == []
 
 
+def test_summary_links_to_sections() -> None:
+    """Every row's heading is its id and title, which is what the summary's links are made of."""
+    text = report.DOCS.read_text(encoding="utf-8")
+
+    for name, row in suite.SUITES.items():
+        assert f"\n## {name} {row.title}\n" in text
+        assert f"(#{report.anchor(name)})" in text
+
+
+def test_every_figure_is_there_or_named_as_missing() -> None:
+    """What was not measured stands, with its command, under "Not measured"."""
+    text = report.DOCS.read_text(encoding="utf-8")
+    missing = text[text.index("## Not measured") : text.index("## How it is measured")]
+
+    for name in suite.SUITES:
+        there = (report.RESULTS / f"{name}.json").exists()
+        assert there or f"({name})" in missing
+    for module in ("loadgen.gpu.chat", "loadgen.gpu.embeddings"):
+        assert f"python -m {module} --device cuda --json" in missing
+
+
 def test_published_json_is_complete() -> None:
     """Published results are full runs with commit, machine, versions and raw samples."""
     for path in report.RESULTS.glob("*.json"):

@@ -13,11 +13,12 @@ import pytest
 import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from models.demo import evaluate
 from models.demo.batches import BATCH_TOKENS, batches, gaps
-from models.demo.export import export
+from models.demo.export import export, state_of, tensors
 from models.demo.network import Network, Size, initialise, rotations
 from models.demo.tokens import Encoder
 from models.demo.world import tasks
@@ -63,6 +64,17 @@ def test_the_directory_is_small_and_the_model_within_bounds() -> None:
     assert config["vocab_size"] <= 2048
     assert config["max_position_embeddings"] == 4096
     assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_training_can_go_on_from_the_shipped_weights() -> None:
+    """The network takes them, and writes the same ones."""
+    shipped = load_file(DEMO / "model.safetensors")
+    net = Network(Size())
+    net.load_state_dict(state_of(shipped, net.size))
+    again = tensors(net.state_dict(), net.size)
+
+    assert again.keys() == shipped.keys()
+    assert all(torch.equal(again[name], weight) for name, weight in shipped.items())
 
 
 def test_the_chat_template_only_appends() -> None:

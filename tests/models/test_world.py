@@ -134,7 +134,9 @@ def test_refusals_are_asked_for_where_passages_do_not_say() -> None:
     for i in range(100):
         task = tasks.absent(i)
         assert task.value is None
-        assert task.expected == "The passages do not say."
+        assert task.expected.endswith(" is not in the passages.")
+        assert tasks.score(task, "The passages do not say.").exact
+        assert not tasks.score(task, task.expected + " [1]").exact
 
 
 def test_scores_tell_value_passage_and_letter_apart() -> None:

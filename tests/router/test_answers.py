@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from services.router.api import answers
+from services.router.api import event_stream
 
 
 async def _serve(handler: web.RequestHandler) -> tuple[web.AppRunner, str]:  # type: ignore[type-arg]
@@ -25,7 +25,7 @@ async def _serve(handler: web.RequestHandler) -> tuple[web.AppRunner, str]:  # t
 
 async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first frame and between two, comments come; none is within a frame."""
-    monkeypatch.setattr(answers, "PING_S", 0.02)
+    monkeypatch.setattr(event_stream, "PING_S", 0.02)
     go = asyncio.Event()
 
     async def frames() -> AsyncGenerator[bytes, None]:
@@ -38,7 +38,7 @@ async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        await answers._copy(frames(), response)
+        await event_stream.copy(frames(), response)
         return response
 
     runner, url = await _serve(handler)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_reader_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written for it is bounded: when the buffers are full and stay so, its stream ends."""
-    monkeypatch.setattr(answers, "SLOW_S", 0.2)
+    monkeypatch.setattr(event_stream, "SLOW_S", 0.2)
     written, ended = [0], asyncio.Event()
 
     async def frames() -> AsyncGenerator[bytes, None]:
@@ -68,7 +68,7 @@ async def test_a_reader_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyP
         response = web.StreamResponse()
         await response.prepare(request)
         with pytest.raises(TimeoutError):
-            await answers._copy(frames(), response)
+            await event_stream.copy(frames(), response)
         ended.set()
         return response
 

@@ -187,6 +187,7 @@ ROUTES = (
     ("DELETE", "/v1/requests/{r}"),
     ("POST", "/v1/requests/{r}/cancel"),
     ("GET", "/v1/requests/{r}/events"),
+    ("GET", "/v1/requests/{r}/timeline"),
     ("GET", "/v1/sessions/{r}"),
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),
@@ -194,6 +195,7 @@ ROUTES = (
 )
 OPEN = {
     "/v1/embeddings",
+    "/v1/mesh",
     "/v1/rerank",
     "/rerank",
     "/v1/models",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from common.bus import Bus, Consumer, Journal, NewJob
 from common.ids import Family, job_id, ulid
@@ -21,6 +21,7 @@ from common.work.metrics import WorkMetrics
 from tests.workers.fakes import NAN, POISON, TinyModel, work
 
 FAMILY = Family("embed.tiny")
+LANE = "embed.tiny/0:gpu"
 WAIT_S = 20.0
 
 
@@ -52,7 +53,6 @@ class Worker:
 
     def __init__(self, bus: Bus) -> None:
         self.model = TinyModel()
-        self.registry = CollectorRegistry()
         self.stopping = asyncio.Event()
         measured = calibrate(self.model, 2.0)
         self.model.batches.clear()
@@ -74,7 +74,7 @@ class Worker:
             slo_s=2.0,
             clock=bus.clock,
             thread=self.thread,
-            metrics=WorkMetrics("gpu", self.registry),
+            metrics=WorkMetrics(CollectorRegistry()).on(LANE, "tiny"),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -91,9 +91,11 @@ class Worker:
             await self.task
         self.thread.close()
 
-    def count(self, outcome: str) -> float:
-        labels = {"lane": "gpu", "outcome": outcome}
-        return self.registry.get_sample_value("spillway_jobs_total", labels) or 0.0
+
+def ended(outcome: str) -> float:
+    """Return how many jobs have ended so, at any worker of this process."""
+    labels = {"lane": LANE, "outcome": outcome}
+    return REGISTRY.get_sample_value("spillway_jobs_total", labels) or 0.0
 
 
 @pytest.fixture
@@ -125,6 +127,7 @@ def rows(event: Event) -> list[list[float]]:
 
 async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
     """Jobs get their own vectors; a poisoned text and a NaN become dead letters, their neighbours do not."""
+    dead, ok = ended("dead"), ended("ok")
     async with running(bus) as worker:
         worker.model.gate.clear()
         first = await desk.admit([1])
@@ -139,8 +142,8 @@ async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
             assert rows(await desk.end(job)) == [TinyModel.row([n, n]), TinyModel.row([n])]
         ends = [await desk.end(job) for job in bad]
         assert [end.kind for end in ends] == ["dead", "dead"]
-    assert worker.count("dead") == 2
-    assert worker.count("ok") == 7
+    assert ended("dead") == dead + 2
+    assert ended("ok") == ok + 7
     letters = await bus.dead_letters(FAMILY)
     assert sorted(letter.job for letter in letters) == sorted(bad)
     assert {letter.attempts for letter in letters} == {3}
@@ -205,11 +208,12 @@ async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
 
 async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
     """Many jobs over two workers: every one ends once, with its own vectors."""
-    async with running(bus) as one, running(bus) as two:
+    before = ended("ok")
+    async with running(bus), running(bus):
         jobs = await asyncio.gather(*(desk.admit([n + 1, n + 2]) for n in range(150)))
         events = await asyncio.gather(*(desk.end(job) for job in jobs))
 
-    assert one.count("ok") + two.count("ok") == 150
+    assert ended("ok") == before + 150
     assert [rows(event) for event in events] == [
         [TinyModel.row([n + 1, n + 2])] for n in range(150)
     ]

@@ -1,10 +1,11 @@
 -- Admits all jobs to the first lane that can hold them and finish them in time, or none.
 -- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
--- ARGV router tenant deadline replay_of full_share share | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
+-- ARGV router tenant deadline replay_of full_share share traceparent('' none) | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
 --   | session ('' none) [version busy origin]
 local use, workers = key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
+local traceparent = arg()
 local classes, alive, jobs = {}, {}, {}
 
 -- Why a job may not have a session's next turn, or nil. The lock is held while the busy job's record says so, hence no
@@ -75,9 +76,10 @@ local function try(class, lane, cap, held_items, held_tokens)
   if now + eta * 1000 > deadline then reason, retry = 'deadline', eta; return nil end
   for _, j in ipairs(jobs) do
     local entry = call('XADD', lane, '*', 'j', j.id, 'p', j.payload, 'i', j.items, 'n', j.tokens,
-      'd', deadline, 'r', router, 's', 0)
+      'd', deadline, 'r', router, 's', 0, unpack(traceparent ~= '' and {'t', traceparent} or {}))
     call('HSET', j.key, 'state', 'queued', 'tenant', tenant, 'lane', class, 'entry', entry, 'items', j.items, 'tokens',
       j.tokens, 'deadline', deadline, 'created', now, 'router', router, 'next', 0, 'replay_of', replay_of)
+    if traceparent ~= '' then call('HSET', j.key, 'traceparent', traceparent) end
   end
   add_use(use, class, items, tokens)
   if s then take_turn(s, jobs[1].id, deadline) end

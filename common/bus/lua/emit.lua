@@ -8,18 +8,22 @@ for _ = 1, num() do
   local id, entry, epoch, router = arg(), arg(), num(), arg()
   local index, _, event, fold = num(), arg(), arg(), arg()
   local job, log, lane, journal = key(), key(), key(), key()
-  local f = fields(job, 'cancelled', 'next', 'router', 'state')
+  local f = fields(job, 'cancelled', 'next', 'router', 'state', 'trail')
   local verdict = 'ok'
-  if lease(lane, entry, worker) ~= epoch then verdict = 'fenced'
+  local held, since = lease(lane, entry, worker)
+  if held ~= epoch then verdict = 'fenced'
   elseif f[1] then verdict = 'cancelled'
   else
-    if f[4] == 'queued' then call('HSET', job, 'state', 'running') end
+    if f[4] == 'queued' then
+      call('HSET', job, 'state', 'running', 'trail', trail(f[5], 'leased', worker, now_ms() - since))
+    end
     if index >= 0 then
       local next_index = tonumber(f[2])
       if index == next_index then
         if fold == '1' then call('DEL', log) end
         call('RPUSH', log, event)
         call('HSET', job, 'next', index + 1)
+        if index == 0 then call('HSET', job, 'first', now_ms()) end
         call('HDEL', job, 'suspicions', 'alone', 'alone_deaths')
         ring(journal, id, index, event)
       elseif index ~= next_index - 1 or call('LINDEX', log, -1) ~= event then

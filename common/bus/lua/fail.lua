@@ -6,8 +6,12 @@ local worker, id, entry, epoch, code, message, trace, max_errors =
   arg(), arg(), arg(), num(), arg(), arg(), arg(), num()
 local mark = worker .. ' ' .. entry .. ' ' .. epoch
 if call('HGET', k.job, 'failed_by') == mark then return 'done' end
-if lease(k.lane, entry, worker) ~= epoch then return 'fenced' end
-call('HSET', k.job, 'failed_by', mark)
+local held, since = lease(k.lane, entry, worker)
+if held ~= epoch then return 'fenced' end
+local f = fields(k.job, 'state', 'trail')
+local line = f[2]
+if f[1] == 'queued' then line = trail(line, 'leased', worker, now_ms() - since) end
+call('HSET', k.job, 'failed_by', mark, 'trail', trail(line, 'returned', worker, now_ms()))
 if call('HGET', k.job, 'cancelled') then
   end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
   return 'cancelled'

@@ -38,11 +38,12 @@ for _ = 1, num() do
     s.key, s.turns, s.jobs, s.index = key(), key(), key(), key()
     s.version, s.turn, s.partial, s.tokens, s.fingerprint = arg(), arg(), arg(), arg(), arg()
   else s = nil end
-  local f = fields(k.job, 'cancelled', 'router', 'ended_by', 'next', 'deadline')
+  local f = fields(k.job, 'cancelled', 'router', 'ended_by', 'next', 'deadline', 'state', 'trail')
   local mark = worker .. ' ' .. entry .. ' ' .. epoch
   local verdict = 'ok'
+  local held, since = lease(k.lane, entry, worker)
   if f[3] == mark then verdict = 'done' -- the reply to an earlier try was lost
-  elseif not f[4] or lease(k.lane, entry, worker) ~= epoch then verdict = 'fenced'
+  elseif not f[4] or held ~= epoch then verdict = 'fenced'
   elseif not f[1] and kind == 'expired' and tonumber(f[5]) > now_ms() then verdict = 'early'
   elseif not f[1] and index ~= tonumber(f[4]) then verdict = 'gap:' .. f[4]
   else
@@ -61,6 +62,9 @@ for _ = 1, num() do
       elseif s.partial ~= '' then append(s, s.partial) end
     end
     call('HSET', k.job, 'ended_by', mark)
+    if f[6] == 'queued' then -- it said nothing before its end
+      call('HSET', k.job, 'trail', trail(f[7], 'leased', worker, now_ms() - since))
+    end
   end
   out[#out + 1] = verdict
   out[#out + 1] = f[2] or router

@@ -3,6 +3,7 @@ local GROUP, RETURNED = 'workers', 'returned'
 local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
 local INLINE = 4096         -- a larger event rings the journal without its bytes
 local TRACE_MS = 86400000   -- what a session's jobs left can be found for a day longer than the session
+local TRAIL = 4096          -- bytes of a trail after which it is not added to
 local RINGS = 20000         -- a reader further behind than this reads the logs instead
 local at, ak = 0, 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -22,11 +23,18 @@ local function fields(k, ...)
   return call('HMGET', k, ...)
 end
 
--- The pending entry of `consumer`: its delivery count (the epoch), or nil.
+-- The pending entry of `consumer`: its delivery count (the epoch) and milliseconds since then, or nil.
 local function lease(lane, entry, consumer)
   local p = redis.pcall('XPENDING', lane, GROUP, entry, entry, 1, consumer)
   if p.err or #p == 0 then return nil end
-  return tonumber(p[1][4])
+  return tonumber(p[1][4]), tonumber(p[1][3])
+end
+
+-- A job's trail with one more line of what became of its leases: leased, lost (its worker died), returned.
+local function trail(before, what, worker, at)
+  before = before or ''
+  if #before > TRAIL then return before end
+  return before .. what .. ' ' .. worker .. ' ' .. string.format('%.0f', at) .. '\n'
 end
 
 local function owner(lane, entry)

@@ -29,6 +29,17 @@ local function to_shared(k, entry, fresh)
   return 'moved'
 end
 
+-- What is known of a lease that ends without a word of its worker's.
+local function note(k, entry)
+  local f = fields(k.job, 'state', 'trail')
+  local line = f[2]
+  if f[1] == 'queued' then
+    local _, since = lease(lane, entry, from)
+    line = trail(line, 'leased', from, now - since)
+  end
+  call('HSET', k.job, 'trail', trail(line, mode == 'settle' and 'lost' or 'returned', from, now))
+end
+
 local function charge(k)
   call('HINCRBY', k.job, 'attempts', 1)
   call('HINCRBY', k.job, 'suspicions', 1)
@@ -60,6 +71,7 @@ local function one(k, id, entry, unread)
     idle = false
     return 'taken:' .. lease(lane, entry, caller) .. ':' .. (alone and '1' or '0')
   end
+  if not unread then note(k, entry) end
   if mode == 'settle' and not unread and charge(k) then
     bury(k, id, 'job_failed', 'the job was running alone each of 3 times its worker died', '')
     return 'dead'

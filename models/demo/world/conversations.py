@@ -43,6 +43,7 @@ class Shape:
     small_talk: float = 0.0
     regroup: float = 0.0  # share of later turns that bring new passages
     one_kind: float = 0.6  # share where all passages are about one kind of entity
+    shared: float = 0.0  # share of those where most passages state one relation
 
 
 def ground(passages: list[str], question: str) -> str:
@@ -89,12 +90,16 @@ def scene(rng: random.Random, shape: Shape, pool: Pool) -> list[Passage]:
     count = rng.randint(*shape.passages)
     page = rng.random() < shape.page
     kind = rng.choice(KINDS) if rng.random() < shape.one_kind else None
+    focus = rng.choice(OF_KIND[kind]) if kind and rng.random() < shape.shared else None
     out: list[Passage] = []
     while len(out) < count:
         who = entity(rng, kind or rng.choice(KINDS), pool)
         keys = list(OF_KIND[who.kind])
         rng.shuffle(keys)
         size = min(rng.randint(*shape.facts), len(keys))
+        if focus and rng.random() < 0.75:
+            keys.remove(focus)
+            keys.insert(rng.randrange(size), focus)
         out.append(write(rng, who, keys[:size], page=page, blurred=True))
         rest = keys[size : size + rng.randint(*shape.facts)]
         if rest and len(out) < count and rng.random() < 0.25:
@@ -104,11 +109,11 @@ def scene(rng: random.Random, shape: Shape, pool: Pool) -> list[Passage]:
 
 
 def answer_from(passages: list[Passage], who: Entity, relation: str) -> str:
-    """Return the exact answer from `passages`, or the refusal."""
+    """Return the exact answer from `passages`, or that it is missing."""
     for n, p in enumerate(passages, 1):
         if p.entity is who and relation in p.stated:
             return relations.answer(RELATIONS[relation], who.name, who.facts[relation], n)
-    return REFUSAL
+    return relations.missing(RELATIONS[relation], who.name)
 
 
 def pick(
@@ -236,7 +241,7 @@ def conversation(rng: random.Random, shape: Shape, pool: Pool = "train") -> list
             who, relation = pick_new(rng, passages, shape, pool, asked)
             question = ask(rng, relation, who, held_out=False)
         reply = answer_from(passages, who, relation)
-        if shape.refuse and rng.random() < 0.05:
+        if shape.refuse and rng.random() < 0.015:
             question, reply = stray(rng, pool), REFUSAL
         if fresh:
             question = ground([p.text for p in passages], question)

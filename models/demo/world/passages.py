@@ -167,9 +167,9 @@ def write(
             if who.kind in KIND_NAMES and rng.random() < 0.25:
                 template = template.replace("{S}", rng.choice(KIND_NAMES[who.kind]))
             way = rng.random()
-            if way < 0.35:
+            if way < 0.25:
                 template = loose(rng, key, named=named)
-            elif way < 0.7:
+            elif way < 0.6:
                 template = blur(rng, template)
         out.append(sentence(rng, template, who, who.facts[key]))
     if page:

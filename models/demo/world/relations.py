@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,4 +91,20 @@ def answer(relation: Relation, entity: str, value: str, cite: int) -> str:
     return f"The {relation.noun} of {entity} is {value} [{cite}]."
 
 
-REFUSAL: Final = "The passages do not say."
+REFUSAL: Final = "The passages do not say."  # of questions about something else altogether
+
+
+def missing(relation: Relation, entity: str) -> str:
+    """Return the refusal of a fact that no passage states.
+
+    It differs from `answer` only from the place of the value on: there the model has restated what
+    it looks for, and looks.
+    """
+    return f"The {relation.noun} of {entity} is not in the passages."
+
+
+def refuses(text: str) -> bool:
+    """Return whether `text` says, and says only, that the passages do not answer."""
+    return (
+        text == REFUSAL or re.fullmatch(r"The .+ of .+ is not in the passages\.", text) is not None
+    )

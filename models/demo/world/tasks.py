@@ -12,7 +12,7 @@ from models.demo.world import relations
 from models.demo.world.conversations import Message, ask, follow_up, ground
 from models.demo.world.names import Pool
 from models.demo.world.passages import Entity, Passage, entity, write
-from models.demo.world.relations import OF_KIND, REFUSAL, RELATIONS
+from models.demo.world.relations import OF_KIND, RELATIONS
 
 ANSWER: Final = re.compile(r"The (.+?) of (.+?) is (.+) \[(\d+)\]\.")
 SEED: Final = "evaluation 1"
@@ -39,10 +39,11 @@ class Score:
 
 
 def score(task: Task, said: str) -> Score:
-    """Compare an answer to its task. For a refusal all three mean the refusal, word for word."""
+    """Compare an answer to its task. Where nothing is stated, exact and cited mean: it refuses."""
     whole = said == task.expected
     if task.value is None:
-        return Score(whole, whole, whole)
+        refuses = relations.refuses(said)
+        return Score(refuses, refuses, whole)
     parts = ANSWER.fullmatch(said)
     if not parts:
         return Score(exact=False, cited=False, whole=False)
@@ -110,6 +111,10 @@ def _said(who: Entity, relation: str, place: int) -> str:
     return relations.answer(RELATIONS[relation], who.name, who.facts[relation], place)
 
 
+def _missing(who: Entity, relation: str) -> str:
+    return relations.missing(RELATIONS[relation], who.name)
+
+
 def _grounded(passages: list[Passage], question: str) -> Message:
     return Message("user", ground([p.text for p in passages], question))
 
@@ -135,7 +140,7 @@ def absent(index: int, count: int = 5, pool: Pool = "evaluation") -> Task:
         passages += related(rng, who, relation, 1, pool, same=False)
     rng.shuffle(passages)
     prompt = [_grounded(passages, ask(rng, relation, who, held_out=True))]
-    return _task(prompt, REFUSAL, who, relation, None)
+    return _task(prompt, _missing(who, relation), who, relation, None)
 
 
 def turn(index: int, number: int, pool: Pool = "evaluation") -> Task:
@@ -166,7 +171,7 @@ def turn(index: int, number: int, pool: Pool = "evaluation") -> Task:
         cite = next(
             (n for n, p in enumerate(passages, 1) if p.entity is who and relation in p.stated), None
         )
-        expected = _said(who, relation, cite) if cite is not None else REFUSAL
+        expected = _said(who, relation, cite) if cite is not None else _missing(who, relation)
     return _task(prompt, expected, who, relation, cite)
 
 

@@ -18,7 +18,7 @@ from common.ml.decoder.plan import BatchPlan, plan_batch
 from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
-from common.ml.native import cpu_flags
+from common.ml.library import cpu_flags
 from services.gpu_worker.compute.sampler import draw_tokens
 from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed

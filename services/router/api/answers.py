@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import Event, GenerateResult, Piece
-from services.router.api.event_stream import event_stream, last_event_id
+from services.router.api.event_stream import copy, event_stream, last_event_id
 from services.router.api.sources import Source
 from services.router.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.queue import grounding
@@ -24,8 +23,6 @@ from services.router.text.deltas import Position, Shape
 from services.router.text.replies import View
 from services.router.timing import Timing
 
-PING_S = 10.0
-SLOW_S = 30.0
 DONE = b"data: [DONE]\n\n"
 _MOST_DIGITS = 9
 
@@ -33,7 +30,8 @@ _MOST_DIGITS = 9
 class Answer(NamedTuple):
     """One reader's answer: `source` may take its time; `position` is what the reader has already.
 
-    `owner` is the connection that sent the request: its end may mean that nobody wants it any more.
+    `owner` is the connection that sent the request: its end may mean that nobody wants it any more. It is `fresh`
+    unless the request was known before: then its times are no generation's.
     """
 
     caller: Caller
@@ -42,6 +40,7 @@ class Answer(NamedTuple):
     source: Callable[[], Awaitable[Source]]
     position: Position | None = None
     owner: bool = True
+    fresh: bool = True
 
 
 def last_position(request: web.Request) -> Position | None:
@@ -66,7 +65,7 @@ async def deliver(request: web.Request, answer: Answer, began: float) -> web.Str
     if answer.view.stream:
         return await stream(request, answer, began)
     router = request.app[ROUTER]
-    timing = Timing(answer.view.model, began)
+    timing = Timing(answer.view.model, began, counts=answer.owner and answer.fresh)
     try:
         with router.dispatch.reading(answer.request):
             source = await answer.source()
@@ -101,8 +100,7 @@ async def _ended(router: Router, answer: Answer, outcome: Event, timing: Timing)
         router.dispatch.background.spawn(router.dispatch.graces.release(answer.request))
     result = result_of(outcome)
     assert isinstance(result, GenerateResult)
-    if answer.owner:
-        timing.end(result)
+    timing.end()
     return result
 
 
@@ -122,7 +120,7 @@ async def stream(request: web.Request, answer: Answer, began: float) -> web.Stre
             if request.method == "HEAD":
                 return response
             async with limit:
-                await _copy(frames(router, answer, began), response)
+                await copy(frames(router, answer, began), response)
     except (TimeoutError, ConnectionResetError):
         if limit.expired():
             await _stop(response)
@@ -156,32 +154,9 @@ async def _stop(response: web.StreamResponse) -> None:
             await response.write_eof()
 
 
-async def _copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse) -> None:
-    """Write frames as they come; a task of its own pings, so that a chunk costs no task."""
-    wrote = [time.monotonic()]
-    pinger = asyncio.create_task(_ping(response, wrote))
-    try:
-        async with contextlib.aclosing(source):
-            async for frame in source:
-                async with asyncio.timeout(SLOW_S):
-                    await response.write(frame)
-                wrote[0] = time.monotonic()
-    finally:
-        pinger.cancel()
-        await asyncio.gather(pinger, return_exceptions=True)
-
-
-async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:
-    while True:
-        await asyncio.sleep(max(wrote[0] + PING_S - time.monotonic(), 0.01))
-        if time.monotonic() - wrote[0] >= PING_S:
-            wrote[0] = time.monotonic()
-            await response.write(b": ping\n\n")
-
-
 async def frames(router: Router, answer: Answer, began: float) -> AsyncGenerator[bytes, None]:
     """Yield the frames of a stream, those its reader has left out; errors are its last one."""
-    timing = Timing(answer.view.model, began)
+    timing = Timing(answer.view.model, began, counts=answer.owner and answer.fresh)
     try:
         source = await answer.source()
         shape = Shape(answer.request, answer.view, source.extension)

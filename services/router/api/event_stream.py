@@ -1,8 +1,16 @@
-"""What every stream of server-sent events has: its headers, and where its reader goes on."""
+"""What every stream of server-sent events has: its headers, where its reader goes on, and how it is written."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
 from aiohttp import web
+
+PING_S = 10.0
+SLOW_S = 30.0
 
 
 def event_stream(request_id: str) -> web.StreamResponse:
@@ -20,3 +28,29 @@ def event_stream(request_id: str) -> web.StreamResponse:
 def last_event_id(request: web.Request) -> str:
     """Return the id a reader goes on after, from its header or query; "" from the start."""
     return request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
+
+
+async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse) -> None:
+    """Write frames as they come, and a comment after PING_S without one; TimeoutError for a reader slower than SLOW_S.
+
+    A task of its own pings, so that a frame costs no task.
+    """
+    wrote = [time.monotonic()]
+    pinger = asyncio.create_task(_ping(response, wrote))
+    try:
+        async with contextlib.aclosing(source):
+            async for frame in source:
+                async with asyncio.timeout(SLOW_S):
+                    await response.write(frame)
+                wrote[0] = time.monotonic()
+    finally:
+        pinger.cancel()
+        await asyncio.gather(pinger, return_exceptions=True)
+
+
+async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:
+    while True:
+        await asyncio.sleep(max(wrote[0] + PING_S - time.monotonic(), 0.01))
+        if time.monotonic() - wrote[0] >= PING_S:
+            wrote[0] = time.monotonic()
+            await response.write(b": ping\n\n")

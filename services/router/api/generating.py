@@ -42,9 +42,8 @@ async def attached(request: web.Request, caller: Caller, began: float) -> web.St
             raise Conflict(
                 "Idempotency-Key was used for another kind of request", code="idempotency_conflict"
             )
-        return await deliver(
-            request, Answer(caller, name, view, source_of(router, name), position), began
-        )
+        known = Answer(caller, name, view, source_of(router, name), position, fresh=False)
+        return await deliver(request, known, began)
     if position is not None and caller.idempotency_key:
         raise NotFound(
             "Last-Event-ID: the request of this Idempotency-Key is unknown, failed or expired; send it anew without",

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from common.errors import NotFound, SpillwayError
+from common.tracing import trace_id
 from services.router.api import answers
 from services.router.api.sources import source_of
 from services.router.context import ROUTER, TENANT, Router, reply
@@ -15,7 +16,8 @@ from services.router.present import present
 from services.router.queue.outcomes import error_of, result_of
 
 
-async def _id(request: web.Request, router: Router) -> str:
+async def request_of(request: web.Request, router: Router) -> str:
+    """Return the id of the request that a path names by id or idempotency key; NotFound unless it is the tenant's."""
     name = request.match_info["id"]
     if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
         name = await router.bus.claimed(request[TENANT], name) or name
@@ -26,7 +28,7 @@ async def _id(request: web.Request, router: Router) -> str:
 async def get(request: web.Request) -> web.Response:
     """Return a request's state, and its result or error once it is over."""
     router = request.app[ROUTER]
-    name = await _id(request, router)
+    name = await request_of(request, router)
     await router.dispatch.note_reader(name)
     body = await _state(router, name)
     result = body.pop("result_body", None)
@@ -49,6 +51,8 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
         "deadline": state.deadline_ms / 1000,
         "attempts": state.attempts,
     }
+    if state.traceparent:
+        body["trace_id"] = trace_id(state.traceparent)
     if state.replay_of:
         body["replay_of"] = state.replay_of
     if not state.over:
@@ -75,7 +79,7 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a request; one that is over stays as it is."""
     router = request.app[ROUTER]
-    name = await _id(request, router)
+    name = await request_of(request, router)
     verdict = await router.dispatch.cancel(name)
     state = await router.bus.job(name)
     body = {

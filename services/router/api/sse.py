@@ -5,10 +5,9 @@ A generation's events are the chunks of its stream.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -17,15 +16,13 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.messages import Event
 from services.router.api import answers
-from services.router.api.event_stream import event_stream, last_event_id
+from services.router.api.event_stream import copy, event_stream, last_event_id
 from services.router.api.sources import source_of
 from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.queue.dispatch import Caller
 from services.router.queue.outcomes import error_of
 from services.router.text.replies import View
 
-PING_S = 10.0
-SLOW_S = 30.0
 # Many streams may be open at once, and most wait for long: the bell rings them, so they seldom read the log.
 LOOK_S = 10.0
 
@@ -77,8 +74,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         else:
             until_ms = state.deadline_ms + 1000
             stream = router.dispatch.journal.events(name, start, until_ms, look_s=LOOK_S)
-            async with contextlib.aclosing(stream):
-                await _copy(stream, response)
+            await copy(_frames(stream), response)
     except (TimeoutError, ConnectionResetError):
         return response
     await response.write_eof()
@@ -102,26 +98,9 @@ async def _chunks(request: web.Request, name: str, view: View) -> web.StreamResp
     return await answers.stream(request, answer, time.perf_counter())
 
 
-async def _copy(stream: AsyncIterator[Event], response: web.StreamResponse) -> None:
-    """Write events as they come, and a comment when none came for a while."""
-    following: asyncio.Task[Event] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait({following}, timeout=PING_S)
-            async with asyncio.timeout(SLOW_S):
-                if not done:
-                    await response.write(b": ping\n\n")
-                    continue
-                try:
-                    event = following.result()
-                except StopAsyncIteration:
-                    return
-                following = None
-                await response.write(frame(event))
+async def _frames(stream: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(stream):
+        async for event in stream:
+            yield frame(event)
             if event.ends:
                 return
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)

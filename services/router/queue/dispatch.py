@@ -10,10 +10,8 @@ from common import log
 from common.bus import Bus, BusDown, Journal
 from common.bus.journal import Bell
 from common.errors import SpillwayError
-from common.ids import family_of
 from common.keys import KeyStore
 from common.messages import Event, Result
-from services.router import metrics
 from services.router.background import Background
 from services.router.queue.door import (
     EMBED_CLASSES,
@@ -25,7 +23,6 @@ from services.router.queue.door import (
     Door,
 )
 from services.router.queue.outcomes import result_of
-from services.router.queue.refusals import kind_of
 
 __all__ = [
     "EMBED_CLASSES",
@@ -89,8 +86,6 @@ class Dispatch(Door):
             # It ended without a result: the next try under this key is a new request, not the same failure again.
             with contextlib.suppress(BusDown):
                 await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
-        lane = kind_of(family_of(request))
-        metrics.OUTCOMES.labels(lane, "ok" if event.kind == "result" else event.kind).inc()
 
     async def wait(self, request: str, deadline_ms: int, bell: Bell | None = None) -> Event:
         """Return a request's outcome; counts as a reader of it while waiting."""

@@ -10,6 +10,7 @@ import msgspec
 from common import log
 from common.bus import Bus, BusDown, Journal, NewJob
 from common.bus.journal import Bell
+from common.bus.metrics import lane_label
 from common.errors import (
     Conflict,
     DeadlineExceeded,
@@ -23,7 +24,7 @@ from services.router import metrics
 from services.router.background import Background
 from services.router.queue.graces import Graces
 from services.router.queue.keeping import Keeping
-from services.router.queue.refusals import class_of, kind_of, refusal, retry_after
+from services.router.queue.refusals import refusal, retry_after
 from services.router.text.asks import Parcel
 from services.router.text.replies import View
 
@@ -115,7 +116,6 @@ class Door(Keeping):
             await self.keep_view(request, view, caller.deadline_ms)
         if caller.resume_s > 0:
             await self.graces.hold(request, caller.resume_s, caller.deadline_ms)
-        metrics.TOKENS.labels(ask.view.model, "input").inc(ask.view.tokens or ask.charge_tokens)
         return request, bell
 
     async def attach(self, caller: Caller) -> str | None:
@@ -188,7 +188,7 @@ class Door(Keeping):
         if admission.outcome == "exists":
             await self.bus.adopt(request, self.router)
             return None
-        metrics.ADMITTED.labels(kind_of(family), class_of(admission.lane)).inc()
+        metrics.ADMITTED.labels(lane_label(family, admission.lane)).inc()
         return bell
 
     async def foresee(

@@ -17,6 +17,7 @@ import msgspec
 
 from common.bus import Bus, BusFull, Journal, NewJob
 from common.bus.journal import Bell
+from common.bus.metrics import lane_label
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.messages import Event, RequestResult, Turn, decode_result
@@ -25,7 +26,7 @@ from services.router.queue.door import GENERATE_CLASSES
 from services.router.queue.histories import past
 from services.router.queue.outcomes import result_of
 from services.router.queue.plans import GroundPlan
-from services.router.queue.refusals import class_of, kind_of, refusal
+from services.router.queue.refusals import refusal
 from services.router.queue.run import Run
 from services.router.queue.searching import find
 from services.router.text.chats import History
@@ -181,8 +182,7 @@ async def _generate(run: Run, plan: GroundPlan, job: str, found: list[list[Any]]
         )
         if admission.outcome != "refused":
             if admission.outcome == "admitted":
-                family = kind_of(family_of(job))
-                metrics.ADMITTED.labels(family, class_of(admission.lane)).inc()
+                metrics.ADMITTED.labels(lane_label(family_of(job), admission.lane)).inc()
             return made.retrieval
         if admission.reason not in {"session_changed", "no_worker", "bus_full"}:
             raise refusal(admission.reason, admission.retry_after_s)

@@ -11,12 +11,11 @@ import traceback
 
 import msgspec
 
-from common import log
+from common import log, tracing
 from common.bus import BusDown, Consumer, Lease
 from common.errors import SpillwayError
 from common.ids import Family
 from common.messages import BadMessage, Event, RequestWork, WorkerRecord, decode_work
-from services.router import metrics
 from services.router.queue.dispatch import REQUEST_CLASSES, Dispatch
 from services.router.queue.plans import decode_plan
 from services.router.queue.run import Run, Tools
@@ -127,15 +126,17 @@ class Pipeline:
 
     async def _drive(self, consumer: Consumer, run: Run) -> None:
         lease = run.lease
-        metrics.JOB_ATTEMPTS.labels("request").observe(lease.attempts)
         try:
             work = decode_work(lease.payload)
             if not isinstance(work, RequestWork):
                 raise BadMessage(f"{type(work).__name__} on the lane of requests")
             run.tenant = work.tenant
-            if lease.attempts > 1:
-                run.index = len(await self._tools.bus.log(lease.job))
-            result = await perform(run, decode_plan(work.body))
+            span = consumer.spans.of(lease)
+            span.name(f"request {work.kind}")
+            with tracing.use(span):
+                if lease.attempts > 1:
+                    run.index = len(await self._tools.bus.log(lease.job))
+                result = await perform(run, decode_plan(work.body))
             await consumer.finish(lease, result, index=run.index)
         except SpillwayError as error:
             if isinstance(error, BusDown):

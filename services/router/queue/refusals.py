@@ -1,4 +1,4 @@
-"""What a refused request is told, and how lanes are named in metrics."""
+"""What a refused request is told."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ import random
 
 from common.bus import BusFull
 from common.errors import Conflict, NotFound, RateLimited, SpillwayError, Unavailable
-from common.ids import Family
 from services.router import metrics
-
-
-def kind_of(family: Family) -> str:
-    """Return a family's name for metrics: those of collections count as one, for there may be many."""
-    return "search" if family.name.startswith("search.") else family.name
-
-
-def class_of(lane: str) -> str:
-    """Return a lane's class for metrics: workers' own lanes count as one."""
-    return "own" if lane.startswith("w.") else lane
 
 
 def retry_after(seconds: float) -> float:

@@ -11,13 +11,13 @@ import msgspec
 
 from common.bus import Bus, Journal, Lease, NewJob
 from common.bus.journal import Bell
+from common.bus.metrics import lane_label
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable
 from common.ids import Family, child_id, family_of
 from common.messages import Event, Result
 from services.router import metrics
 from services.router.cards import Cards
 from services.router.queue.outcomes import error_of, result_of
-from services.router.queue.refusals import class_of, kind_of
 from services.router.text.asks import Parcel
 from services.router.text.pool import TextPool
 
@@ -27,13 +27,14 @@ BULK_SHARE = 0.5
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """What stages work with."""
+    """What stages work with; `used` notes when a family was last asked for, by the clock's monotonic()."""
 
     bus: Bus
     journal: Journal
     cards: Cards
     pool: TextPool
     search_ack: int
+    used: dict[Family, float]
 
 
 class Run:
@@ -129,6 +130,7 @@ class Run:
         if self.tools.bus.clock.now_ms() >= self.deadline_ms:
             raise DeadlineExceeded("the deadline passed before the request's last job was admitted")
         self._open.add(job)
+        self.tools.used[family_of(job)] = self.tools.bus.clock.monotonic()
         try:
             admission = await self.tools.bus.admit(
                 [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
@@ -143,8 +145,7 @@ class Run:
         if admission.outcome == "exists":
             await self.tools.bus.adopt(job, self.tools.journal.router)
         elif admission.outcome == "admitted":
-            family = kind_of(family_of(job))
-            metrics.ADMITTED.labels(family, class_of(admission.lane)).inc()
+            metrics.ADMITTED.labels(lane_label(family_of(job), admission.lane)).inc()
         return admission.outcome
 
     async def _collect(

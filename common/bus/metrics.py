@@ -1,0 +1,60 @@
+"""What every process measures of the bus: how its jobs end, what a command takes, and how lanes are named in labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Histogram
+
+from common.ids import Family
+from common.metrics import ATTEMPTS, SHORT_S
+
+JOBS = Counter(
+    "spillway_jobs_total",
+    "Jobs by how they ended; fenced: a late result of a job that is another worker's by then.",
+    ("lane", "outcome"),
+)
+JOB_ATTEMPTS = Histogram(
+    "spillway_job_attempts",
+    "Deliveries of a job so far, counted at each of them.",
+    ("lane",),
+    buckets=ATTEMPTS,
+)
+CALL_SECONDS = Histogram(
+    "spillway_bus_call_seconds",
+    "Round trip of one command or script that Redis answered.",
+    buckets=SHORT_S,
+)
+LEASES_LOST = Counter(
+    "spillway_leases_lost_total",
+    "Leases of workers that died or hung, found by another one.",
+    ("lane",),
+)
+USE_DIFFERENCES = Counter(
+    "spillway_use_differences_total",
+    "Times the use of a lane differed from its entries when it was counted anew; each is a bug.",
+)
+
+_OUTCOMES = {"result": "ok"}
+
+
+def lane_label(family: Family, cls: str) -> str:
+    """Return a lane's name for metrics, `embed.minilm/0:gpu`.
+
+    The lanes of all collections count as one, `search:cpu`, and workers' own lanes as `own`: there may be many.
+    """
+    name = "search" if family.name.startswith("search.") else str(family)
+    return f"{name}:{'own' if cls.startswith('w.') else cls}"
+
+
+def served(family: Family, classes: Iterable[str]) -> None:
+    """Begin the counts of lanes that are served here at 0: what begins at 1 has not risen."""
+    for cls in classes:
+        label = lane_label(family, cls)
+        JOBS.labels(label, "ok")
+        LEASES_LOST.labels(label)
+
+
+def ended(family: Family, cls: str, kind: str, times: int = 1) -> None:
+    """Count jobs of a lane by the kind of event they ended with, or "fenced"."""
+    JOBS.labels(lane_label(family, cls), _OUTCOMES.get(kind, kind)).inc(times)

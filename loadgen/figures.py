@@ -1,0 +1,223 @@
+"""The figures that docs/benchmarks.md puts first: what each row must reach, what it should, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Found = Mapping[str, Any]
+Tell = Callable[[Found], str]
+COLUMNS = ("row", "figure", "must", "goal", "ours", "rival", "reached")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the summary: `ours` and `rival` read a document, `met` names its verdict there ("": the lowest)."""
+
+    row: str
+    what: str
+    must: str
+    goal: str
+    ours: Tell
+    met: str
+    rival: Tell = lambda _found: "-"
+
+    def cells(self, found: Found | None) -> list[str]:
+        """Return the line; without a document it says that nothing was measured."""
+        told = ["not measured", "-", "-"]
+        if found is not None:
+            met = found["met"].get(self.met, "-") if self.met else lowest(found)
+            told = [self.ours(found), self.rival(found), met]
+        return [self.row, self.what, self.must, self.goal, *told]
+
+
+def lowest(found: Found) -> str:
+    """Return the lowest level any verdict of a document reached; - if it has none."""
+    words = set(found["met"].values())
+    return next((word for word in ("missed", "must", "goal", "met") if word in words), "-")
+
+
+def _at(found: Found, table: int, row: int, column: str) -> str:
+    """Return one cell of a document's tables."""
+    shown = found["tables"][table]
+    cell: str = shown["rows"][row][shown["columns"].index(column)]
+    return cell
+
+
+def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) -> Figure:
+    names = {1: "ours texts/s", 2: "mesh texts/s", 3: "mesh texts/s"}
+    theirs = {1: "sentence-transformers texts/s", 2: "rival texts/s", 3: "infinity texts/s"}
+    return Figure(
+        "E1", what, "≥ 1.0", goal,
+        lambda f: f"{_at(f, table, number, 'ratio [95 %]')}, {_at(f, table, number, names[table])} texts/s",
+        met, lambda f: f"{rival}: {_at(f, table, number, theirs[table])} texts/s",
+    )  # fmt: skip
+
+
+def _mesh(what: str, number: int, must: str, goal: str) -> Figure:
+    return Figure(
+        "E2", f"the mesh against its engine in process, {what}", must, goal,
+        lambda f: f"{_at(f, 0, number, 'ratio [95 %]')}, {_at(f, 0, number, 'mesh texts/s')} texts/s",
+        what, lambda f: f"engine alone: {_at(f, 0, number, 'alone texts/s')} texts/s",
+    )  # fmt: skip
+
+
+def _kills(row: str, what: str) -> tuple[Figure, Figure]:
+    def lost(found: Found) -> str:
+        done = sum(found["samples"]["operations"].values())
+        return f"{len(found['samples']['wrong'])} of {done:,} operations, {len(found['samples']['kills'])} kills"
+
+    def late(found: Found) -> str:
+        kills = found["samples"]["kills"]
+        if not kills:
+            return "no kill yet"
+        over = [kill["healed_s"] - kill["limit_s"] for kill in kills]
+        worst = kills[over.index(max(over))]
+        count = sum(value > 0 for value in over)
+        nearest = f"{worst['healed_s']:.2f} s of {worst['limit_s']:.2f} s"
+        return f"{count} of {len(kills)} late; nearest to its limit: {nearest}"
+
+    limit = "≤ 6 s; the only one of its kind: + its start + 1 s"
+    return (
+        Figure(
+            row,
+            f"{what}: lost, doubled or changed",
+            "0",
+            "0",
+            lost,
+            "nothing lost, doubled or changed",
+        ),
+        Figure(row, f"{what}: recovery", limit, "the same", late, "recovery in time"),
+    )
+
+
+def _stops(row: str, what: str) -> Figure:
+    def slowest(found: Found) -> str:
+        worst = max(max(stop["over_s"], default=0.0) for stop in found["samples"]["stops"])
+        return f"{worst * 1e3:.0f} ms at the slowest of {sum(len(s['over_s']) for s in found['samples']['stops'])} jobs"
+
+    return Figure(row, what, "one step (400 ms)", "one step", slowest, "work stops within one step")
+
+
+def _drains(row: str, what: str) -> tuple[Figure, Figure]:
+    def cut(found: Found) -> str:
+        drains = found["samples"]["drains"]
+        whole = sum(drain["whole"] for drain in drains)
+        return f"{sum(sum(d['cut'].values()) for d in drains)} of {whole + sum(sum(d['cut'].values()) for d in drains)}"
+
+    def unready(found: Found) -> str:
+        return f"{max(drain['unready_s'] for drain in found['samples']['drains']) * 1e3:.0f} ms at the slowest"
+
+    return (
+        Figure(row, f"SIGTERM, {what} cut short", "0", "0", cut, "0 cut short"),
+        Figure(
+            row, f"SIGTERM, {what}: unready", "≤ 100 ms", "≤ 100 ms", unready, "unready in 100 ms"
+        ),
+    )
+
+
+def _least(found: Found, table: int) -> str:
+    at = found["tables"][table]["columns"].index("ratio [95 %]")
+    cells: list[str] = [row[at] for row in found["tables"][table]["rows"]]
+    return min(cells, key=lambda cell: float(cell.split()[0]))
+
+
+def _growth(found: Found) -> str:
+    worst = max(found["tables"][0]["rows"], key=lambda row: float(row[-1].split()[0]))
+    return f"{worst[-1]} at most ({worst[0]})"
+
+
+def _short(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    return f"{sum(int(row[4]) for row in rows)} of {sum(int(row[3]) for row in rows):,} queries"
+
+
+def _recall(found: Found) -> str:
+    return f"{min(float(row[5]) for row in found['tables'][0]['rows']):.4f} at the least"
+
+
+def _texts(found: Found) -> str:
+    rows = found["samples"]["rows"]
+    return f"{sum(row['different'] for row in rows)} of {sum(row['sequences'] for row in rows):,} texts"
+
+
+def _logits(found: Found) -> str:
+    rows = found["samples"]["rows"]
+    return f"{max(max(row['logits_whole'], row['logits_mixed']) for row in rows):.1e} at the most"
+
+
+def _streams(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    return f"{sum(int(row[3]) for row in rows)} of {sum(int(row[0]) for row in rows):,}"
+
+
+def _fuzzed(found: Found) -> str:
+    return ", ".join(f"{row[2]} ({row[0]})" for row in found["tables"][0]["rows"])
+
+
+def _over(found: Found) -> str:
+    return f"{_at(found, 0, 0, 'over depth')} of {_at(found, 0, 0, 'admissions')}"
+
+
+def _hung(found: Found) -> str:
+    return f"{_at(found, 0, 1, 'p99')} ms, calm {_at(found, 0, 0, 'p99')} ms"
+
+
+_ST = "sentence-transformers"
+_INFINITY = "HTTP on both sides, 32 texts of 32 tokens: ours / rival"
+_SHAPES = ("32 texts of 32 tokens", "32 texts of 128 tokens", "1 text of 128 tokens")
+FIGURES: tuple[Figure, ...] = (
+    _embed("embeddings in process, 32 tokens: ours / rival", 1, 0, "≥ 1.4", "process/32", _ST),
+    _embed("embeddings in process, 128 tokens: ours / rival", 1, 1, "≥ 1.4", "process/128", _ST),
+    _embed(f"mesh, {_SHAPES[0]}: ours / rival", 2, 0, "≥ 1.3", f"mesh, {_SHAPES[0]}", _ST),
+    _embed(f"mesh, {_SHAPES[1]}: ours / rival", 2, 1, "≥ 1.3", f"mesh, {_SHAPES[1]}", _ST),
+    _embed(_INFINITY, 3, 0, "≥ 1.3", f"infinity, {_SHAPES[0]}", "infinity"),
+    Figure(
+        "E1", "embeddings: lowest cosine to fp32", "≥ 0.9995", "≥ 0.9995",
+        lambda f: _at(f, 0, 0, "lowest"), "accuracy", lambda f: f"{_ST} bf16: {_at(f, 0, 1, 'lowest')}",
+    ),
+    _mesh(_SHAPES[0], 0, "≥ 0.85", "≥ 0.95"),
+    _mesh(_SHAPES[1], 1, "≥ 0.85", "≥ 0.95"),
+    _mesh(_SHAPES[2], 2, "≥ 0.6", "≥ 0.75"),
+    Figure(
+        "R1", "latency added, p50", "≤ 4 ms", "≤ 2 ms",
+        lambda f: f"{_at(f, 0, 0, 'p50 [95 %]')} ms", "p50 beside nothing",
+    ),
+    Figure(
+        "R1", "latency added, p99", "≤ 20 ms", "≤ 10 ms",
+        lambda f: f"{_at(f, 0, 0, 'p99 [95 %]')} ms", "p99 beside nothing",
+    ),
+    Figure("R2", "admissions with use over depth", "0", "0 in 10^6", _over, "0 over depth"),
+    Figure(
+        "V1", "vector search in process, equal recall: ours / rival, worst", "≥ 1.0", "≥ 1.5",
+        lambda f: _least(f, 0), "(a) worst ratio", lambda _found: "hnswlib",
+    ),
+    Figure(
+        "V1", "vector search, 256 queries a request: mesh / in process, worst", "≥ 0.7", "≥ 0.85",
+        lambda f: _least(f, 1), "(b) worst ratio",
+    ),
+    Figure("V2", "filtered search: fewer than k though k match", "0", "0", _short, "k whenever k match"),
+    Figure("V2", "filtered search: recall@10", "≥ 0.95", "≥ 0.95", _recall, "recall@10"),
+    *_kills("F1", "kill -9 under embeddings, search, ingest"),
+    *_kills("F1C", "kill -9 under chat"),
+    *_kills("F1A", "kill -9 under everything at once"),
+    _stops("F2", "cancelled or abandoned embeddings stop"),
+    _stops("F2C", "cancelled or abandoned streams stop"),
+    Figure("F3", "one hung worker: p99 of requests to others", "≤ + 20 %", "≤ + 5 %", _hung, "p99 of others"),
+    *_drains("F4", "requests"),
+    *_drains("F4C", "streams"),
+    Figure("F5", "memory growth under load", "≤ + 10 %", "≤ + 5 %", _growth, "growth"),
+    Figure("F6", "5xx, hangs, crashes under fuzzing", "0", "0", _fuzzed, "0 responses of 5xx, hangs, crashes"),
+    Figure(
+        "C1", "chat on the CPU, 2 turns/s: TTFT p50 / p99", "no failure", "no failure",
+        lambda f: f"{_at(f, 0, 2, 'TTFT p50 / p99 (ms)')} ms", "no failure",
+    ),
+    Figure("R1C", "1,000 open streams: failed", "0", "0", _streams, "no failure of 1000 open streams"),
+    Figure(
+        "Q1", "grounded answers of the shipped model, exact", "≥ 75 %", "≥ 75 %",
+        lambda f: _at(f, 0, 0, "exact"), "present: exact at least 75%",
+    ),
+    Figure("X1", "greedy text unlike transformers', fp32", "≤ 0.1 %, excused", "0", _texts, ""),
+    Figure("X1", "logits unlike transformers', relative", "≤ 1e-4", "≤ 1e-4", _logits, ""),
+)  # fmt: skip

@@ -1,0 +1,66 @@
+"""What a check on an accelerator leaves behind: one JSON file, cell by cell, so that a run that ended goes on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Record:
+    """The JSON of one check: `cells` by name, with date and device; at most `minutes` are spent in one run."""
+
+    def __init__(self, path: Path, device: str, minutes: float = float("inf")) -> None:
+        self._path = path
+        self._until = time.monotonic() + 60 * minutes
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": {}}
+        name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+        if found.setdefault("device", name) != name:
+            raise SystemExit(
+                f"{path} was measured on {found['device']}, this is {name}; give another file"
+            )
+        self.found: dict[str, Any] = found | {
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch": torch.__version__,
+        }
+        self.left = 0
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """Return what has been measured."""
+        cells: dict[str, Any] = self.found["cells"]
+        return cells
+
+    def wants(self, *names: str) -> bool:
+        """Tell whether a cell of these is still to be measured."""
+        return any(name not in self.cells for name in names)
+
+    def fill(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Measure a cell and store it, unless it is there or the minutes are over (then it counts as left)."""
+        if not self.wants(name):
+            return
+        if time.monotonic() > self._until:
+            self.left += 1
+            return
+        began = time.monotonic()
+        self.cells[name] = measure() | {"took_s": round(time.monotonic() - began, 1)}
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+        fresh.replace(self._path)
+
+
+def cpu_name() -> str:
+    """Return the CPU's model."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

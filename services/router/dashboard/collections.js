@@ -1,0 +1,19 @@
+// The collections there are, as the options of a choice.
+
+import { ask } from "./api.js";
+import { h } from "./dom.js";
+
+export async function names() {
+  const { body } = await ask("/v1/collections");
+  return body.data.map((one) => one.name).sort();
+}
+
+// Fills a select, keeping what is chosen where it still exists; `first` is the option of none.
+export function offer(select, found, first) {
+  const chosen = select.value;
+  select.replaceChildren(
+    ...(first ? [h("option", { value: "" }, first)] : []),
+    ...found.map((name) => h("option", { value: name }, name)),
+  );
+  if (found.includes(chosen)) select.value = chosen;
+}

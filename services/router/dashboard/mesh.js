@@ -1,0 +1,75 @@
+// The mesh at a glance: figures, lanes, workers, and what the router has answered lately.
+
+import { Lanes } from "./lanes.js";
+import { Traffic } from "./traffic.js";
+import { Workers } from "./workers.js";
+import { h, text } from "./dom.js";
+import { count, seconds } from "./format.js";
+
+export class Mesh {
+  title = "Mesh";
+
+  constructor() {
+    this.lanes = new Lanes();
+    this.workers = new Workers();
+    this.traffic = new Traffic();
+    this.figures = ["Workers", "Answered", "Refused", "First token"].map((name) => figure(name));
+    this.note = h("p", { class: "note", role: "status", hidden: true });
+    this.element = h(
+      "div",
+      { class: "view mesh" },
+      h("h1", { class: "unseen" }, "Mesh"),
+      this.note,
+      h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
+      section("Lanes", "Work queued and running, against what each lane can hold and still finish in time.", this.lanes.element),
+      section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
+      this.traffic.element,
+    );
+  }
+
+  set(mesh) {
+    this.note.hidden = true;
+    this.element.classList.remove("stale");
+    this.lanes.set(mesh);
+    this.workers.set(mesh);
+    this.traffic.set(mesh);
+    const ready = mesh.workers.filter((worker) => worker.state === "ready").length;
+    const lost = mesh.workers.filter((worker) => worker.state === "lost").length;
+    const { window } = mesh;
+    const answered = window.routes.reduce((sum, route) => sum + route.count - route.refused, 0);
+    const refused = window.refused.reduce((sum, { count: n }) => sum + n, 0);
+    const times = [...window.first_token].sort((a, b) => b.count - a.count)[0];
+    const lately = `in ${seconds(Math.round(window.seconds))}`;
+    const [workers, answers, refusals, first] = this.figures;
+    workers.set(`${ready} ready`, lost ? `${lost} lost` : "none lost", lost > 0);
+    answers.set(count(answered), lately);
+    refusals.set(count(refused), refused ? "see why below" : lately, refused > 0);
+    first.set(times ? seconds(times.p95_s) : "–", times ? "95th percentile" : "no answer yet");
+  }
+
+  lost(error) {
+    this.note.hidden = false;
+    this.element.classList.add("stale");
+    text(this.note, error.status === 401 ? "The router wants a key." : `${sentence(error.message)} What stands here is old; the page keeps trying.`);
+  }
+}
+
+const sentence = (words) => `${words[0].toUpperCase()}${words.slice(1)}.`;
+
+function figure(name) {
+  const value = h("dd", { class: "value" });
+  const more = h("dd", { class: "more" });
+  const element = h("div", { class: "figure" }, h("dt", {}, name), value, more);
+  return {
+    element,
+    set(words, rest, alarming = false) {
+      text(value, words);
+      text(more, rest);
+      element.classList.toggle("alarming", alarming);
+    },
+  };
+}
+
+export function section(title, about, ...children) {
+  return h("section", { class: "panel", "aria-label": title }, h("div", { class: "heading" }, h("h2", {}, title), h("p", {}, about)), ...children);
+}

@@ -1,0 +1,102 @@
+// Collections, and what a search finds in one: scores and passages.
+
+import { ask, segment } from "./api.js";
+import { names } from "./collections.js";
+import { h, text } from "./dom.js";
+import { count, many, seconds } from "./format.js";
+import { remember, timelineOf } from "./recent.js";
+
+export class Search {
+  title = "Search";
+
+  constructor() {
+    this.list = h("div", { class: "collections", role: "radiogroup", "aria-label": "Collection" });
+    this.input = h("input", { id: "search-text", type: "search", placeholder: "What do you look for?", autocomplete: "off" });
+    this.number = h("select", { id: "search-k", "aria-label": "How many" }, [5, 10, 20].map((k) => h("option", { value: String(k) }, `${k} hits`)));
+    this.button = h("button", { class: "primary", type: "submit" }, "Search");
+    this.status = h("p", { class: "meta", role: "status" });
+    this.failed = h("p", { class: "error", role: "alert", hidden: true });
+    this.hits = h("ol", { class: "hits", "aria-label": "Hits" });
+    this.element = h(
+      "div",
+      { class: "view search" },
+      h("h1", { class: "unseen" }, "Search"),
+      this.list,
+      h("form", { class: "ask", onsubmit: (event) => this.#search(event) }, h("label", { for: "search-text", class: "unseen" }, "Search for"), this.input, this.number, this.button),
+      this.failed,
+      this.status,
+      this.hits,
+    );
+    this.chosen = "";
+  }
+
+  async show() {
+    try {
+      const found = await names();
+      this.#complain(found.length ? "" : "There is no collection yet: `spillway ingest NAME FOLDER` makes one.");
+      if (!found.includes(this.chosen)) this.chosen = found.includes("handbook") ? "handbook" : (found[0] ?? "");
+      this.list.replaceChildren(...found.map((name) => this.#choice(name)));
+      this.input.focus({ preventScroll: true });
+    } catch (error) {
+      this.#complain(error.message);
+    }
+  }
+
+  #choice(name) {
+    const about = h("span", { class: "under" });
+    const radio = h("input", { type: "radio", name: "collection", value: name, onchange: () => (this.chosen = name) });
+    radio.checked = name === this.chosen;
+    ask(`/v1/collections/${segment(name)}`)
+      .then(({ body }) => {
+        const stats = body.stats ?? {};
+        text(about, [stats.documents !== undefined && many(stats.documents, "document"), stats.chunks !== undefined && many(stats.chunks, "chunk")].filter(Boolean).join(" · "));
+      })
+      .catch((error) => text(about, error.message));
+    return h("label", { class: "collection" }, radio, h("span", {}, h("strong", {}, name), about));
+  }
+
+  async #search(event) {
+    event.preventDefault();
+    const words = this.input.value.trim();
+    if (!words || !this.chosen) return;
+    this.#complain("");
+    this.button.disabled = true;
+    const began = performance.now();
+    try {
+      const { body, request } = await ask(`/v1/collections/${segment(this.chosen)}/search`, {
+        method: "POST",
+        body: { text: words, k: Number(this.number.value) },
+        headers: { "Spillway-Resume": "30" }, // so that its timeline is kept
+      });
+      remember(request, words);
+      const took = (performance.now() - began) / 1000;
+      this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, body.data[0].score)));
+      this.status.replaceChildren(`${many(body.data.length, "hit")} in ${seconds(took)} · `, h("a", { href: timelineOf(request) }, "timeline"));
+    } catch (error) {
+      this.hits.replaceChildren();
+      this.status.replaceChildren();
+      this.#complain(error.message);
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  #complain(words) {
+    this.failed.hidden = !words;
+    text(this.failed, words);
+  }
+}
+
+function hitOf({ id, score, start, end, text: words, metadata }, best) {
+  const fill = h("span", { class: "bar-fill" });
+  fill.style.width = `${best > 0 ? Math.max(0, Math.min(100, (100 * score) / best)) : 0}%`;
+  const title = typeof metadata?.title === "string" ? metadata.title : "";
+  return h(
+    "li",
+    { class: "hit" },
+    h("div", { class: "hit-head" }, h("strong", {}, title || id), title ? h("span", { class: "under mono" }, id) : null, h("span", { class: "hit-score number" }, score.toFixed(3))),
+    h("div", { class: "bar thin", "aria-hidden": "true" }, fill),
+    h("p", { class: "passage-text" }, words ?? "(stored without text)"),
+    h("p", { class: "hint" }, `characters ${count(start ?? 0)} to ${count(end ?? 0)}`),
+  );
+}

@@ -1,0 +1,182 @@
+"""What the whole mesh is at this moment: its lanes and its workers, read from the bus when somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from common.bus import LaneState
+from common.ids import Family
+from common.messages import WorkerRecord
+from services.router.context import Router
+from services.router.queue.writing import shard_families
+
+FRESH_S = 0.8
+SESSIONS = Family("sessions")
+# Shards read at once: those in use, and some of the others in turn.
+MOST_SHARDS = 16
+
+
+class FamilyState(NamedTuple):
+    """One family's lanes by class, and its workers, those that live and those that are lost."""
+
+    family: Family
+    lanes: dict[str, LaneState]
+    workers: list[tuple[WorkerRecord, bool]]
+
+
+class Survey:
+    """Reads every family at most once in FRESH_S, however many ask."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lock = asyncio.Lock()
+        self._read_at: float | None = None
+        self._states: list[FamilyState] = []
+        self._shards: dict[Family, FamilyState] = {}
+        self._turn = 0
+
+    async def states(self) -> list[FamilyState]:
+        """Return the state of every family, shards of collections last; BusDown if Redis is away."""
+        async with self._lock:
+            now = self._router.clock.monotonic()
+            if self._read_at is None or now - self._read_at >= FRESH_S:
+                await self._read()
+                self._read_at = self._router.clock.monotonic()
+        return [*self._states, *self._shards.values()]
+
+    async def _read(self) -> None:
+        router = self._router
+        requests = [Family("request", n) for n in range(router.config.partitions)]
+        families = [*await router.families(), *requests, SESSIONS]
+        shards = [f for r in await router.bus.collections() for f in shard_families(r)]
+        some = self._some(shards)
+        states = await asyncio.gather(*(self._family(f) for f in (*families, *some)))
+        self._states = states[: len(families)]
+        self._shards |= {state.family: state for state in states[len(families) :]}
+        for gone in set(self._shards) - set(shards):
+            del self._shards[gone]
+
+    def _some(self, shards: list[Family]) -> list[Family]:
+        used = self._router.dispatch.families
+        chosen = [f for f in shards if f in used][: MOST_SHARDS // 2]
+        rest = [f for f in shards if f not in chosen]
+        room = min(MOST_SHARDS - len(chosen), len(rest))
+        begin, self._turn = self._turn, self._turn + room
+        return chosen + [rest[(begin + i) % len(rest)] for i in range(room)]
+
+    async def _family(self, family: Family) -> FamilyState:
+        bus = self._router.bus
+        return FamilyState(family, await bus.lanes(family), await bus.roster(family))
+
+
+# -- as the API shows it -------------------------------------------------------------------------------
+
+
+def kind_of(family: Family) -> str:
+    """Return what a family does: embed, rerank, chat, search, request or sessions."""
+    return family.name.split(".", maxsplit=1)[0]
+
+
+def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
+    """Return every lane; those of all collections' shards are one. `models` maps a family's name to its model."""
+    found: dict[str, dict[str, Any]] = {}
+    for family, lanes, workers in states:
+        for cls in [name for name in lanes if not name.startswith("w.")]:
+            kind = kind_of(family)
+            name = f"search:{cls}" if kind == "search" else f"{family}:{cls}"
+            serving = [record for record, alive in workers if alive and cls in record.classes]
+            own = [lanes[w] for r in serving if (w := f"w.{r.worker}") in lanes]
+            lane = found.setdefault(name, _empty(name, kind, cls, models.get(family.name)))
+            lane["shards"] += kind == "search"
+            _add(lane, lanes[cls], own, serving)
+    return list(found.values())
+
+
+def _empty(name: str, kind: str, cls: str, model: str | None) -> dict[str, Any]:
+    return {
+        "lane": name,
+        "kind": kind,
+        "class": cls,
+        "model": model,
+        "items": {"used": 0, "depth": 0},
+        "tokens": {"used": 0, "depth": 0},
+        "oldest_age_s": 0.0,
+        "pending": 0,
+        "workers": 0,
+        "shards": 0,
+    }
+
+
+def _add(
+    lane: dict[str, Any], state: LaneState, own: list[LaneState], serving: list[WorkerRecord]
+) -> None:
+    every = [state, *own]
+    lane["items"]["used"] += sum(one.items for one in every)
+    lane["tokens"]["used"] += sum(one.tokens for one in every)
+    lane["items"]["depth"] += state.depth_items
+    lane["tokens"]["depth"] += state.depth_tokens
+    lane["oldest_age_s"] = max(lane["oldest_age_s"], *(one.oldest_age_s for one in every))
+    lane["pending"] += sum(one.pending for one in every)
+    processes = {process_of(record) for record in serving}
+    lane["workers"] = max(lane["workers"], len(processes))
+
+
+def process_of(record: WorkerRecord) -> str:
+    """Return a worker's name without its incarnation: its role, host and process."""
+    return record.worker.rsplit("-", 1)[0]
+
+
+def workers_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
+    """Return every worker, one a process and model; a process' shards are one. The lost come last."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for family, _, workers in states:
+        kind = kind_of(family)
+        of = family.name if family.name in models else kind
+        alive_here = {process_of(record) for record, alive in workers if alive}
+        for record, alive in workers:
+            process = process_of(record)
+            if not alive and process in alive_here:
+                continue  # an incarnation given up by a process that goes on
+            shown = _worker(record, alive=alive, kind=kind, model=models.get(family.name))
+            known = found.setdefault((process, of), shown)
+            if known is not shown:
+                _join(known, shown)
+    return sorted(found.values(), key=lambda w: (w["state"] == "lost", w["service"], w["name"]))
+
+
+def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) -> dict[str, Any]:
+    last = {"items": record.batch_items, "tokens": record.batch_tokens, "seconds": record.batch_s}
+    state = "draining" if record.draining else "ready"
+    return {
+        "name": record.worker,
+        "service": record.service,
+        "kind": kind,
+        "classes": list(record.classes),
+        "model": model,
+        "device": record.device,
+        "state": state if alive else "lost",
+        "started": record.started_ms / 1000,
+        "depth": {"items": record.depth_items, "tokens": record.depth_tokens},
+        "cost": {
+            "alpha_items_s": record.alpha_items_s,
+            "alpha_tokens_s": record.alpha_tokens_s,
+            "beta_s": record.beta_s,
+        },
+        "batches": record.batches,
+        "last_batch": last if record.batches else None,
+        "shards": int(kind == "search"),
+    }
+
+
+def _join(known: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add another shard's consumer of the same process."""
+    if other["state"] == "ready" or known["state"] == "lost":
+        known["state"] = other["state"]
+    known["shards"] += other["shards"]
+    if other["batches"] > known["batches"]:
+        known["last_batch"] = other["last_batch"]
+    known["batches"] += other["batches"]
+    for unit in ("items", "tokens"):
+        known["depth"][unit] += other["depth"][unit]

@@ -1,0 +1,65 @@
+"""The check of chat on an accelerator, rehearsed on the CPU: it measures, resumes and keeps its time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from loadgen import exactness
+from loadgen.gpu import chat, shapes
+from services.gpu_worker.compute.runner import TorchRunner
+
+
+def _run(path: Path, *more: str) -> int:
+    return chat.main(["--device", "cpu", "--tiny", "--json", str(path), *more])
+
+
+def test_rehearsal_fills_every_cell_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No minutes measure nothing; then every cell is there with its figures, and none is measured twice."""
+    path = tmp_path / "chat.json"
+
+    assert _run(path, "--minutes", "0") == chat.AGAIN
+    assert _run(path, "--minutes", "5") == 0
+    found = json.loads(path.read_text())
+    cells = found["cells"]
+    assert {name.split("/")[0] for name in cells} == {"exact", "decode", "prefill", "agreement"}
+    assert {name.split("/")[1] for name in cells if name.startswith("exact")} == set(
+        exactness.FAMILIES
+    )
+    assert [len(cells[f"decode/tiny/{n}"]["first_s"][0]) for n in chat.STREAMS] == [1, 8, 32]
+    assert found["date"]
+    assert found["device"]
+
+    def never(*_given: object, **_named: object) -> None:
+        raise AssertionError("measured a second time")
+
+    monkeypatch.setattr(exactness, "measure", never)
+    monkeypatch.setattr(TorchRunner, "load", never)
+    assert _run(path) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
+def test_no_device_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a CUDA device the answer is a sentence that names the rehearsal."""
+    with pytest.raises(SystemExit):
+        chat.main(["--json", str(tmp_path / "x.json")])
+
+    assert "rehearse with --device cpu --tiny" in capsys.readouterr().err
+
+
+def test_burst_counts_what_it_says(tmp_path: Path) -> None:
+    """Every stream gets its tokens, in order, whatever the step's size; first tokens come before the last."""
+    shapes.write(tmp_path / "m", shapes.SHAPES["tiny"], "cpu")
+    runner = TorchRunner.load(str(tmp_path / "m"), device="cpu", dtype="bf16", kv_bytes=1 << 22)
+    burst = chat.Burst(runner, chat.prompts(runner, 3, 40, seed=1), 5, step_tokens=48)
+    burst.run()
+
+    assert [len(moments) for moments in burst.drawn_s.values()] == [5, 5, 5]
+    assert all(moments == sorted(moments) for moments in burst.drawn_s.values())
+    assert burst.first_s[0] < burst.first_s[2]
+    assert burst.decode_tokens_per_s > 0
