@@ -86,7 +86,7 @@ class Instance:
                 made.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     """An instance with the collection `notes`."""
     spillway = Spillway(ROOT, tmp_path_factory.mktemp("dashboard") / "data")
@@ -110,7 +110,7 @@ def keyed(instance: Instance) -> Iterator[str]:
     assert router.stop() == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Headless Chromium."""
     found = shutil.which("chromium")

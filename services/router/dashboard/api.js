@@ -21,6 +21,8 @@ export const key = {
 
 // Tells that a key is missing or wrong: {detail: why}.
 export const keyNeeded = new EventTarget();
+// Tells that a call found no router.
+export const routerAway = new EventTarget();
 
 export async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   const given = { ...headers };
@@ -38,6 +40,7 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
     });
   } catch (error) {
     if (error.name === "AbortError") throw new ApiError("stopped", { code: "aborted" });
+    routerAway.dispatchEvent(new Event("away"));
     throw new ApiError("the router cannot be reached");
   }
   if (response.ok) return response;

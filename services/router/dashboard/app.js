@@ -1,5 +1,6 @@
 // Starts the page: which view is shown, what the router's state is, and the key.
 
+import { routerAway } from "./api.js";
 import { Poll } from "./poll.js";
 import { Chat } from "./chat.js";
 import { KeyDialog } from "./key.js";
@@ -65,5 +66,6 @@ function route() {
   poll.every(view === views.mesh ? LOOK_MS : GLANCE_MS);
 }
 
+routerAway.addEventListener("away", () => poll.now());
 window.addEventListener("hashchange", route);
 route();
