@@ -270,7 +270,9 @@ def test_what_is_killed_comes_back(page: Page, instance: Instance, slow: Process
     page.evaluate(WATCH)  # the router may be back before the next look from outside
     os.kill(instance.spillway.pids()["router-0"], signal.SIGKILL)
     page.wait_for_function("() => seen.has('router away')")
-    page.wait_for_function("() => [...seen].some((words) => words.includes('waiting for the router'))")
+    page.wait_for_function(
+        "() => [...seen].some((words) => words.includes('waiting for the router'))"
+    )
     broken = said.inner_text()
     page.wait_for_function(
         "([before]) => document.querySelector('.assistant .said').textContent.length > before + 20",
