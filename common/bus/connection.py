@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -35,7 +34,9 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from common import log
 from common.bus import metrics
+from common.bus.scripts import Scripts
 from common.clock import SystemClock
 from common.config import Common
 from common.errors import ConfigError, Unavailable
@@ -44,7 +45,7 @@ BLOCK_MS = 1000
 CONNECTIONS = 64
 SLOW_S = 3.0  # a reply slower than this may mean that heartbeats lapsed while Redis stood still
 RESYNC_S = 5.0
-_LUA = Path(__file__).parent / "lua"
+_log = log.get("bus")
 _LOST = (
     RedisConnectionError,
     RedisTimeoutError,
@@ -65,7 +66,6 @@ _LOST_REPLIES = (
     "READONLY",
     "UNBLOCKED",
 )
-SCRIPTS = ("admit", "beat", "emit", "finish", "fail", "reclaim", "move", "cancel", "reap")
 
 
 class BusDown(Unavailable):
@@ -78,6 +78,12 @@ class BusFull(Unavailable):
     """503: Redis is full; running work goes on, new work is refused."""
 
     default_code = "bus_full"
+
+
+class MixedScripts(Unavailable):
+    """503: processes of another version still run on this Redis."""
+
+    default_code = "bus_mixed"
 
 
 def redis_url(config: Common) -> str:
@@ -93,12 +99,8 @@ class Connection:
         self.clock = clock
         self.cluster = config.redis_cluster
         self.url = redis_url(config)
-        source = (_LUA / "lib.lua").read_text()
-        self._scripts = {n: source + (_LUA / f"{n}.lua").read_text() for n in SCRIPTS}
-        self._shas = {
-            n: hashlib.sha1(s.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
-            for n, s in self._scripts.items()
-        }
+        self._scripts = Scripts()
+        self._claims = False
         self._redis = self._client(socket_timeout=5.0, connections=CONNECTIONS)
         self._blocking = self._client(socket_timeout=BLOCK_MS / 1000 + 5, connections=100_000)
         self._gate = asyncio.Semaphore(CONNECTIONS)
@@ -161,9 +163,23 @@ class Connection:
         self.clock.offset_ms += redis_ms - self.clock.now_ms()
 
     async def _resync(self) -> None:
-        """Re-measure the offset, every few seconds: a clock may step on either side."""
+        """Every few seconds: measure the offset again, as a clock may step on either side; renew the claim."""
         with contextlib.suppress(BusDown):
             await self.connect(timeout_s=1.0)
+            if self._claims and (other := await self._scripts.claim(self.call)):
+                _log.error("bus_scripts_mixed", ours=self._scripts.version, theirs=other)
+
+    async def claim_scripts(self) -> None:
+        """Say from now on which scripts this process uses; MixedScripts while others use others."""
+        other = None
+        with contextlib.suppress(BusFull):  # what was accepted must be worked off even then
+            other = await self._scripts.claim(self.call)
+        if other is not None:
+            raise MixedScripts(
+                f"processes of another version use this Redis (scripts {other}, "
+                f"ours are {self._scripts.version}); stop them"
+            )
+        self._claims = True
 
     def suspect(self) -> None:
         """Count from now on how long Redis has been reached: it, or all, may have stood still."""
@@ -195,11 +211,11 @@ class Connection:
         """Run one of the nine scripts, loading it where Redis does not know it."""
         wait = self.config.durability == "replicated" and name in {"admit", "finish"}
         client = _Replicated(self._redis, keys[0], cluster=self.cluster) if wait else self._redis
-        head = ("EVALSHA", self._shas[name], len(keys), *keys, *args)
+        head = ("EVALSHA", self._scripts.sha[name], len(keys), *keys, *args)
         try:
             return await self._persist(client, head, timeout_s)
         except NoScriptError:
-            whole = ("EVAL", self._scripts[name], len(keys), *keys, *args)
+            whole = ("EVAL", self._scripts.source[name], len(keys), *keys, *args)
             return await self._persist(client, whole, timeout_s)
 
     async def _persist(self, client: Any, command: Sequence[Any], timeout_s: float) -> Any:

@@ -1,19 +1,25 @@
-"""How a service meets its bus: it waits for Redis as long as that takes, says so, and leaves when told to stop."""
+"""How a service meets its bus: it waits for Redis, and for processes of another version to end.
+
+As long as that takes; it says so, and leaves when told to stop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from redis.exceptions import RedisError
 
 from common import durability, log
 from common.bus import Bus, BusDown
+from common.bus.connection import MixedScripts
 from common.clock import SystemClock
 from common.config import Common
 from common.errors import ConfigError
 from common.health import Health
 
 _TRY_S = 5.0
+_PAUSE_S = 1.0
 _log = log.get("bus")
 
 
@@ -31,7 +37,8 @@ async def open_bus(
             bus = await Bus.open(config, clock, timeout_s=_TRY_S)
             for call in bus.callers():
                 await durability.check(call, config.durability)
-        except (BusDown, RedisError, OSError) as error:
+            await bus.claim_scripts()
+        except (BusDown, MixedScripts, RedisError, OSError) as error:
             health.set("bus", ready=False, why=str(error))
             _log.warning("bus_awaited", error=str(error))
         except ConfigError:
@@ -42,4 +49,6 @@ async def open_bus(
             return bus
         if bus is not None:
             await bus.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _PAUSE_S)
     return None

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import redis
+
+from common.bus.scripts import IN_USE, Scripts
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -112,5 +115,24 @@ def test_a_server_that_keeps_less_is_refused(tmp_path: Path) -> None:
         with started("kv_store", server.url, tmp_path) as (process, log):
             assert process.wait(WAIT_S) == 2
             assert "appendonly is no, so a restart loses accepted work" in log.read_text()
+    finally:
+        server.close()
+
+
+def test_versions_do_not_mix(tmp_path: Path) -> None:
+    """A service waits while processes whose scripts differ are at work; one that meets them later says so."""
+    server = Server().start()
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            client.set(IN_USE, "other", ex=4)
+            with started("kv_store", server.url, tmp_path) as (process, log):
+                error = wait_event(log, "bus_awaited")["error"]
+                assert "scripts other, " in error
+                assert f"ours are {Scripts().version}" in error
+                wait_ready(log)
+                assert client.get(IN_USE) == Scripts().version.encode()
+                client.set(IN_USE, "other", ex=60)
+                assert wait_event(log, "bus_scripts_mixed")["theirs"] == "other"
+                assert process.poll() is None
     finally:
         server.close()

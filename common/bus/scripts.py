@@ -1,0 +1,42 @@
+"""The nine scripts, and which version of them runs on a Redis.
+
+The scripts and the records they write change together, so processes whose scripts differ must not work side by side:
+each one says every few seconds which it uses, and one that uses others waits until nobody says so any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = ("admit", "beat", "emit", "finish", "fail", "reclaim", "move", "cancel", "reap")
+IN_USE = "bus:scripts"
+IN_USE_S = 20
+_LUA = Path(__file__).parent / "lua"
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
+
+
+class Scripts:
+    """The sources by name, their SHAs, and `version`, which is another one as soon as one of them differs."""
+
+    def __init__(self) -> None:
+        library = (_LUA / "lib.lua").read_text()
+        self.source = {name: library + (_LUA / f"{name}.lua").read_text() for name in SCRIPTS}
+        self.sha = {name: _sha(source) for name, source in self.source.items()}
+        self.version = _sha("".join(self.sha.values()))[:12]
+
+    async def claim(self, call: Callable[..., Awaitable[Any]]) -> str | None:
+        """Say for the next IN_USE_S seconds that these are in use; if others are, return their version instead."""
+        mine = self.version.encode()
+        found = await call("SET", IN_USE, mine, "NX", "EX", IN_USE_S, "GET")
+        if found is None:
+            return None
+        if found != mine:
+            return str(found.decode(errors="replace"))
+        await call("EXPIRE", IN_USE, IN_USE_S)
+        return None
