@@ -88,11 +88,11 @@ class Collector:
             for scope in group.scope_spans:
                 self._spans += [_seen(resource["service.name"], span) for span in scope.spans]
 
-    def trace(self, trace: str, enough: Callable[[list[Seen]], bool]) -> list[Seen]:
-        """Return the spans of a trace, once they are enough; what there is after WAIT_S."""
+    def trace(self, *traces: str, enough: Callable[[list[Seen]], bool]) -> list[Seen]:
+        """Return the spans of one or more traces, once they are enough; what there is after WAIT_S."""
         give_up = time.monotonic() + WAIT_S
         while True:
-            found = [span for span in list(self._spans) if span.trace == trace]
+            found = [span for span in list(self._spans) if span.trace in traces]
             if enough(found) or time.monotonic() > give_up:
                 return found
             time.sleep(0.05)

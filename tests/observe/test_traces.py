@@ -85,7 +85,9 @@ async def test_a_grounded_answer_is_one_trace(mesh: Traced, http: aiohttp.Client
     client = Client()
     body = asks(retrieval={"collection": "pages"}, max_tokens=12)
     _, headers = await stream(http, body, **client.header)
-    spans = await asyncio.to_thread(mesh.collector.trace, client.trace, lambda s: len(s) >= 11)
+    spans = await asyncio.to_thread(
+        mesh.collector.trace, client.trace, enough=lambda s: len(s) >= 11
+    )
     async with http.get(f"/v1/requests/{headers['x-request-id']}") as response:
         told = await response.json()
     found = {span.name: span for span in spans}
@@ -123,17 +125,22 @@ async def test_a_batch_is_linked_to_its_jobs(mesh: Traced, http: aiohttp.ClientS
     clients = [Client() for _ in range(40)]
     body = {"input": "x " * 40, "model": "sim"}
     await asyncio.gather(*(post(http, body, "/v1/embeddings", **one.header) for one in clients))
-    batches: list[Seen] = []
-    jobs: dict[str, str] = {}
-    for one in clients:
-        spans = await asyncio.to_thread(
-            mesh.collector.trace, one.trace, lambda s: any(x.kind == "server" for x in s)
-        )
-        jobs |= {span.id: span.parent for span in spans if span.kind == "consumer"}
-        batches += [span for span in spans if span.name == "batch"]
 
+    def split(spans: list[Seen]) -> tuple[list[str], list[Seen]]:
+        jobs = [span.id for span in spans if span.kind == "consumer"]
+        return sorted(jobs), [span for span in spans if span.name == "batch"]
+
+    def enough(spans: list[Seen]) -> bool:
+        jobs, batches = split(spans)
+        return len(jobs) >= 40 <= sum(len(batch.links) for batch in batches)
+
+    spans = await asyncio.to_thread(
+        mesh.collector.trace, *(one.trace for one in clients), enough=enough
+    )
+    jobs, batches = split(spans)
     assert all(batch.links[0] == batch.parent for batch in batches)
-    assert sorted(link for batch in batches for link in batch.links) == sorted(jobs)
+    assert sorted(link for batch in batches for link in batch.links) == jobs
+    assert len(jobs) == len(clients)
     assert max(len(batch.links) for batch in batches) > 1
 
 
@@ -142,12 +149,12 @@ async def test_what_is_not_sampled_is_not_sent(mesh: Traced, http: aiohttp.Clien
     quiet, loud = Client("00"), Client()
     _, headers = await stream(http, asks(), **quiet.header)
     await stream(http, asks(), **loud.header)
-    await asyncio.to_thread(mesh.collector.trace, loud.trace, lambda s: len(s) >= 3)
+    await asyncio.to_thread(mesh.collector.trace, loud.trace, enough=lambda s: len(s) >= 3)
     async with http.get(f"/v1/requests/{headers['x-request-id']}") as response:
         told = await response.json()
 
     assert told["trace_id"] == quiet.trace
-    assert mesh.collector.trace(quiet.trace, lambda _: True) == []
+    assert mesh.collector.trace(quiet.trace, enough=lambda _: True) == []
 
 
 async def test_a_killed_worker_leaves_its_attempt(
