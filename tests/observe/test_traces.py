@@ -174,9 +174,10 @@ async def test_a_killed_worker_leaves_its_attempt(
     assert raw.endswith(b"data: [DONE]\n\n")
 
     def both(spans: list[Seen]) -> bool:
-        return sum(span.kind == "consumer" for span in spans) >= 2
+        kinds = [span.kind for span in spans]
+        return kinds.count("consumer") >= 2 and "producer" in kinds
 
-    spans = await asyncio.to_thread(mesh.collector.trace, client.trace, both)
+    spans = await asyncio.to_thread(mesh.collector.trace, client.trace, enough=both)
     lost, kept = sorted(
         (span for span in spans if span.kind == "consumer"),
         key=lambda span: span.told["spillway.attempt"],
