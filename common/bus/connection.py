@@ -164,7 +164,7 @@ class Connection:
 
     async def _resync(self) -> None:
         """Every few seconds: measure the offset again, as a clock may step on either side; renew the claim."""
-        with contextlib.suppress(BusDown):
+        with contextlib.suppress(BusDown, BusFull):
             await self.connect(timeout_s=1.0)
             if self._claims and (other := await self._scripts.claim(self.call)):
                 _log.error("bus_scripts_mixed", ours=self._scripts.version, theirs=other)

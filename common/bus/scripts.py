@@ -33,10 +33,9 @@ class Scripts:
     async def claim(self, call: Callable[..., Awaitable[Any]]) -> str | None:
         """Say for the next IN_USE_S seconds that these are in use; if others are, return their version instead."""
         mine = self.version.encode()
-        found = await call("SET", IN_USE, mine, "NX", "EX", IN_USE_S, "GET")
-        if found is None:
-            return None
-        if found != mine:
+        await call("SET", IN_USE, mine, "NX", "EX", IN_USE_S)
+        found = await call("GET", IN_USE)
+        if found not in {None, mine}:
             return str(found.decode(errors="replace"))
         await call("EXPIRE", IN_USE, IN_USE_S)
         return None
