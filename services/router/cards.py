@@ -11,18 +11,22 @@ from common.bus import Bus
 from common.errors import NotFound, Unavailable
 from common.ids import Family
 from common.messages import ModelCard
+from common.ml.files import model_name
 from services.router.text.tokens import Spec
 
 FRESH_S = 1.0
 
 
 class Cards:
-    """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`."""
+    """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`.
+
+    `embed` is a served name, `rerank` what the workers are given: a directory or hub id.
+    """
 
     def __init__(self, bus: Bus, data_dir: str, *, embed: str = "", rerank: str = "") -> None:
         self._bus = bus
         self._directory = Path(data_dir) / "cache" / "tokenizers"
-        self._embed, self._rerank = embed, rerank
+        self._embed, self._rerank = embed, rerank and model_name(rerank)
         self._read_at: float | None = None
         self._first = asyncio.Lock()
         self._cards: dict[str, ModelCard] = {}

@@ -142,6 +142,18 @@ async def test_rerank_answers_in_the_asked_shape(http: aiohttp.ClientSession) ->
     assert cohere["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
 
 
+async def test_the_default_reranker_is_named_as_the_workers_are_told(mesh: Mesh) -> None:
+    """A hub id or a directory stands for the name that model is served under."""
+    router = mesh.add_router("reranks", "--rerank-model", "someone/Sim")
+    body = {"query": "a", "documents": ["a"]}
+    async with (
+        aiohttp.ClientSession(mesh.address(router)) as http,
+        http.post("/v1/rerank", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+    router.stop()
+
+
 async def test_many_documents_are_reranked(http: aiohttp.ClientSession) -> None:
     """More documents than one job holds are scored against the same query."""
     texts = [f"text {index}" for index in range(80)]
