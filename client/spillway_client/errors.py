@@ -125,28 +125,6 @@ class DeadlineExceededError(InternalServerError):
     """504: the request's deadline passed before its result."""
 
 
-# What a stream's error frame says in its code: HTTP has no status to give any more.
-_BY_CODE: dict[str, int] = {
-    "bus_down": 503,
-    "bus_full": 503,
-    "cancelled": 499,
-    "deadline_exceeded": 504,
-    "draining": 503,
-    "no_worker": 503,
-    "over_depth": 429,
-    "quota_exceeded": 429,
-    "session_busy": 409,
-    "session_changed": 409,
-    "session_deleted": 404,
-    "session_not_found": 404,
-    "unavailable": 503,
-}
-_BY_TYPE: dict[str, int] = {
-    "authentication_error": 401,
-    "invalid_request_error": 400,
-    "rate_limit_error": 429,
-    "timeout_error": 504,
-}
 _BY_STATUS: dict[int, type[APIStatusError]] = {
     400: BadRequestError,
     401: AuthenticationError,
@@ -191,8 +169,7 @@ def from_response(
 
 
 def from_frame(body: Any, *, request_id: str | None = None) -> APIStatusError:
-    """Build the error of an error frame in mid-stream: its class follows from its code, then from its type."""
+    """Build the error of an error frame in mid-stream, which carries the status it would have had."""
     error = body.get("error") if isinstance(body, dict) else None
-    details: dict[str, Any] = error if isinstance(error, dict) else {}
-    status = _BY_CODE.get(str(details.get("code"))) or _BY_TYPE.get(str(details.get("type")), 500)
-    return from_response(status, body, request_id=request_id)
+    status = error.get("status") if isinstance(error, dict) else None
+    return from_response(status if isinstance(status, int) else 500, body, request_id=request_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -133,17 +132,20 @@ async def test_the_whole_of_a_stream(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("status", "kind"),
     [
-        ({"message": "m", "type": "server_error", "code": "job_failed"}, sw.InternalServerError),
-        ({"message": "m", "type": "timeout_error", "code": "deadline_exceeded"}, sw.DeadlineExceededError),
-        ({"message": "m", "type": "invalid_request_error", "code": "cancelled"}, sw.CancelledRequestError),
-        ({"message": "m", "type": "invalid_request_error", "code": "session_deleted"}, sw.NotFoundError),
-        ({"message": "m", "type": "rate_limit_error", "code": "new"}, sw.RateLimitError),
+        (404, sw.NotFoundError),
+        (409, sw.ConflictError),
+        (429, sw.RateLimitError),
+        (499, sw.CancelledRequestError),
+        (503, sw.UnavailableError),
+        (504, sw.DeadlineExceededError),
+        (None, sw.InternalServerError),
     ],
-)  # fmt: skip
-async def test_an_error_in_mid_stream(error: dict[str, Any], kind: type[sw.SpillwayError]) -> None:
-    """It is raised as its class after the chunks before it, and again by whoever reads on."""
+)
+async def test_an_error_in_mid_stream(status: int | None, kind: type[sw.APIStatusError]) -> None:
+    """It is raised as its status' class after the chunks before it, and again by whoever reads on."""
+    error = {"message": "m", "type": "t", "code": "c", "status": status}
     async with (
         serving(Generator(PIECES, error=error, error_after=3)) as generator,
         sw.AsyncSpillway(generator.url) as client,
@@ -155,8 +157,9 @@ async def test_an_error_in_mid_stream(error: dict[str, Any], kind: type[sw.Spill
             await stream.final()
 
     assert stream.text == "Die Fähre nach 東京"
-    assert isinstance(caught.value, sw.APIStatusError)
-    assert (caught.value.code, caught.value.request_id) == (error["code"], stream.request_id)
+    assert type(caught.value) is kind
+    assert caught.value.status_code == status or status is None
+    assert (caught.value.code, caught.value.request_id) == ("c", stream.request_id)
     assert generator.cancelled == []
 
 

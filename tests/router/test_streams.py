@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.errors import InvalidRequest
+from common.errors import Conflict, InvalidRequest
 from common.messages import Piece
 from tests.router.mesh import Mesh
 from tests.router.scripted import Generator, Scene
@@ -182,11 +182,12 @@ async def test_a_stream_ends_with_its_error(http: aiohttp.ClientSession, model: 
 
     async def fails(scene: Scene) -> None:
         await scene.text("so far")
-        raise InvalidRequest("no further", code="bad_input")
+        raise Conflict("no further", code="session_deleted")
 
     model.script = fails
     frames, _ = await stream(http, asks())
-    assert (text_of(frames), frames[-1][1]["error"]["code"]) == ("so far", "bad_input")
+    error = frames[-1][1]["error"]
+    assert (text_of(frames), error["code"], error["status"]) == ("so far", "session_deleted", 409)
     told = Told(model)
     frames, _ = await stream(http, asks(), **{"Spillway-Timeout": "0.7"})
     assert frames[-1][1]["error"]["code"] == "deadline_exceeded"

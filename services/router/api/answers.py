@@ -187,8 +187,10 @@ def _items(router: Router, answer: Answer, source: Source) -> AsyncGenerator[Pie
 
 
 def error_frame(error: SpillwayError) -> bytes:
-    """Return an error as the last event of a stream."""
-    return b"data: %s\n\n" % msgspec.json.encode(error.body())
+    """Return an error as the last event of a stream, with the status that HTTP cannot say any more."""
+    body = error.body()
+    body["error"]["status"] = error.http_status
+    return b"data: %s\n\n" % msgspec.json.encode(body)
 
 
 # -- coming back ---------------------------------------------------------------------------------------
