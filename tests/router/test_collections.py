@@ -178,6 +178,7 @@ async def test_a_name_is_taken_once(http: aiohttp.ClientSession, name: str) -> N
         {"text": "a", "vector": [1.0]},
         {"text": ""},
         {"text": "a", "k": 0},
+        {"text": "a", "ef": 10_001},
         {"texts": []},
         {"vector": [1.0]},
         {"vector": [0.0] * 384},
@@ -190,10 +191,11 @@ async def test_a_name_is_taken_once(http: aiohttp.ClientSession, name: str) -> N
 async def test_searches_that_make_no_sense(
     http: aiohttp.ClientSession, name: str, body: Any
 ) -> None:
-    """Every wrong search is a 400."""
+    """Every wrong search is a 400 with a code of its own."""
     status, error = await call(http, "POST", f"/v1/collections/{name}/search", body)
 
     assert (status, error["error"]["type"]) == (400, "invalid_request_error")
+    assert error["error"]["code"] != "invalid_request"
 
 
 async def test_another_encoder_is_refused_until_reembedded(

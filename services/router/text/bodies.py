@@ -104,7 +104,7 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     min_score: float | None = None
     include_text: bool = True
     include_metadata: bool = True
-    ef: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None
 
