@@ -25,6 +25,30 @@ def _documented() -> set[tuple[str, str]]:
     return {(m.upper(), path) for path, item in paths.items() for m in item if m in verbs}
 
 
+def _parameter(name: str) -> list[dict[str, Any]]:
+    """Return the schemas of every parameter of a name."""
+    found: list[dict[str, Any]] = []
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and node.get("name") == name and "schema" in node:
+            found.append(node["schema"])
+        for inner in node.values() if isinstance(node, dict) else node:
+            if isinstance(inner, dict | list):
+                walk(inner)
+
+    walk(yaml.safe_load(DOCUMENT.read_text()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("Last-Event-ID", "7.0"), ("last_event_id", "7.0"), ("last_event_id", "7")]
+)
+def test_a_parameters_pattern_takes_what_the_code_takes(name: str, value: str) -> None:
+    """A client that keeps to the document may send all of it."""
+    (schema,) = _parameter(name)
+    assert re.search(schema["pattern"], value)
+
+
 def test_the_document_names_every_route() -> None:
     """Routes of the application and of the document are the same."""
     source = (ROOT / "services/router/app.py").read_text()
