@@ -47,10 +47,8 @@ def error_response(error: SpillwayError) -> web.Response:
     ):  # its own words name Redis' address, which is not the client's to know
         error.message = "the bus is away; try again"
     response = reply(msgspec.json.encode(error.body()), status=error.http_status)
-    if error.retry_after_s is not None and error.http_status in {408, 409, 429, 503}:
-        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    elif error.http_status in {429, 503}:
-        response.headers["Retry-After"] = "1"
+    if error.http_status in {429, 503}:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     response.headers["x-should-retry"] = "true" if error.retryable else "false"
     if error.http_status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

@@ -41,7 +41,14 @@ def _parameter(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("Last-Event-ID", "7.0"), ("last_event_id", "7.0"), ("last_event_id", "7")]
+    ("name", "value"),
+    [
+        ("Last-Event-ID", "7.0"),
+        ("last_event_id", "7.0"),
+        ("last_event_id", "7"),
+        ("Idempotency-Key", "order 66"),
+        ("Idempotency-Key", "x"),
+    ],
 )
 def test_a_parameters_pattern_takes_what_the_code_takes(name: str, value: str) -> None:
     """A client that keeps to the document may send all of it."""

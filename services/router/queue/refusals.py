@@ -34,14 +34,12 @@ def refusal(reason: str, retry_after_s: float) -> SpillwayError:
             "the session is in a turn; send the next one when that has ended, or cancel it",
             code=reason,
             param="session",
-            retry_after_s=1.0,
         )
     if reason == "session_changed":
         return Conflict(
             "the session went on while this turn was being prepared; send it again",
             code=reason,
             param="session",
-            retry_after_s=1.0,
         )
     sentences = {
         "depth": "every lane holds as many items as it can finish in time",
