@@ -62,8 +62,7 @@ class QueryLoop:
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end what runs and hand over the rest."""
-        await self.consumer.start()
+        """Work until `stopping`; then end what runs and hand over the rest. The consumer has started."""
         reader = asyncio.create_task(self._read())
         runners = [asyncio.create_task(self._work()) for _ in range(_RUNNERS)]
         stop = asyncio.create_task(stopping.wait())

@@ -39,7 +39,7 @@ _log = log.get("vector_search")
 
 
 class Replica:
-    """Runs the shards under `root` on a bus. `ready` is set once all are loaded and caught up."""
+    """Runs the shards under `root` on a bus. `ready` is set once all have caught up and take queries."""
 
     def __init__(
         self, root: Path, bus: Bus, config: SearchConfig, *, name: str, cores: int
@@ -60,9 +60,12 @@ class Replica:
             dropped=self._retire,
         )
         self._loops: dict[Key, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self._begun: set[Key] = set()  # whose query loop has registered, or failed
         self._retired: set[asyncio.Task[None]] = set()
         self._put_off: dict[Key, float] = {}
-        self._targets: dict[Key, str] = {}
+        self._targets: dict[Key, str] | None = (
+            None  # until it is known what there is to catch up on
+        )
         self._announced: dict[Key, str] = {}
         self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stopping = asyncio.Event()
@@ -155,11 +158,13 @@ class Replica:
     def _retire(self, unit: Unit) -> None:
         """Let a dropped shard's loop tell what is queued that the collection is gone, then end it."""
         key = unit.collection, unit.number
-        self._targets.pop(key, None)
+        if self._targets:
+            self._targets.pop(key, None)
         self._put_off.pop(key, None)
         self._announced.pop(key, None)
         self._announcing.pop(key, None)
         self._tidier.forget(key)
+        self._begun.discard(key)
         task, stop = self._loops.pop(key)
 
         async def end() -> None:
@@ -172,6 +177,7 @@ class Replica:
         retiring.add_done_callback(self._retired.discard)
 
     async def _query(self, unit: Unit, stop: asyncio.Event) -> None:
+        key = unit.collection, unit.number
         family = Family(f"search.{unit.collection}", unit.number)
         while not stop.is_set():
             try:
@@ -179,12 +185,16 @@ class Replica:
                 consumer = Consumer(self._bus, family, record)
                 if unit.shard is not None:
                     await self._announce(unit, unit.shard, [])
+                await consumer.start()
+                self._begun.add(key)
+                self._check_ready()
                 loop = QueryLoop(unit, consumer, self._searchers, self._bus.clock)
                 await loop.run(stop, self._config.drain_s)
             except (BusDown, BusFull) as error:
                 _log.warning("query_loop_waits", family=str(family), why=str(error))
             except Exception:  # noqa: BLE001 - one shard's loop must not end the others
                 _log.exception("query_loop_failed", family=str(family))
+                self._begun.add(key)  # nor hold them up
             if not stop.is_set():
                 await self._pause(_RETRY_S)
 
@@ -241,14 +251,14 @@ class Replica:
         }
 
     def _check_ready(self) -> None:
-        if self.ready.is_set():
+        if self.ready.is_set() or self._targets is None:
             return
         units = self._holdings.units
         for key, end in list(self._targets.items()):
             unit = units.get(key)
             if unit is None or unit.shard is None or parse_id(unit.shard.applied) >= parse_id(end):
                 self._targets.pop(key)
-        if not self._targets:
+        if not self._targets and units.keys() <= self._begun:
             self.ready.set()
 
     async def _apply(self, key: Key, batch: list[Entry]) -> None:

@@ -168,7 +168,7 @@ async def test_a_collection_is_served_from_its_first_write_to_its_end(
 
 
 async def test_a_restart_goes_on_where_it_stopped(mesh: Mesh, replica: Any) -> None:
-    """Writes made while no replica runs are applied at the next start, before it is ready."""
+    """Writes made while no replica runs are applied, and queries taken, before it is ready."""
     stop = await replica()
     record = await mesh.create()
     await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
@@ -177,6 +177,7 @@ async def test_a_restart_goes_on_where_it_stopped(mesh: Mesh, replica: Any) -> N
         record.id, 0, write(1, [document("b", np.eye(DIMENSION)[1])], request=record.id)
     )
     await replica()
+    assert len(await mesh.bus.workers(Family(f"search.{record.id}"))) == 1
     assert await mesh.bus.applied(record.id, 0) == {"r-1": entry}
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "b"]
 
