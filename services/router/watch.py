@@ -128,7 +128,7 @@ class Watch:
         self._turn += 1
         if self._turn % SWEEP_TURNS == 0:
             requests = [Family("request", n) for n in range(self._router.config.partitions)]
-            await graces.sweep([*(f for f in models if not _embeds(f)), *requests])
+            await graces.sweep([*models, *requests])
 
     def _used(self, but: set[Family]) -> list[Family]:
         now, seen = self._router.clock.monotonic(), self._router.dispatch.families
@@ -163,10 +163,6 @@ class Watch:
 
 def _serves(family: Family) -> bool:
     return family.name.startswith(("embed.", "chat."))
-
-
-def _embeds(family: Family) -> bool:
-    return family.name.startswith("embed.")
 
 
 def _gauge(name: str, lane: LaneState) -> None:

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
+from common.bus import Bus
+from common.clock import SystemClock
+from common.config import StoreConfig
 from tests.router.mesh import Mesh
 from tests.router.scripted import NAME, Generator, generator
 
@@ -26,6 +29,15 @@ def chatting(mesh: Mesh) -> Mesh:
     """The mesh with a sim generator beside the sim encoder."""
     mesh.add_generator()
     return mesh
+
+
+@pytest.fixture
+async def bus(mesh: Mesh) -> AsyncIterator[Bus]:
+    """The mesh's bus, as a service opens it."""
+    config = StoreConfig(redis_url=mesh.redis.url, data_dir=str(mesh.directory))
+    made = await Bus.open(config, SystemClock())
+    yield made
+    await made.close()
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ from typing import Any
 
 import aiohttp
 
+from common.bus import Bus
+from common.ids import Family
+from services.router.queue.graces import Graces
+from tests.bus.kit import Hand, must, new_job, state
 from tests.router.mesh import Mesh
 
 MANY = {"input": [f"text {index}" for index in range(600)], "encoding_format": "base64"}
@@ -126,6 +130,26 @@ async def test_a_disconnect_cancels_an_attached_request(
 
     assert await _await_state(http, attached, {"cancelled", "result", "error"}) == "cancelled"
     assert await _await_state(http, resumable, {"cancelled", "result", "error"}) == "result"
+
+
+async def test_a_dead_routers_embedding_ends_with_its_grace(mesh: Mesh, bus: Bus) -> None:
+    """Of a single job, too, nothing is run or kept for a client that did not come back."""
+
+    async def seen(_request: str, _within_s: float) -> bool:
+        return False
+
+    family = Family("embed.sim")
+    hand = await Hand(bus, family, "idle", "idle").join()
+    (job,) = await must(bus, new_job(family), classes=("idle",), router="gone")
+    await Graces(bus, "gone", seen).hold(job.id, 0.1, bus.clock.now_ms() + 60_000)
+    await bus.call("ZADD", "routers", 0, "gone")
+    with mesh.redis.client() as client:
+        async with asyncio.timeout(20):
+            while client.exists("{embed.sim/0}:held:gone"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    await hand.die()
+
+    assert await state(bus, job) == "cancelled"
 
 
 async def test_cancel_ends_a_request(http: aiohttp.ClientSession, mesh: Mesh) -> None:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
 from common.bus import Bus
-from common.clock import SystemClock
-from common.config import StoreConfig
 from common.ids import job_id, ulid
 from common.messages import SessionRecord
-from tests.router.mesh import Mesh
 from tests.router.scripted import FAMILY, FINGERPRINT, NAME, Generator, byte_tokenizer, written
 from tests.router.talk import asks, post, stream, text_of
 from tests.router.test_streams import TEXT, Told
-
-
-@pytest.fixture
-async def bus(mesh: Mesh) -> AsyncIterator[Bus]:
-    config = StoreConfig(redis_url=mesh.redis.url, data_dir=str(mesh.directory))
-    made = await Bus.open(config, SystemClock())
-    yield made
-    await made.close()
 
 
 @pytest.fixture
