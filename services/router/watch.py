@@ -94,11 +94,11 @@ class Watch:
         why = "" if ready else "no worker that embeds or generates is up"
         router.health.set("workers", ready, why)
         await router.dispatch.sweep()
-        await self._graces(models)
         if self._condemned is None:
             self._condemned = set(await router.bus.condemned())
         requests = [Family("request", n) for n in range(router.config.partitions)]
         others = {*requests, SESSIONS, *self._used(set(models)), *self._condemned} - set(models)
+        await self._graces([*models, *others])
         for family in others:
             await self._family(family)
         for gone in self._lanes - self._seen:
@@ -121,14 +121,13 @@ class Watch:
         metrics.BUS_MEMORY.set(used)
         metrics.BUS_LIMIT.set(limit)
 
-    async def _graces(self, models: list[Family]) -> None:
+    async def _graces(self, families: list[Family]) -> None:
         """Say that this router lives; now and then, look after the requests of those that do not any more."""
         graces = self._router.dispatch.graces
         await graces.beat()
         self._turn += 1
         if self._turn % SWEEP_TURNS == 0:
-            requests = [Family("request", n) for n in range(self._router.config.partitions)]
-            await graces.sweep([*models, *requests])
+            await graces.sweep(families)
 
     def _used(self, but: set[Family]) -> list[Family]:
         now, seen = self._router.clock.monotonic(), self._router.dispatch.families
