@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make setup-full`: programs that only some tests need, from Debian's packages: Redis 7.0, kubectl, Chromium. Needs root.
+# `make setup-full`: programs that only some tests need, from Debian's packages: Redis 7.0, kubectl, Chromium,
+# Prometheus. Needs root.
 set -euo pipefail
 
 # program: the package that has it
@@ -7,6 +8,7 @@ declare -A packages=(
     [redis-server]=redis-server
     [kubectl]=kubernetes-client
     [chromium]="chromium fonts-dejavu-core"
+    [prometheus]=prometheus
 )
 
 missing=()

@@ -60,7 +60,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not os.environ.get("CI") or not _skipped or exitstatus != 0:
         return
     can_install = os.geteuid() == 0 and Path("/usr/bin/apt-get").exists()
-    cannot = () if can_install else ("no server: redis-server", "kubectl is missing")
+    cannot = () if can_install else ("no server: redis-server", "is missing; `make setup-full`")
     cannot += ("no AVX512", "kubectl is too old")  # the machine's, not ours to install
     wrong = [line for line in _skipped if not any(reason in line for reason in cannot)]
     for line in wrong:

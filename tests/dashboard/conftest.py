@@ -115,7 +115,7 @@ def browser() -> Iterator[Browser]:
     """Headless Chromium."""
     found = shutil.which("chromium")
     if found is None:
-        pytest.skip("no chromium")
+        pytest.skip("chromium is missing; `make setup-full` installs it")
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield made
