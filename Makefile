@@ -21,7 +21,7 @@ help: ## show the targets
 setup: ## check the prerequisites and install into .venv (no root)
 	@$(PYTHON) scripts/setup.py
 
-setup-full: setup ## as root on Debian: also what only some tests need (Redis 7.0)
+setup-full: setup ## as root on Debian: also what only some tests need (Redis 7.0, kubectl, Chromium, Prometheus)
 	@scripts/setup_full.sh
 
 up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="--port 9000 --detach")
