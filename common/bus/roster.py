@@ -15,7 +15,10 @@ FRESH_S = 0.5
 
 
 class LaneState(NamedTuple):
-    """A lane as metrics and the dashboard see it; `stranded` of the pending leases have a worker that does not live."""
+    """A lane as metrics and the dashboard see it.
+
+    `stranded` of the pending leases have a worker that does not live; `queued` jobs are at no worker.
+    """
 
     items: int
     tokens: int
@@ -24,6 +27,7 @@ class LaneState(NamedTuple):
     oldest_age_s: float
     pending: int
     stranded: int = 0
+    queued: int = 0
 
 
 class Roster(Connection):
@@ -91,6 +95,7 @@ class Roster(Connection):
                 depth[cls] = (items + record.depth_items, tokens + record.depth_tokens)
         states = {}
         for cls in sorted({*used, *depth}):
+            length = await self.call("XLEN", keys.lane(family, cls))
             oldest = await self.call("XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 1)
             age = self.clock.now_ms() - int(oldest[0][0].split(b"-")[0]) if oldest else 0
             pending = await self.pending(family, cls)
@@ -100,6 +105,7 @@ class Roster(Connection):
                 max(age, 0) / 1000,
                 sum(pending.values()),
                 sum(n for who, n in pending.items() if who not in {*living, keys.RETURNED}),
+                max(length - sum(n for who, n in pending.items() if who != keys.RETURNED), 0),
             )
         return states
 

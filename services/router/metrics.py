@@ -23,6 +23,7 @@ DEPTH = Gauge("spillway_lane_depth", "What a lane may hold.", ("lane", "unit"))
 USED = Gauge("spillway_lane_used", "What a lane holds, queued and running.", ("lane", "unit"))
 OLDEST = Gauge("spillway_lane_oldest_age_seconds", "Age of a lane's oldest entry.", ("lane",))
 PENDING = Gauge("spillway_lane_pending", "Leases of a lane that are running.", ("lane",))
+QUEUED = Gauge("spillway_lane_queued", "Jobs of a lane that are at no worker.", ("lane",))
 STRANDED = Gauge(
     "spillway_lane_stranded", "Leases of a lane whose worker has no heartbeat any more.", ("lane",)
 )

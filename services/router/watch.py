@@ -171,6 +171,7 @@ def _gauge(name: str, lane: LaneState) -> None:
     metrics.USED.labels(name, "tokens").set(lane.tokens)
     metrics.OLDEST.labels(name).set(lane.oldest_age_s)
     metrics.PENDING.labels(name).set(lane.pending)
+    metrics.QUEUED.labels(name).set(lane.queued)
     metrics.STRANDED.labels(name).set(lane.stranded)
 
 
@@ -179,5 +180,5 @@ def _forget(name: str) -> None:
     for gauge in (metrics.DEPTH, metrics.USED):
         for unit in ("items", "tokens"):
             gauge.remove(name, unit)
-    for gauge in (metrics.OLDEST, metrics.PENDING, metrics.STRANDED):
+    for gauge in (metrics.OLDEST, metrics.PENDING, metrics.QUEUED, metrics.STRANDED):
         gauge.remove(name)

@@ -160,6 +160,22 @@ async def test_error(bus: Bus, family: Family) -> None:
     assert await bus.dead_letters(family) == []
 
 
+async def test_queued(bus: Bus, family: Family) -> None:
+    """What waits on a lane is counted in jobs, however many items each has."""
+    hand = await Hand(bus, family, "g").join()
+    await must(bus, *(new_job(family, items=5) for _ in range(3)))
+    leases = await hand.pull(2)
+    lane = (await bus.lanes(family))["gpu"]
+    assert (lane.items, lane.pending, lane.queued) == (15, 2, 1)
+    await hand.give_back(leases[:1])
+    lane = (await bus.lanes(family))["gpu"]
+    assert (lane.pending, lane.queued) == (2, 2)
+    for lease in await hand.take() + await hand.pull(3) + leases[1:]:
+        await hand.finish(lease, RESULT)
+    lane = (await bus.lanes(family))["gpu"]
+    assert (lane.items, lane.pending, lane.queued) == (0, 0, 0)
+
+
 async def test_zombie(bus: Bus, family: Family) -> None:
     """A worker that lost its leases can neither emit, nor finish, nor fail; it learns so at its next step or beat."""
     zombie = await Hand(bus, family, "z").join()

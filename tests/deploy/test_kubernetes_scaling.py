@@ -17,6 +17,7 @@ from tests.deploy.manifests import (
     pods,
     services,
 )
+from tests.observe.promql import selectors
 
 # Fields of keda.sh/v1alpha1 ScaledObject and of its Prometheus scaler, as published with KEDA 2.17.
 SPEC = {
@@ -113,11 +114,21 @@ def test_queries_name_metrics_of_the_routers() -> None:
     for found in _scaled():
         for trigger in found["spec"]["triggers"]:
             query = trigger["metadata"]["query"]
-            asked = set(re.findall(r"spillway_[a-z_]+", query))
-            assert asked
-            assert asked <= declared
-            assert f'namespace="{found["metadata"]["namespace"]}"' in query
-            assert query.count("(") == query.count(")")
+            asked = selectors(query)
+            assert {selector.metric for selector in asked} <= declared
+            where = ("namespace", "=", found["metadata"]["namespace"])
+            assert all(where in selector.matchers for selector in asked), query
+
+
+def test_an_age_counts_while_jobs_wait() -> None:
+    """A generation's age adds no worker unless jobs wait behind it; choices say nothing of that."""
+    (worker,) = (f for f in _scaled() if f["metadata"]["name"] == "gpu-worker")
+    (trigger,) = (t for t in worker["spec"]["triggers"] if t["name"] == "chat-age")
+
+    assert {selector.metric for selector in selectors(trigger["metadata"]["query"])} == {
+        "spillway_lane_oldest_age_seconds",
+        "spillway_lane_queued",
+    }
 
 
 def test_prometheus_finds_every_service() -> None:
