@@ -72,7 +72,7 @@ class WorkerConfig(Common, frozen=True):
     rerank_model: str = ""
     embed_slo_s: Seconds = 2.0
     device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
-    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
     threads: Threads = 0
     role: Literal["overflow"] = "overflow"
     partition: Count = 0
@@ -93,9 +93,8 @@ class StoreConfig(Common, frozen=True):
 
 
 class SearchConfig(Common, frozen=True):
-    """vector_search: how it indexes, and when it answers a write."""
+    """vector_search: how it indexes, and how fast it should answer."""
 
-    search_ack: Positive = 1
     search_slo_s: Seconds = 1.0
     search_threads: Threads = 0
     exact_below: Count = 10_000

@@ -3,7 +3,6 @@
 SpillwayError
 ├── InvalidRequest (400)        the request cannot be understood or is out of limits
 ├── Unauthenticated (401)       no key, or a wrong one
-├── Forbidden (403)             the key may not do this
 ├── NotFound (404)              no such thing, or another tenant's
 ├── RequestTimeout (408)        the client sent its body too slowly
 ├── Conflict (409)              what is stored disagrees with what is asked
@@ -81,14 +80,6 @@ class Unauthenticated(SpillwayError):
     default_code = "invalid_api_key"
 
 
-class Forbidden(SpillwayError):
-    """403: the key may not do this."""
-
-    http_status = 403
-    type = "permission_error"
-    default_code = "forbidden"
-
-
 class NotFound(SpillwayError):
     """404: no such thing, or it belongs to another tenant."""
 
@@ -143,7 +134,7 @@ class RateLimited(SpillwayError):
 
     http_status = 429
     type = "rate_limit_error"
-    default_code = "over_depth"
+    default_code = "depth"
     retryable = True
 
 

@@ -1,4 +1,4 @@
-"""The bus: families, lanes, leases, logs, journals, dead letters and requests over Redis Streams (DESIGN section 5)."""
+"""The bus: families, lanes, leases, logs, journals, dead letters and requests over Redis Streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to a shard's state: a stream without a group, which every replica reads in order (DESIGN section 5)."""
+"""Writes to a shard's state: a stream without a group, which every replica reads in order."""
 
 from __future__ import annotations
 

@@ -82,11 +82,6 @@ class Encoder:
         torch.set_num_threads(threads)
         weights = load_weights(files)
 
-        if dtype == "int8":
-            raise ConfigError(
-                "dtype 'int8': no int8 path holds the accuracy bound (cosine 0.9995); "
-                "expected auto, fp32 or bf16"
-            )
         ways = _ways(files, weights, place, threads, cache.parent if cache else None)
         way: Way = "bf16 packed" if "bf16 packed" in ways else "bf16"
         if dtype == "auto":

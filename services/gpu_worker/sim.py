@@ -64,9 +64,6 @@ class SimRunner:
         top = [(token, 0.0)] if draw.logprobs > 0 else []
         return Drawn(token, 0.0, top)
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """Do nothing: there is nothing in the pages."""
-
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return the card of the model named "sim-chat"."""
         return ModelCard(

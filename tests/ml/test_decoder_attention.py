@@ -185,14 +185,3 @@ def test_decode_rows_of_like_length_share_a_part() -> None:
     read = sum(len(part.blocks) for part in parts)
     assert len(parts) <= 4
     assert read <= 1.25 * sum(length // PAGE + 1 for length in lengths)
-
-
-def test_copied_pages_are_copied_as_if_at_once() -> None:
-    """A page that is both source and target gives away what it held before."""
-    pool = _pool(_spec(2, 1, None), 4)
-    for page in range(4):
-        pool.data[page] = page
-
-    pool.copy([(0, 1), (1, 2)])
-
-    assert [float(pool.data[page].max()) for page in range(4)] == [0, 0, 1, 3]

@@ -107,13 +107,6 @@ def test_hub_offline_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         find("nobody/no-such-model-here")
 
 
-@pytest.mark.parametrize("dtype", ["int8"])
-def test_dtype_that_cannot_be_had(dtype: str, directory: Path) -> None:
-    """A precision without a path that holds the bound is refused with the ones there are."""
-    with pytest.raises(ConfigError, match="expected auto, fp32 or bf16"):
-        Encoder.load(str(directory), dtype=dtype)
-
-
 def test_cuda_where_there_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--device cuda without a CUDA device is refused with what to use."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -176,7 +176,7 @@ def test_models_in_the_wrong_place(tmp_path: Path) -> None:
         (("--alpha", "-1", "--device", "sim"), "--alpha"),
         (("--beta", "nan", "--device", "sim"), "finite|--beta"),
         (("--embed-slo-s", "inf"), "finite|--embed-slo-s"),
-        (("--dtype", "int8"), "expected auto, fp32 or bf16"),
+        (("--dtype", "int8"), "--dtype is 'int8': expected one of auto, fp32, bf16"),
     ],
 )
 def test_bad_settings_stop_the_start(flags: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

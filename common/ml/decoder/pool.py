@@ -89,13 +89,6 @@ class Pool:
                 at = slots + (layer * 2 + half) * self.kv_heads * PAGE
                 self._slots.index_fill_(0, at, 0)
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages, (source, target) each, as if all at once."""
-        source, target = (
-            torch.tensor(ids, device=self.data.device) for ids in zip(*pairs, strict=True)
-        )
-        self.data.index_copy_(0, target, self.data.index_select(0, source))
-
 
 def page_bytes(spec: DecoderSpec, layers: int, dtype: torch.dtype) -> int:
     """Return the size of one page of a group of so many layers."""

@@ -123,14 +123,6 @@ class TorchRunner:
             hidden, _ = self._compute(batch)
             return self._decoder.logits(hidden)
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """Copy whole pages, `(group, source, target)` each, before the next step."""
-        with torch.inference_mode():
-            for number, pool in enumerate(self._pools):
-                own = [(source, target) for group, source, target in pairs if group == number]
-                if own:
-                    pool.copy(own)
-
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return what the router must know to render, tokenize and name families for this model."""
         files = self._files

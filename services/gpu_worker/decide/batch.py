@@ -97,10 +97,6 @@ class Runner(Protocol):
         """
         ...
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """Copy whole pages, `(group, source, target)` each, before the next step."""
-        ...
-
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return what the router must know of this model."""
         ...

@@ -1,4 +1,4 @@
-"""Page ids: what a page holds, by name; two pages with one id hold the same keys and values (DESIGN section 6)."""
+"""Page ids: what a page holds, by name; two pages with one id hold the same keys and values."""
 
 from __future__ import annotations
 

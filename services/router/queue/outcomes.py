@@ -64,7 +64,7 @@ _CLASSES: dict[type[SpillwayError], tuple[str, ...]] = {
         "session_not_found",
     ),
     TooLarge: ("document_too_large", "filter_too_large", "session_too_large"),
-    RateLimited: ("depth", "tokens", "deadline", "quota"),
+    RateLimited: ("tokens", "deadline", "quota"),
     Unprocessable: ("not_embeddable",),
     Unavailable: (
         "bus_down",
