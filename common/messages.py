@@ -147,7 +147,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
 class SessionWork(Message, frozen=True, tag="session"):
     """A session's cold life, done by kv_store: list a tenant's, export, import or delete one.
 
-    `body` is the exported document of an import; `session` is the id (the new one's, for an import).
+    `body` is the exported document of an import, `ttl_s` how long what it makes is kept after its last turn; `session`
+    is the id (the new one's, for an import).
     """
 
     op: Literal["list", "export", "import", "delete"]
@@ -156,6 +157,7 @@ class SessionWork(Message, frozen=True, tag="session"):
     cursor: str | None = None
     limit: int = 100
     body: bytes = b""
+    ttl_s: int = 0
 
 
 Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork

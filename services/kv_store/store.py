@@ -26,7 +26,6 @@ from services.kv_store.erase import Eraser
 
 _ROOM = 64 * 1024
 _PAGE = 32
-_DEFAULT_TTL_S = 7 * 24 * 3600
 Note = Callable[[bytes], Awaitable[None]]
 
 
@@ -115,7 +114,7 @@ class Store:
             version=len(turns),
             tokens=last.history + len(last.prompt) + len(last.output) if last else 0,
             turns=len(turns),
-            ttl_s=document.ttl_s or _DEFAULT_TTL_S,
+            ttl_s=work.ttl_s,
             created_ms=stored.created_ms if stored else now,
             updated_ms=stored.updated_ms if stored else now,
             metadata=msgspec.json.encode(document.metadata),

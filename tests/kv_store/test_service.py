@@ -150,6 +150,20 @@ async def test_life(http: aiohttp.ClientSession, small: Small) -> None:
     await bus.close()
 
 
+async def test_an_imports_life(http: aiohttp.ClientSession) -> None:
+    """It is the router's where the document names none, and is set once: a retry leaves what was changed since."""
+    document = {"format": "spillway.session/1", "model": NAME, "turns": []}
+    for change in ({"ttl_s": 60}, {}):
+        async with http.post(
+            "/v1/sessions/import", json=document, headers={"Idempotency-Key": "a life"}
+        ) as response:
+            made = await response.json()
+        assert made["ttl_s"] == 7 * 24 * 3600
+        found = await ask(http, "PATCH", f"/v1/sessions/{made['id']}", change)
+        assert found["ttl_s"] == 60
+    await ask(http, "DELETE", f"/v1/sessions/{made['id']}")
+
+
 async def test_pages(http: aiohttp.ClientSession) -> None:
     """Pages of a list hold every session once, last used first."""
     names = [(await created(http))["id"] for _ in range(5)]

@@ -169,17 +169,9 @@ async def load(request: web.Request) -> web.Response:
     check_metadata(body.metadata, "metadata")
     spec = await _model(router, request.query.get("model") or body.model)
     name = await _new_id(router, spec)
-    made = await _work(request, caller, "import", session=name, body=raw)
-    if body.ttl_s is None:
-        made = await _with_default_ttl(router, made)
+    ttl_s = body.ttl_s or router.config.session_ttl_s
+    made = await _work(request, caller, "import", session=name, body=raw, ttl_s=ttl_s)
     return reply(made, status=201)
-
-
-async def _with_default_ttl(router: Router, made: bytes) -> bytes:
-    found: dict[str, Any] = msgspec.json.decode(made)
-    found["ttl_s"] = router.config.session_ttl_s
-    await router.bus.touch_session(found["id"], found["ttl_s"])
-    return msgspec.json.encode(found)
 
 
 async def _work(
