@@ -3,7 +3,7 @@
 # in the middle of a stream and of an ingest. Every line it prints has been checked; it ends at the first that does not hold.
 #   scripts/tour_containers.sh                 with docker compose, images built
 #   COMPOSE="…" ROUTER_PORT=9080 KEEP=1 …      another program that takes the same commands; another port; leave it running
-set -euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 read -ra compose <<<"${COMPOSE:-docker compose}"
 port=${ROUTER_PORT:-8080}
@@ -14,7 +14,7 @@ began=$SECONDS
 services="router gpu_worker cpu_worker vector_search kv_store redis-bus"
 
 say() { printf '%5d s  %s\n' $((SECONDS - began)) "$*"; }
-fail() { say "NOT SO: $*" >&2; exit 1; }
+fail() { say "NOT SO: $*" >&2; tail -5 "$work/said" >&2 || true; exit 1; }
 since() { awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $1 }"; }
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 end() {
@@ -30,7 +30,7 @@ inside() { "${compose[@]}" exec -T "$@" 2>>"$work/said"; }
 # A client in a container of its own, which none of the kills below touches.
 client() {
     "${compose[@]}" run --rm -T --no-deps -v "$work/notes:/notes:ro" -e SPILLWAY_URL=http://router:8080 \
-        -e SPILLWAY_API_KEY kv_store cli.main "$@" 2>>"$work/said"
+        -e "SPILLWAY_API_KEY=$key" kv_store cli.main "$@" 2>>"$work/said"
 }
 api() { curl -sS --max-time 60 -H "Authorization: Bearer $key" -H 'Content-Type: application/json' "$url$1" "${@:2}"; }
 is_ready() {
@@ -70,7 +70,7 @@ say "with the key that \`exec router spillway keys create --tenant tour\` printe
 # -- the tour -----------------------------------------------------------------------------------------------------
 api /v1/embeddings -d '{"input": "water over the dam"}' >"$work/embedding"
 grep -q '"embedding":\[' "$work/embedding"
-say "embeddings: $(sed 's/.*"embedding":\[\([^]]*\).*/\1/' "$work/embedding" | tr ',' '\n' | wc -l) numbers for one text"
+say "embeddings: $(sed 's/.*"embedding":\[\([^]]*\).*/\1/' "$work/embedding" | tr ',' '\n' | grep -c .) numbers for one text"
 mkdir -m 755 "$work/notes"
 chmod 755 "$work"
 printf '# Rivers\n\nThe Danube flows through Vienna and Budapest.\n' >"$work/notes/rivers.md"

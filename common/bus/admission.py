@@ -17,12 +17,16 @@ ENDED = ("result", "error", "expired", "cancelled", "dead")
 
 
 class NewJob(NamedTuple):
-    """A job to admit: its id (which contains its family), encoded Work, and size."""
+    """A job to admit: its id (which contains its family), encoded Work, and size.
+
+    `view`, if any, is kept in the job's record for whoever shows its result.
+    """
 
     id: str
     payload: bytes
     items: int
     tokens: int
+    view: bytes = b""
 
 
 class Admission(NamedTuple):
@@ -172,7 +176,7 @@ class Door(Roster):
         args.append(len(jobs))
         for job in jobs:
             names.append(keys.job(job.id))
-            args += [job.id, job.payload, job.items, job.tokens]
+            args += [job.id, job.payload, job.items, job.tokens, job.view]
         try:
             reply = await self._at_turn(names, args, session, version, origin)
         except BusFull:
@@ -227,7 +231,7 @@ class Door(Roster):
     async def job(self, job: str) -> JobState | None:
         """Return the record of a job, or None if there is none (any more)."""
         flat = await self.call("HGETALL", keys.job(job))
-        f = {k.decode(): v.decode() for k, v in hash_of(flat).items()}
+        f = {k.decode(): v.decode() for k, v in hash_of(flat).items() if k != b"view"}
         if "state" not in f or "lane" not in f:
             return None
         return JobState(
@@ -251,6 +255,11 @@ class Door(Roster):
             _trail(f.get("trail", "")),
             f.get("traceparent", ""),
         )
+
+    async def view(self, job: str) -> bytes | None:
+        """Return what a job was admitted with for whoever shows its result, or None."""
+        found: bytes | None = await self.call("HGET", keys.job(job), "view")
+        return found
 
     async def log(self, job: str, start: int = 0) -> list[Event]:
         """Return the events of a job from index `start` on."""

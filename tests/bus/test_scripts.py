@@ -81,6 +81,15 @@ async def test_admission_is_idempotent(bus: Bus, family: Family) -> None:
     assert await bus.use(family) == {"gpu": (0, 0)}
 
 
+async def test_a_view_comes_with_the_job(bus: Bus, family: Family) -> None:
+    """What shows a job's result is known from its admission on, to whoever asks, whatever its bytes."""
+    await Hand(bus, family, "g").join()
+    bare, shown = new_job(family), new_job(family)._replace(view=b"\xff\x00")
+    await must(bus, bare, shown)
+    assert [await bus.view(job.id) for job in (bare, shown)] == [None, b"\xff\x00"]
+    assert await state(bus, shown) == "queued"
+
+
 async def test_preferred_lane(bus: Bus, family: Family) -> None:
     """A living preferred worker's own lane is taken while it has room; then the shared lane."""
     hand = await Hand(bus, family, "a", items=2).join()

@@ -49,7 +49,6 @@ async def test_everything_goes(bus: Bus, hand: Hand) -> None:
         "turns": 1,
         "job": 5,
         "log": 5,
-        "view": 2,
         "seen": 2,
         "dead": 1,
         "journal": 7,

@@ -66,7 +66,7 @@ async def begin(bus: Bus, hand: Hand, record: SessionRecord, text: str, origin: 
     turn = SessionTurn(session=record.id, version=record.version, history=0, messages=text.encode())
     work = GenerateWork(fingerprint="f", scope="t", prompts=[[1]], max_new=1, turn=turn)
     said = await bus.admit(
-        [NewJob(job, encode(work), 1, 10)],
+        [NewJob(job, encode(work), 1, 10, text.encode())],
         classes=("gpu",),
         router="r1",
         tenant="t",
@@ -109,9 +109,8 @@ async def lived(bus: Bus, hand: Hand, text: str) -> SessionRecord:
 
 
 async def around(bus: Bus, request: str, text: str) -> None:
-    """Leave what the router keeps beside a request: how it is shown, who came back, its idempotency claim."""
+    """Leave what the router keeps beside a request: who came back, its idempotency claim."""
     tag = keys.job(request).partition(":job:")[0]
-    await bus.call("SET", f"{tag}:view:{request}", text)
     await bus.call("SET", f"{tag}:seen:{request}", text)
     await bus.claim("t", text + ulid(), hashlib.blake2b(digest_size=16).digest(), request)
 
@@ -126,7 +125,7 @@ async def grounded(bus: Bus, request: str, text: str) -> None:
     for job, work, cls, family in given:
         hand = await Hand(bus, family, f"w{ulid()}", cls).join()
         said = await bus.admit(
-            [NewJob(job, encode(work), 1, 1)],
+            [NewJob(job, encode(work), 1, 1, text.encode())],
             classes=(cls,),
             router="r1",
             tenant="t",

@@ -1,7 +1,7 @@
 -- Admits all jobs to the first lane that can hold them and finish them in time, or none.
 -- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
--- ARGV router tenant deadline replay_of full_share share traceparent('' none) | n class.. | preferred value_s | n worker.. | n {id payload items tokens}..
+-- ARGV router tenant deadline replay_of full_share share traceparent('' none) | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
 --   | session ('' none) [version busy origin]
 local use, workers = key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
@@ -35,7 +35,7 @@ local own_lane = preferred ~= '' and key() or nil
 for i = 1, num() do alive[arg()] = key() end
 local items, tokens, existing = 0, 0, nil
 for i = 1, num() do
-  local j = {id = arg(), payload = arg(), items = num(), tokens = num(), key = key()}
+  local j = {id = arg(), payload = arg(), items = num(), tokens = num(), view = arg(), key = key()}
   local lane = call('HGET', j.key, 'lane')
   if lane then existing = lane else
     jobs[#jobs + 1] = j
@@ -80,6 +80,7 @@ local function try(class, lane, cap, held_items, held_tokens)
     call('HSET', j.key, 'state', 'queued', 'tenant', tenant, 'lane', class, 'entry', entry, 'items', j.items, 'tokens',
       j.tokens, 'deadline', deadline, 'created', now, 'router', router, 'next', 0, 'replay_of', replay_of)
     if traceparent ~= '' then call('HSET', j.key, 'traceparent', traceparent) end
+    if j.view ~= '' then call('HSET', j.key, 'view', j.view) end
   end
   add_use(use, class, items, tokens)
   if s then take_turn(s, jobs[1].id, deadline) end

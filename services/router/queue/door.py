@@ -110,10 +110,6 @@ class Door(Keeping):
             if claimed:
                 await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
             raise
-        # A stream that broke off is continued from its view, whoever holds it.
-        if not caller.attached or ask.view.stream:
-            view = msgspec.structs.replace(ask.view, resume_s=caller.resume_s)
-            await self.keep_view(request, view, caller.deadline_ms)
         if caller.resume_s > 0:
             await self.graces.hold(request, caller.resume_s, caller.deadline_ms)
         return request, bell
@@ -165,10 +161,15 @@ class Door(Keeping):
         family = family_of(request)
         self.families[family] = self.bus.clock.monotonic()
         bell = self.journal.bell(request, family)
-        kept = False
+        parcel, view, kept = ask.parcel, b"", False
+        if not caller.attached or ask.view.stream:
+            # A stream that broke off is continued from its view, whoever holds it.
+            view = msgspec.msgpack.encode(
+                msgspec.structs.replace(ask.view, resume_s=caller.resume_s)
+            )
         try:
             admission = await self.bus.admit(
-                [NewJob(request, ask.parcel.payload, ask.parcel.items, ask.parcel.tokens)],
+                [NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)],
                 classes=ask.classes,
                 router=self.router,
                 tenant=caller.tenant,

@@ -27,11 +27,11 @@ class Keeping:
 
     async def note_reader(self, request: str) -> None:
         """Remember that somebody came back for a request, at whichever router."""
-        await self.bus.call("SET", _key(request, "seen"), self.bus.clock.now_ms(), "EX", AFTER_S)
+        await self.bus.call("SET", _seen(request), self.bus.clock.now_ms(), "EX", AFTER_S)
 
     async def seen(self, request: str, within_s: float) -> bool:
         """Return whether somebody came back for a request within the last `within_s`."""
-        raw = await self.bus.call("GET", _key(request, "seen"))
+        raw = await self.bus.call("GET", _seen(request))
         return raw is not None and self.bus.clock.now_ms() - int(raw) <= within_s * 1000
 
     def deliver(self, request: str, jobs: Sequence[str] = ()) -> None:
@@ -51,22 +51,13 @@ class Keeping:
             family = family_of(job)
             names = by_family.setdefault(family, [])
             names += [keys.log(job), keys.job(job)]
-            if family.name.startswith("chat."):  # only theirs are kept though nobody may come back
-                names.append(_key(job, "view"))
         for names in by_family.values():
             for first in range(0, len(names), _SWEPT_KEYS):
                 await self.bus.call("UNLINK", *names[first : first + _SWEPT_KEYS])
 
-    async def keep_view(self, request: str, view: View, deadline_ms: int) -> None:
-        """Keep how a result is to be shown, as long as the result."""
-        ttl_ms = max(deadline_ms - self.bus.clock.now_ms(), 0) + AFTER_S * 1000
-        await self.bus.call(
-            "SET", _key(request, "view"), msgspec.msgpack.encode(view), "PX", ttl_ms
-        )
-
     async def view(self, request: str) -> View | None:
         """Return how a request's result is to be shown, if that was kept."""
-        raw = await self.bus.call("GET", _key(request, "view"))
+        raw = await self.bus.view(request)
         return None if raw is None else msgspec.msgpack.decode(raw, type=View)
 
     async def owned(self, request: str, tenant: str) -> None:
@@ -80,8 +71,8 @@ class Keeping:
             raise _no_request(request)
 
 
-def _key(request: str, what: str) -> str:
-    return "{" + str(family_of(request)) + "}:" + what + ":" + request
+def _seen(request: str) -> str:
+    return f"{keys.tag(family_of(request))}:seen:{request}"
 
 
 def _no_request(request: str) -> NotFound:
