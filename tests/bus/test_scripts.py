@@ -158,6 +158,15 @@ async def test_result(bus: Bus, family: Family) -> None:
     assert await bus.call("PTTL", keys.log(job.id)) > 600_000
 
 
+async def test_a_job_without_tokens(bus: Bus, family: Family) -> None:
+    """A job may count as no tokens, as a request of several jobs does."""
+    hand = await Hand(bus, family, "g").join()
+    await must(bus, new_job(family, tokens=0))
+    (lease,) = await hand.pull()
+    assert await hand.finish(lease, RESULT) == "ok"
+    assert await bus.use(family) == {"gpu": (0, 0)}
+
+
 async def test_error(bus: Bus, family: Family) -> None:
     """A refused job ends with the error's code, not with a dead letter."""
     hand = await Hand(bus, family, "g").join()

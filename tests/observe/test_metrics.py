@@ -117,6 +117,18 @@ def _settled(told: Series) -> bool:
     return searched and "spillway_index_recall_ratio" in told
 
 
+@pytest.mark.parametrize("server", ["redis6", "redis7"])
+def test_no_redis_makes_a_mesh_fail(server: str) -> None:
+    """The same work on other servers than the embedded one: no process logs an error."""
+    mesh = Observed(server)
+    try:
+        asyncio.run(use(mesh.url))
+        logs = [line for process in mesh.processes for line in process.log.read_text().splitlines()]
+        assert [line for line in logs if '"level": "error"' in line or "Traceback" in line] == []
+    finally:
+        mesh.close()
+
+
 def test_every_expression_asks_for_what_is_told(told: Series) -> None:
     """Each metric exists, with each label that is matched, grouped by or shown, and with the values asked for."""
     wrong = []

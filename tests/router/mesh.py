@@ -69,9 +69,9 @@ class Process:
 class Mesh:
     """Everything needed to serve embeddings and search; `url` is the first router's."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: str = "valkey") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="spillway-mesh-"))
-        self.redis = Server("valkey").start()
+        self.redis = Server(server).start()
         self.processes: list[Process] = []
         try:
             self._start()

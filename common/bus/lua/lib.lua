@@ -50,7 +50,8 @@ end
 
 local function drop_entry(use, lane, class, entry, items, tokens)
   redis.pcall('XACK', lane, GROUP, entry)
-  if call('XDEL', lane, entry) == 1 then add_use(use, class, -items, -tokens) end
+  -- `0 - x`, as Redis to 7.0 sends -x as "-0" where x is 0, which HINCRBY refuses
+  if call('XDEL', lane, entry) == 1 then add_use(use, class, 0 - items, 0 - tokens) end
 end
 
 local function ring(journal, job, index, event)
