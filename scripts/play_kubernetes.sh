@@ -33,14 +33,18 @@ ready() { # NAME: wait until the service says that it is
     done
 }
 
-ask() { # METHOD PATH [BODY]: the answer's body; fails with it where the status is not 2xx
+ask() { # METHOD PATH [BODY]: the answer's body; asks again after a 503, as clients do; fails where the status is not 2xx
     local answer
-    answer=$(curl -s -w '\n%{http_code}' --max-time 120 -X "$1" -H "Authorization: Bearer $key" \
-        -H 'Content-Type: application/json' ${3:+-d "$3"} "$router$2")
-    case $answer in
-    *$'\n'2??) printf '%s' "${answer%$'\n'*}" ;;
-    *) fail "$1 $2 answered: $answer" ;;
-    esac
+    for _ in 1 2 3 4 5; do
+        answer=$(curl -s -w '\n%{http_code}' --max-time 120 -X "$1" -H "Authorization: Bearer $key" \
+            -H 'Content-Type: application/json' ${3:+-d "$3"} "$router$2")
+        case $answer in
+        *$'\n'2??) printf '%s' "${answer%$'\n'*}" && return ;;
+        *$'\n'503) sleep 1 ;;
+        *) break ;;
+        esac
+    done
+    fail "$1 $2 answered: $answer"
 }
 
 field() { # EXPRESSION: of the JSON on standard input, called `it`

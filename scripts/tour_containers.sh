@@ -80,11 +80,11 @@ client search notes 'which river is in Hungary?' | tee "$work/out" | grep -q riv
 say "ingest and search: $(head -1 "$work/out")"
 inside -e SPILLWAY_API_KEY router spillway samples >"$work/out"
 say "sample collections: $(tail -1 "$work/out")"
-client chat --collection handbook 'Who is the mayor of Dalton?' >"$work/out"
-grep -q 'Dasa Bandow \[1\]' "$work/out"
+client chat --collection handbook 'Who is the mayor of Pudia?' >"$work/out"
+grep -q 'Youtlane Thiker \[1\]' "$work/out"
 say "a grounded answer: $(head -1 "$work/out")"
 api /v1/chat/completions -N -d '{"model": "spillway-demo", "stream": true, "retrieval": {"collection": "handbook"},
-    "messages": [{"role": "user", "content": "Who is the mayor of Dalton?"}]}' >"$work/out"
+    "messages": [{"role": "user", "content": "Who is the mayor of Pudia?"}]}' >"$work/out"
 grep -q '^data: \[DONE\]' "$work/out"
 say "the same, streamed: $(grep -c '^data: {' "$work/out") chunks and [DONE]"
 if "$python" -c 'import openai' 2>/dev/null; then

@@ -107,14 +107,3 @@ def absent_questions(count: int = 200, seed: str = "handbook absent") -> Iterato
         while who.name in known:
             who = entity(rng, who.kind, "handbook")
         yield ask(rng, rng.choice(OF_KIND[who.kind]), who, held_out=True)
-
-
-def samples() -> tuple[str, ...]:
-    """Return a few questions to try first, one for each kind of entity."""
-    town, person, guild, ship = (pages()[n].who for n in range(4))
-    return (
-        f"Who is the mayor of {town.name}?",
-        f"What does {person.name} do for a living?",
-        f"What does {guild.name} make?",
-        f"Which port does {ship.name} sail from?",
-    )
