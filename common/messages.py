@@ -398,7 +398,8 @@ class WorkerRecord(Message, frozen=True):
     """What a worker publishes in `{f}:workers`; depth is what all its running and queued work may hold.
 
     Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens. `batches` counts what it
-    ran since its start, the fields after it tell of the last one; they are as old as the last heartbeat.
+    ran since its start, the fields after it tell of the last one; they are as old as the last heartbeat. `place` is
+    where its process can be looked for.
     """
 
     worker: str
@@ -418,6 +419,7 @@ class WorkerRecord(Message, frozen=True):
     batch_items: int = 0
     batch_tokens: int = 0
     batch_s: float = 0.0
+    place: str = ""
 
 
 class ModelCard(Message, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from common import log, tracing
-from common.bus import keys, metrics
+from common.bus import keys, metrics, place
 from common.bus.connection import BusDown
 from common.bus.heart import TTL_MS, Heart, Pulse
 from common.bus.reader import Reader
@@ -45,6 +45,7 @@ class Consumer(Reader):
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
+        record = msgspec.structs.replace(record, place=place.here())
         super().__init__(
             bus, family, record, largest_items=largest_items, largest_tokens=largest_tokens
         )
@@ -142,7 +143,7 @@ class Consumer(Reader):
 
     async def publish(self, record: WorkerRecord) -> None:
         """Publish new depth and costs; the name stays the incarnation's."""
-        self.record = msgspec.structs.replace(record, worker=self.worker)
+        self.record = msgspec.structs.replace(record, worker=self.worker, place=self.record.place)
         await self._beat("keep")
 
     def working(self, predicted_s: float) -> None:

@@ -12,6 +12,7 @@ from common.bus import keys, metrics
 from common.bus.admission import Door
 from common.bus.heart import TTL_MS
 from common.bus.keys import GROUP, RETURNED
+from common.bus.place import is_gone
 from common.ids import Family
 
 BATCH = 100
@@ -122,12 +123,10 @@ class Recovery(Door):
         return [Verdict(by_job[j], v) for j, v in zip(reply[::2], reply[1::2], strict=True)]
 
     async def settle(self, family: Family, cls: str, caller: str) -> list[Verdict]:
-        """Settle the leases of every dead consumer of a lane; nothing before Redis was reached for one TTL."""
-        if self.reached_for() * 1000 < TTL_MS:
-            return []
+        """Settle the leases of every dead consumer of a lane."""
         done: list[Verdict] = []
         for consumer in await self.pending(family, cls):
-            if consumer in {RETURNED, caller} or await self._lives(family, consumer):
+            if consumer in {RETURNED, caller} or not await self._is_dead(family, consumer):
                 continue
             held = await self.held_by(family, cls, consumer, BATCH)
             done += await self._reclaim(
@@ -135,14 +134,19 @@ class Recovery(Door):
             )
         return done
 
-    async def _lives(self, family: Family, worker: str) -> bool:
-        return bool(await self.call("EXISTS", keys.heart(family, worker)))
+    async def _is_dead(self, family: Family, worker: str) -> bool:
+        """Whether a process is gone from this machine, or its heart stopped while Redis was there for one TTL."""
+        heart, record = keys.heart(family, worker), (await self._records(family)).get(worker)
+        if record is not None and is_gone(record.place):
+            await self.call("DEL", heart)
+            return True
+        return self.reached_for() * 1000 >= TTL_MS and not await self.call("EXISTS", heart)
 
     async def settle_own_lane(
         self, family: Family, worker: str, caller: str, shared: str
     ) -> list[Verdict]:
         """Move a dead worker's own lane, leases and unread entries, to the shared one it served (or `shared`)."""
-        if self.reached_for() * 1000 < TTL_MS or await self._lives(family, worker):
+        if not await self._is_dead(family, worker):
             return []
         cls = keys.own(worker)
         record = (await self._records(family)).get(worker)

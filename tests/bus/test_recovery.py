@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from asyncio.subprocess import PIPE
 
+import msgspec
 import pytest
 
-from common.bus import Bus, keys
+from common.bus import Bus, keys, place
 from common.bus.heart import OVERDUE_S, Pulse
 from common.errors import Conflict
 from common.ids import Family
@@ -23,6 +26,8 @@ from tests.bus.kit import (
     state,
 )
 
+SAY = "from common.bus import place; print(place.here())"
+
 
 async def test_nobody_is_declared_dead_after_an_outage(bus: Bus, family: Family) -> None:
     """A reclaimer that has not itself reached Redis for one TTL settles nobody."""
@@ -36,6 +41,22 @@ async def test_nobody_is_declared_dead_after_an_outage(bus: Bus, family: Family)
         assert len(await bus.settle(family, "gpu", "good")) == settled
     bus.suspect()
     assert bus.reached_for() < 1
+
+
+async def test_a_process_that_is_gone_is_not_waited_for(bus: Bus, family: Family) -> None:
+    """Its leases are settled before its heartbeat lapses, and right after an outage; those of the living are not."""
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", SAY, stdout=PIPE)
+    told, _ = await ended.communicate()
+    gone, alive = Hand(bus, family, "gone"), Hand(bus, family, "alive")
+    for hand, where in ((gone, told.decode().strip()), (alive, place.here())):
+        hand.record = msgspec.structs.replace(hand.record, place=where)
+        await hand.join()
+        await must(bus, new_job(family), prefer=None)
+        assert len(await hand.pull()) == 1
+    bus.suspect()
+    done = await bus.settle(family, "gpu", "good")
+    assert [(each.entry.holder, each.verdict) for each in done] == [("gone", "returned")]
+    assert [record.worker for record in await bus.workers(family)] == ["alive"]
 
 
 async def test_the_living_are_not_settled(bus: Bus, family: Family) -> None:
