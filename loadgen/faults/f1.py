@@ -68,7 +68,7 @@ class Kill:
     """One kill: seconds until the process was ready again, and until a request sent after it was answered.
 
     `healed_s` is the longest time for which a request open at the kill heard nothing: until its answer, or for a
-    stream the longest pause after the kill.
+    stream the longest pause after the kill; `slowest` is its key.
     """
 
     victim: str
@@ -77,6 +77,7 @@ class Kill:
     healed_s: float = 0.0
     first_ok_s: float = 0.0
     limit_s: float = 0.0
+    slowest: str = ""
 
 
 @dataclass(slots=True)
@@ -244,8 +245,8 @@ async def _kill(mesh: Mesh, storm: Storm, victim: str, scene: Scene) -> Kill:
             kill.first_ok_s = min(later) - at
             break
         await asyncio.sleep(0.02)
-    over = [done.silence_s(at) for done in was_open if done.done_s]
-    kill.healed_s = max(over, default=0.0) if len(over) == len(was_open) else HEAL_S
+    silences = [(done.silence_s(at) if done.done_s else HEAL_S, done.key) for done in was_open]
+    kill.healed_s, kill.slowest = max(silences, default=(0.0, ""))
     kill.limit_s = RECOVER_S + (0.0 if victim in scene.another else kill.ready_s + 1.0)
     return kill
 
