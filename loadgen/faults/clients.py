@@ -33,7 +33,8 @@ _AGAIN = (APIConnectionError, UnavailableError, RateLimitError)
 class Done:
     """One operation: when it was first sent and when it ended (monotonic), and how.
 
-    `beats_s` are the moments at which a part of its answer came.
+    `beats_s` are the moments at which a part of its answer came; `answered_s` is when all of it had, if something
+    follows that takes long by itself.
     """
 
     kind: str
@@ -43,11 +44,13 @@ class Done:
     tries: int = 0
     outcome: str = ""
     beats_s: list[float] = field(default_factory=list)
+    answered_s: float = 0.0
 
     def silence_s(self, since: float) -> float:
         """Return the longest time after `since` in which its client heard nothing; it must have ended."""
-        later = sorted(at for at in self.beats_s if since < at < self.done_s)
-        moments = [max(since, self.sent_s), *later, max(since, self.done_s)]
+        end = self.answered_s or self.done_s
+        later = sorted(at for at in self.beats_s if since < at < end)
+        moments = [max(since, self.sent_s), *later, max(since, end)]
         return max(after - before for before, after in itertools.pairwise(moments))
 
 

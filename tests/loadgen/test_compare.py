@@ -128,3 +128,5 @@ def test_silence_is_the_longest_pause_after_a_kill() -> None:
     assert Done("k", "k", 5.0, 9.0).silence_s(2.0) == 4.0
     assert Done("k", "k", 0.0, 9.0, beats_s=[1.0, 3.0, 8.0, 8.5]).silence_s(2.0) == 5.0
     assert Done("k", "k", 0.0, 9.0, beats_s=[2.5, 3.0]).silence_s(2.0) == 6.0
+    assert Done("k", "k", 0.0, 9.0, answered_s=4.0).silence_s(1.0) == 3.0
+    assert Done("k", "k", 0.0, 9.0, answered_s=4.0).silence_s(5.0) == 0.0
