@@ -130,11 +130,16 @@ def each(
 def iterated(portal: Portal, source: AsyncIterator[R]) -> Iterator[R]:
     """Yield what an async iterator yields; an async generator left early is closed."""
     nothing = object()
+    step: asyncio.Task[Any] | None = None
 
     async def following() -> R | object:
+        nonlocal step
+        step = asyncio.current_task()
         return await anext(source, nothing)
 
     async def closed() -> None:
+        if step is not None:
+            await asyncio.wait({step})  # one that was interrupted is still on its way out
         close = getattr(source, "aclose", None)
         if close is not None:
             await close()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import spillway_client as sw
+from spillway_client._portal import Portal, iterated
 
 from .generator import Generator, Piece, serving
 
@@ -174,3 +175,28 @@ def test_an_interrupt_ends_the_work(beside: Generator) -> None:
         said = child.stderr.read()
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert beside.cancelled == ["chat.m~0~0"]
+
+
+def test_an_interrupted_stream_ends_before_it_is_closed() -> None:
+    """Ctrl-C while a stream waits for its next piece is a KeyboardInterrupt, however long the stream takes to end."""
+    portal, ended = Portal(), []
+
+    async def pieces() -> AsyncIterator[int]:
+        try:
+            yield 1
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.2)
+            ended.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(iterated(portal, pieces()))
+        assert ended == [True]
+    finally:
+
+        async def nothing() -> None:
+            pass
+
+        portal.close(nothing)
