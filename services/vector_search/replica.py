@@ -63,9 +63,8 @@ class Replica:
         self._begun: set[Key] = set()  # whose query loop has registered, or failed
         self._retired: set[asyncio.Task[None]] = set()
         self._put_off: dict[Key, float] = {}
-        self._targets: dict[Key, str] | None = (
-            None  # until it is known what there is to catch up on
-        )
+        # What there is to catch up on; None until that is known.
+        self._targets: dict[Key, str] | None = None
         self._announced: dict[Key, str] = {}
         self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stopping = asyncio.Event()

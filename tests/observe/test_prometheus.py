@@ -111,8 +111,8 @@ def _until(mesh: Scraped, *wanted: str) -> dict[str, str]:
     return found
 
 
-def test_what_is_lost_is_told_until_it_is_back(mesh: Scraped) -> None:
-    """Nothing fires in a mesh in order; a killed generator and a killed router are named, until they are back."""
+def test_what_is_lost_is_told(mesh: Scraped) -> None:
+    """Nothing fires in a mesh in order; a killed generator is named until it is back, and a killed router is named."""
     give_up = time.monotonic() + WAIT_S
     while mesh.scrapes() < SCRAPES and time.monotonic() < give_up:
         time.sleep(0.2)
