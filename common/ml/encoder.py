@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.cost.linear import LinearCost
+from common.devices import detect
 from common.errors import ConfigError, InvalidRequest
 from common.messages import ModelCard
-from common.ml.cores import keep_memory, usable_cores
+from common.ml.cores import keep_memory
 from common.ml.files import ModelFiles, find
 from common.ml.forward import TorchForward
 from common.ml.native import Kernels
@@ -78,7 +79,7 @@ class Encoder:
         files = find(model)
         place = _place(device)
         keep_memory()
-        threads = threads or usable_cores()
+        threads = threads or detect().usable_cores
         torch.set_num_threads(threads)
         weights = load_weights(files)
 
