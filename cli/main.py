@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
     "models": ("cli.models", "add", "run", "list the models an instance serves"),
+    "devices": ("cli.devices", "add", "run", "show this machine's devices and the lanes they make"),
     "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
     "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),
     "bench": ("loadgen.cli", "add", "run", "measure: benchmarks by their id"),

@@ -23,7 +23,9 @@ from common.config import (
     WorkerConfig,
     load,
 )
+from common.devices import detect, lanes, torch_version, within_reach
 from common.errors import ConfigError
+from common.placement import overflow_workers, place
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -40,7 +42,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """One instance to be: where it lives, what it runs, and where it is reached."""
+    """One instance to be: where it lives, what it runs, and where it is reached.
+
+    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine.
+    """
 
     instance: Instance
     config: SupervisorConfig
@@ -49,6 +54,8 @@ class Plan:
     file: str | None
     env: dict[str, str]
     chat: ChatModel
+    lanes: tuple[str, ...]
+    overflow_workers: int
 
     @property
     def embedded(self) -> bool:
@@ -87,14 +94,14 @@ class Plan:
 
     def services(self) -> list[Part]:
         """Return the services; the router has the highest stage: it drains while the others work."""
-        after = 3 + self.config.overflow_workers
+        after = 3 + self.overflow_workers
         worker = [*self._flags(2), "--chat-model", self.chat.value]
         parts = [
             Part("vector_search", python("services.vector_search", *self._flags(1)), 1),
             Part("kv_store", python("services.kv_store", *self._flags(after)), 1),
             Part("gpu_worker", python("services.gpu_worker", *worker), 1),
         ]
-        for number in range(self.config.overflow_workers):
+        for number in range(self.overflow_workers):
             flags = [*self._flags(3 + number, number), "--role", "overflow"]
             parts.append(Part(f"cpu_worker-{number}", python("services.cpu_worker", *flags), 1))
         flags = [*self._flags(0), "--port", str(self.port)]
@@ -132,6 +139,8 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
     others: tuple[type[Common], ...] = (SearchConfig, StoreConfig)
     for cls in others:
         load(cls, env, file=file, args=given)
+    machine = within_reach(detect(), device=worker.device, env=env, torch=torch_version())
+    place(machine, threads=worker.threads, cores=worker.cores)  # what it refuses, it refuses now
     chat = chat_model.choose(worker)
     for name in ("tls_cert", "tls_key"):
         path = getattr(router, name)
@@ -142,7 +151,17 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
     if not config.redis_url:
         embedded.binary(config)
         child_env["SPILLWAY_REDIS_URL"] = instance.redis_url
-    return Plan(instance, config, router, router.port, file, child_env, chat)
+    return Plan(
+        instance=instance,
+        config=config,
+        router=router,
+        port=router.port,
+        file=file,
+        env=child_env,
+        chat=chat,
+        lanes=lanes(machine, overflow=config.overflow_workers != 0),
+        overflow_workers=overflow_workers(machine, config.overflow_workers),
+    )
 
 
 def with_port(plan: Plan) -> Plan:

@@ -18,6 +18,7 @@ from cli.plan import Plan, make
 from cli.supervisor import supervise
 from common import log, metrics
 from common.config import Common
+from common.placement import DEMONSTRATION
 
 NAME = "up"
 HELP = "start an instance: the server, the services, the sample collections"
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(args.status_fd)
     log.setup("supervisor", plan.config)
     console.say(f"spillway {metrics.version()}, data in {_short(plan.instance.data_dir)}")
+    if plan.overflow_workers and len(plan.lanes) == 1:
+        console.say(f"SPILLWAY_OVERFLOW_WORKERS is {plan.overflow_workers}: {DEMONSTRATION}")
     status = supervise(plan, console, lambda ready: _welcome(ready, console))
     if status == 0:
         console.say("spillway: stopped")

@@ -10,7 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,8 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 50)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
+# How many overflow workers; auto: one where there is an accelerator to overflow, else none.
+Workers = Literal["auto"] | Annotated[int, Meta(ge=0, le=256)]
 Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
@@ -74,6 +76,7 @@ class WorkerConfig(Common, frozen=True):
     device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     threads: Threads = 0
+    cores: str = ""
     role: Literal["overflow"] = "overflow"
     partition: Count = 0
     alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
@@ -109,7 +112,7 @@ class SupervisorConfig(Common, frozen=True):
     redis_port: Port = 0
     redis_server: str = ""
     redis_maxmemory: str = "1gb"
-    overflow_workers: Annotated[int, Meta(ge=0, le=256)] = 1
+    overflow_workers: Workers = "auto"
     sample: bool = True
     start_timeout_s: Seconds = 300.0
 
@@ -147,12 +150,22 @@ def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
     try:
         found = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ValueError) as error:
-        words = get_args(kind) if get_origin(kind) is Literal else ()
+        words = _words(kind)
         expected = f"expected one of {', '.join(words)}" if words else _clip(str(error))
         raise ConfigError(f"{source} is {_shown(value)}: {expected}") from error
     if isinstance(found, float) and not math.isfinite(found):
         raise ConfigError(f"{source} is {_shown(value)}: expected a finite number")
     return found
+
+
+def _words(kind: Any) -> list[str]:
+    """Return what a Literal may be, and the range of the number that it may be instead; nothing for other kinds."""
+    arms = get_args(kind) if get_origin(kind) is Union else (kind,)
+    words = [str(word) for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
+    ranges = [
+        f"{meta.ge} to {meta.le}" for arm in arms for meta in getattr(arm, "__metadata__", ())
+    ]
+    return [*words, *ranges] if words else []
 
 
 def _shown(value: Any) -> str:

@@ -1,19 +1,39 @@
-"""Start one cpu_worker: parse, build, run."""
+"""Start one cpu_worker: parse, choose its cores, build, run."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from typing import Literal
+
+import msgspec
 
 from common import log, tracing
 from common.arguments import parse
 from common.config import WorkerConfig
+from common.devices import detect, show_cores, torch_version, within_reach
 from common.lifecycle import run
+from common.placement import place
 from common.work.metrics import WorkMetrics
 from common.work.service import serve
 
 SERVICE = "cpu_worker"
+
+
+def placed(config: WorkerConfig) -> WorkerConfig:
+    """Bind this thread, and those that it starts, to their cores; return the config to compute with there.
+
+    Called before torch is loaded, which counts cores then.
+    """
+    machine = within_reach(detect(), device=config.device, env=os.environ, torch=torch_version())
+    cores, threads = place(machine, threads=config.threads, cores=config.cores)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    log.get(SERVICE).info("cores_chosen", cores=show_cores(cores) or "any", threads=threads)
+    # Where torch sees an accelerator, "auto" would take it; this lane is what does not fit there.
+    device: Literal["sim", "cpu"] = "sim" if config.device == "sim" else "cpu"
+    return msgspec.structs.replace(config, threads=threads, device=device)
 
 
 def main() -> int:
@@ -26,7 +46,9 @@ def main() -> int:
     metrics = WorkMetrics()
 
     async def work(stopping: asyncio.Event) -> None:
-        await serve(config, instance, stopping, service=SERVICE, lane="cpu", metrics=metrics)
+        await serve(
+            placed(config), instance, stopping, service=SERVICE, lane="cpu", metrics=metrics
+        )
 
     return run(work, config.drain_s)
 

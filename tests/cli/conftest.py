@@ -157,5 +157,6 @@ def stubbed(tmp_path: Path) -> Iterator[Spillway]:
         (package / "__main__.py").write_text(STUB.format(name=name, cls=cls))
     made = Spillway(home, tmp_path / "data")
     made.env["SPILLWAY_SAMPLE"] = "no"
+    made.env["SPILLWAY_OVERFLOW_WORKERS"] = "1"  # every kind of service, whatever devices are here
     yield made
     made.clean_up(tmp_path)

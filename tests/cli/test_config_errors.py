@@ -25,6 +25,13 @@ CASES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "unknown durability": ({"SPILLWAY_DURABILITY": "maybe"}, [], "SPILLWAY_DURABILITY is 'maybe'"),
     "memory": ({"SPILLWAY_REDIS_MAXMEMORY": "lots"}, [], "expected a size like 1gb"),
     "server": ({"SPILLWAY_REDIS_SERVER": "/no/server"}, [], "expected a server's executable"),
+    "workers": (
+        {"SPILLWAY_OVERFLOW_WORKERS": "many"},
+        [],
+        "SPILLWAY_OVERFLOW_WORKERS is 'many': expected one of auto, 0 to 256",
+    ),
+    "cores": ({"SPILLWAY_CORES": "all"}, [], "SPILLWAY_CORES is 'all'"),
+    "others' cores": ({"SPILLWAY_CORES": "8191"}, [], "expected cores out of"),
     "host": ({"SPILLWAY_HOST": "no.such.host.invalid"}, [], "SPILLWAY_HOST is 'no.such"),
     "certificate": ({"SPILLWAY_TLS_CERT": "/no/cert"}, [], "SPILLWAY_TLS_CERT is '/no/cert'"),
     "redis url": ({"SPILLWAY_REDIS_URL": "http://x"}, [], "SPILLWAY_REDIS_URL"),

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from common.placement import DEMONSTRATION
 from tests.cli.conftest import Spillway
 from tests.servers import Server
 
@@ -27,6 +28,19 @@ def test_detach_returns_ready_and_down_leaves_nothing(stubbed: Spillway) -> None
     assert stubbed.run("down").returncode == 0
     assert stubbed.processes() == []
     assert stubbed.run("status").returncode == 3
+
+
+def test_one_kind_of_device_makes_one_lane(stubbed: Spillway) -> None:
+    """Where nothing can overflow no overflow worker starts; one that is asked for does, and what it is for is said."""
+    stubbed.env |= {"SPILLWAY_DEVICE": "cpu", "SPILLWAY_OVERFLOW_WORKERS": "auto"}
+    stubbed.up()
+    assert "cpu_worker-0" not in stubbed.pids()
+    assert stubbed.run("down").returncode == 0
+
+    said = stubbed.run("up", "--detach", "--port", "0", SPILLWAY_OVERFLOW_WORKERS="2").stdout
+
+    assert {"cpu_worker-0", "cpu_worker-1"} < set(stubbed.pids())
+    assert said.count(DEMONSTRATION) == 1
 
 
 def test_a_data_directory_has_one_instance(stubbed: Spillway) -> None:
