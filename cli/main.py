@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
     "models": ("cli.models", "add", "run", "list the models an instance serves"),
     "devices": ("cli.devices", "add", "run", "show this machine's devices and the lanes they make"),
+    "cost": ("cli.cost", "add", "run", "what a recorded load costs, with spill and without"),
     "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
     "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),
     "bench": ("loadgen.cli", "add", "run", "measure: benchmarks by their id"),

@@ -1,0 +1,139 @@
+"""How many instances a load needs and what they cost, with spill and without: WindVE, Eq. 5 to 12.
+
+An instance is one accelerator's group of devices with the CPUs beside them. Sized by peak, it must hold what arrives at
+once; sized by average, it only must keep up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+HOURS_A_MONTH = 730
+_ROUNDING = 1e-9  # a quotient this close below a whole number is that number
+_SAME = 1e-6  # of the SLO: timestamps in seconds since 1970 are no more exact than that as floats
+
+
+class Device(NamedTuple):
+    """One device by its line (Eq. 12): C queries at once take alpha_s * C + beta_s seconds; alpha_s above 0."""
+
+    alpha_s: float
+    beta_s: float
+
+    def depth(self, slo_s: float) -> int:
+        """Return the most queries at once that end within `slo_s` (Eq. 7 to 10); 0 if not even one does (Eq. 11)."""
+        return max(0, math.floor((slo_s - self.beta_s) / self.alpha_s + _ROUNDING))
+
+    def throughput(self, slo_s: float) -> float:
+        """Return the queries a second when working at its depth."""
+        depth = self.depth(slo_s)
+        return depth / (self.alpha_s * depth + self.beta_s) if depth else 0.0
+
+
+class Load(NamedTuple):
+    """What arrives: queries in all, over so many seconds, and the most that are there at once."""
+
+    queries: int
+    duration_s: float
+    rate: float
+    peak: int
+
+
+class Fleet(NamedTuple):
+    """Instances and what they cost; a month has 730 hours."""
+
+    instances: int
+    cost_per_hour: float
+
+    @property
+    def cost_per_month(self) -> float:
+        """What they cost in a month."""
+        return self.cost_per_hour * HOURS_A_MONTH
+
+
+class Comparison(NamedTuple):
+    """The same load on accelerators only, and with spill to their CPUs."""
+
+    alone: Fleet
+    spilling: Fleet
+
+    @property
+    def saving(self) -> float:
+        """The share of the cost that spill saves; negative where the CPUs cost more than they save."""
+        return 1 - self.spilling.cost_per_hour / self.alone.cost_per_hour
+
+
+def peak(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> int:
+    """Return the most queries that arrive within any `slo_s` seconds, of rising times; the end counts as outside.
+
+    A query may stay for `slo_s`, so this is what the system must hold at once.
+    """
+    most = held = first = 0
+    window_s = slo_s * (1 - _SAME)
+    for at, count in zip(times_s, counts, strict=True):
+        held += count
+        while at - times_s[first] >= window_s:
+            held -= counts[first]
+            first += 1
+        most = max(most, held)
+    return most
+
+
+def load(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> Load:
+    """Sum up a trace of at least one arrival, `counts[i]` queries at `times_s[i]`, which rise.
+
+    The rate is that over the trace's duration, or over `slo_s` where it is shorter: so long the work may take.
+    """
+    queries, duration_s = sum(counts), times_s[-1] - times_s[0]
+    rate = queries / max(duration_s, slo_s)
+    return Load(queries, duration_s, rate, peak(times_s, counts, slo_s))
+
+
+def gain(accelerator: Device, cpu: Device, slo_s: float) -> float:
+    """Return G = C_cpu / C_acc: how much more one instance holds with spill; the accelerator has a depth."""
+    return cpu.depth(slo_s) / accelerator.depth(slo_s)
+
+
+def saving(more: float) -> float:
+    """Return S = G / (1 + G) = C_cpu / (C_cpu + C_acc): what spill saves of many instances sized by peak."""
+    return more / (1 + more)
+
+
+def by_peak(load_: Load, depth: int, price: float) -> Fleet:
+    """Return the fleet that holds the peak (Eq. 6); `price` is an instance's an hour, `depth` at least 1."""
+    return _fleet(load_.peak / depth, price)
+
+
+def by_average(load_: Load, throughput: float, price: float) -> Fleet:
+    """Return the fleet that keeps up with the average rate (Eq. 5); it may refuse at peaks."""
+    return _fleet(load_.rate / throughput, price)
+
+
+def _fleet(needed: float, price: float) -> Fleet:
+    instances = max(1, math.ceil(needed - _ROUNDING))
+    return Fleet(instances, instances * price)
+
+
+def compare(
+    load_: Load,
+    accelerator: Device,
+    cpu: Device,
+    slo_s: float,
+    *,
+    price: float,
+    cpu_price: float = 0.0,
+) -> tuple[Comparison, Comparison]:
+    """Return the fleets by peak and by average; ValueError if the accelerator's depth is 0.
+
+    `price` is an hour of an instance's accelerators, `cpu_price` of its CPUs, paid for only with spill.
+    """
+    depth, more = accelerator.depth(slo_s), cpu.depth(slo_s)
+    if not depth:
+        raise ValueError("the accelerator cannot finish a single query within the SLO")
+    rate, faster = accelerator.throughput(slo_s), cpu.throughput(slo_s)
+    both = price + cpu_price if more else price
+    return (
+        Comparison(by_peak(load_, depth, price), by_peak(load_, depth + more, both)),
+        Comparison(by_average(load_, rate, price), by_average(load_, rate + faster, both)),
+    )
