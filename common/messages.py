@@ -397,9 +397,13 @@ class Write(Message, frozen=True):
 class WorkerRecord(Message, frozen=True):
     """What a worker publishes in `{f}:workers`; depth is what all its running and queued work may hold.
 
-    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens. `batches` counts what it
-    ran since its start, the fields after it tell of the last one; they are as old as the last heartbeat. `place` is
-    where its process can be looked for.
+    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens, of which `r2` says how
+    much they explain. `limit_items` and `limit_tokens` are its largest batch, by which the door plans (0: it plans
+    none); predictions are off by `late_s` seconds or `late_share` of themselves, 99.9 % of them by less; without a
+    deadline of its own a request should end within `slo_s` (0: by its deadline). `depth_queries` is the depth in
+    queries of the count policies. A `closed` worker serves its own lane only. `batches` counts what it ran since its
+    start, the fields after it tell of the last one; they are as old as the last heartbeat. `place` is where its
+    process can be looked for.
     """
 
     worker: str
@@ -410,6 +414,14 @@ class WorkerRecord(Message, frozen=True):
     alpha_items_s: float = 0.0
     alpha_tokens_s: float = 0.0
     beta_s: float = 0.0
+    r2: float = 0.0
+    limit_items: int = 0
+    limit_tokens: int = 0
+    late_s: float = 0.0
+    late_share: float = 0.0
+    slo_s: float = 0.0
+    depth_queries: int = 0
+    closed: bool = False
     fingerprint: str = ""
     draining: bool = False
     started_ms: int = 0

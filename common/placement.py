@@ -58,10 +58,9 @@ def overflow_cores(
         left[node_of[group[0]]] += 1
     home = _home(machine, left, threads)
     rank = {
-        core: (number < kept, node != home, -left[node], -node, core != group[-1], -core)
+        core: (number < kept, node_of[core] != home, core != group[-1], -core)
         for number, group in enumerate(machine.physical)
         for core in group
-        for node in [node_of[core]]
     }
     if not threads:
         quota = math.inf if machine.quota_cores is None else machine.quota_cores

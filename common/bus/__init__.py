@@ -9,7 +9,7 @@ from common.bus.connection import BusDown, BusFull
 from common.bus.consumer import Consumer as _Consumer
 from common.bus.heart import Heart
 from common.bus.journal import Journal
-from common.bus.lease import Lease
+from common.bus.lease import Doing, Lease
 from common.bus.recovery import Recovery
 from common.bus.roster import LaneState
 from common.bus.sessions import Sessions
@@ -25,6 +25,7 @@ __all__ = [
     "BusDown",
     "BusFull",
     "Consumer",
+    "Doing",
     "JobState",
     "Journal",
     "LaneState",

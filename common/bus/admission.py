@@ -53,6 +53,19 @@ class Admission(NamedTuple):
     depth: tuple[int, int] = (0, 0)
 
 
+class Terms(NamedTuple):
+    """How a router chooses lanes: WindVE's policies are made of these.
+
+    `rule` "finish" admits what is predicted to end in time (WindVE section 5 of the spec: token-aware, open loop),
+    "count" what the workers' depth in queries allows (Algorithm 1). `order` "first" takes the classes as given,
+    "turns" begins each admission with the next one. `hop_s` is the time from the end of a job to its client.
+    """
+
+    rule: Literal["finish", "count"] = "finish"
+    order: Literal["first", "turns"] = "first"
+    hop_s: float = 0.0
+
+
 class Trace(NamedTuple):
     """What became of one lease of a job: `what` is "leased", "lost" (its worker died) or "returned"."""
 
@@ -112,10 +125,15 @@ class Door(Roster):
         session: str = "",
         version: int = 0,
         origin: str = "",
+        terms: Terms | None = None,
+        own: bool = False,
+        spread: bool = False,
     ) -> Admission:
         """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
 
-        Idempotent by job id. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
+        Idempotent by job id. `own` says that the deadline is the request's own: it decides then, and not the objective
+        (SLO) of the lane's workers. With `spread` each job goes into the first lane that has room for it, but still all
+        of them or none. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
         shared lane's + `value_s`. `share` < 1 keeps the rest of a lane's depth for others: bulk work leaves room for
         what someone waits for. Raises BusDown; a full bus is a refusal with reason "bus_full".
 
@@ -126,7 +144,7 @@ class Door(Roster):
         """
         family = family_of(jobs[0].id)
         call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, share, replay_of)
-        turn = (session, version, origin)
+        turn = (session, version, origin, terms or Terms(), own, spread)
         known = self.knows_roster(family)
         with tracing.span(f"admit {family.name.split('.')[0]}", "producer") as span:
             admission = await self._admit(family, *call, *turn)
@@ -157,12 +175,15 @@ class Door(Roster):
         session: str,
         version: int,
         origin: str,
+        terms: Terms,
+        own: bool,
+        spread: bool,
     ) -> Admission:
         hearts = await self.hearts(family)
-        names: list[str] = [keys.use(family), keys.workers(family)]
+        names: list[str] = [keys.use(family), keys.workers(family), keys.plan(family)]
         args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, share]
-        args.append(tracing.current().traceparent)
-        args.append(len(classes))
+        args += [tracing.current().traceparent, terms.rule, terms.order, int(spread), int(own)]
+        args += [terms.hop_s, len(classes)]
         for cls in classes:
             names.append(keys.lane(family, cls))
             args.append(cls)

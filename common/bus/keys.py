@@ -18,6 +18,11 @@ def use(family: Family) -> str:
     return f"{tag(family)}:use"
 
 
+def plan(family: Family) -> str:
+    """The last planned batch of each class."""
+    return f"{tag(family)}:plan"
+
+
 def workers(family: Family) -> str:
     """Records of the workers of a family."""
     return f"{tag(family)}:workers"

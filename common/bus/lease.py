@@ -22,7 +22,11 @@ MAX_ERRORS = 3
 
 
 class Lease(NamedTuple):
-    """A worker's right to one job; `epoch` is the delivery count that fences off others' results."""
+    """A worker's right to one job; `epoch` is the delivery count that fences off others' results.
+
+    It should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to by `finish_ms` (0: nothing
+    was).
+    """
 
     job: str
     payload: bytes
@@ -37,6 +41,9 @@ class Lease(NamedTuple):
     epoch: int
     worker: str
     traceparent: str = ""
+    due_ms: int = 0
+    batch: int = 0
+    finish_ms: int = 0
 
     @property
     def fence(self) -> tuple[str, str, int]:
@@ -49,6 +56,19 @@ SessionPart = tuple[Turn, SessionTurn]
 
 def _part(turn: Turn | None, session: SessionTurn | None) -> SessionPart | None:
     return (turn, session) if turn is not None and session is not None else None
+
+
+class Doing(NamedTuple):
+    """The batch a worker runs: until when it should be over, its number in the lane's plan, and its size."""
+
+    until_ms: int
+    batch: int
+    items: int
+    tokens: int
+
+    def line(self) -> str:
+        """Return it as the heartbeat's value."""
+        return f"{max(0, self.until_ms)} {self.batch} {self.items} {self.tokens}"
 
 
 class Holder:
@@ -90,17 +110,20 @@ class Holder:
         *,
         fold: bool = False,
         partial: Callable[[Lease], SessionPart | None] | None = None,
+        doing: Doing | None = None,
     ) -> set[str]:
         """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
 
-        Jobs returned as cancelled are ended here; those fenced off are forgotten; one whose log has another length than
-        its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
-        `partial` gives what a cancelled job's session is to keep of the turn, if its client asked for that.
+        Jobs returned as cancelled are ended here; those fenced off are forgotten; one whose log has another length
+        than its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
+        `partial` gives what a cancelled job's session is to keep of the turn, if its client asked for that. `doing`
+        tells the door what runs from now on.
         """
         batch = list(leases)
         if not batch:
             return set()
-        names, args = [keys.use(self.family)], [self.worker, len(batch)]
+        names = [keys.use(self.family), keys.heart(self.family, self.worker)]
+        args: list[object] = [self.worker, doing.line() if doing else "", len(batch)]
         for lease in batch:
             event = (events or {}).get(lease.job)
             names += self._keys(lease)

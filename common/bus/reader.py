@@ -154,6 +154,9 @@ class Reader(Holder):
             epoch,
             worker,
             entry.traceparent,
+            entry.due_ms,
+            entry.batch,
+            entry.finish_ms,
         )
 
     async def _unexpired(self, leases: list[Lease]) -> list[Lease]:

@@ -22,7 +22,8 @@ ENDS = {"dead", "expired", "cancelled"}  # verdicts by which a job is over
 class Entry(NamedTuple):
     """A lane's entry as read: its fields decide which keys a script needs.
 
-    Of a lease, `holder` is its worker and `idle_ms` the time since its delivery.
+    It should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to by `finish_ms` (0: nothing
+    was). Of a lease, `holder` is its worker and `idle_ms` the time since its delivery.
     """
 
     id: str
@@ -34,6 +35,9 @@ class Entry(NamedTuple):
     router: str
     suspicions: int
     traceparent: str = ""
+    due_ms: int = 0
+    batch: int = 0
+    finish_ms: int = 0
     holder: str = ""
     idle_ms: int = 0
     deliveries: int = 0
@@ -62,6 +66,9 @@ def entry_of(raw: Sequence[bytes | list[bytes]]) -> Entry:
         f[b"r"].decode(),
         int(f[b"s"]),
         f.get(b"t", b"").decode(),
+        int(f[b"u"]),
+        int(f[b"b"]),
+        int(f[b"f"]),
     )
 
 
@@ -195,16 +202,27 @@ class Recovery(Door):
         return await self._reclaim("take", family, cls, RETURNED, caller, batch, idle=idle)
 
     async def move(
-        self, family: Family, source: str, target: str, caller: str, *, count: int = BATCH
+        self,
+        family: Family,
+        source: str,
+        target: str,
+        caller: str,
+        *,
+        count: int = BATCH,
+        sooner: bool = False,
     ) -> list[str]:
-        """Move unread entries of `source` to `target` while the target's depth has room; returns the jobs."""
+        """Move unread entries of `source` to `target` while the target's depth has room; returns the jobs.
+
+        With `sooner` only those that are predicted to end earlier there.
+        """
         unread = await self._unread(family, source, count)
         if not unread:
             return []
         hearts = await self.hearts(family)
-        names = [keys.use(family), keys.workers(family), keys.heart(family, caller)]
+        names = [keys.use(family), keys.workers(family), keys.plan(family)]
+        names.append(keys.heart(family, caller))
         names += [keys.lane(family, source), keys.lane(family, target), *hearts.values()]
-        args: list[object] = [source, target, len(hearts), *hearts, len(unread)]
+        args: list[object] = [source, target, int(sooner), len(hearts), *hearts, len(unread)]
         for entry in unread:
             names.append(keys.job(entry.job))
             args += [entry.job, entry.id]

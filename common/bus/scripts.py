@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = ("admit", "beat", "emit", "finish", "fail", "reclaim", "move", "cancel", "reap")
+FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20
 _LUA = Path(__file__).parent / "lua"
@@ -21,12 +22,16 @@ def _sha(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
 
 
+def _source(name: str) -> str:
+    parts = ("lib", "lanes", name) if name in FILLS_LANES else ("lib", name)
+    return "".join((_LUA / f"{part}.lua").read_text() for part in parts)
+
+
 class Scripts:
     """The sources by name, their SHAs, and `version`, which is another one as soon as one of them differs."""
 
     def __init__(self) -> None:
-        library = (_LUA / "lib.lua").read_text()
-        self.source = {name: library + (_LUA / f"{name}.lua").read_text() for name in SCRIPTS}
+        self.source = {name: _source(name) for name in SCRIPTS}
         self.sha = {name: _sha(source) for name, source in self.source.items()}
         self.version = _sha("".join(self.sha.values()))[:12]
 

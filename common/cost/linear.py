@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from typing import NamedTuple
+
+from common.cost.moments import Moments
 
 PARCEL_ITEMS = 32
 PARCEL_TOKENS = 8192
-# A text this short costs a lane the least tokens; depth in items must let such texts fill the deadline.
+# Depth is a ceiling for any mix: in items it lets texts as short as this fill the deadline, in tokens texts as long.
 SHORT_TEXT_TOKENS = 8
+LONG_TEXT_TOKENS = 512
 TYPICAL_TEXT_TOKENS = 64
+QUERY_TOKENS = 75  # the paper's query (section V)
 
 
 class Probe(NamedTuple):
@@ -55,12 +58,13 @@ class LinearCost(NamedTuple):
         return min(PARCEL_TOKENS, max(1024, int(self.beta_s / overhead / marginal)))
 
     def depth(self, slo_s: float, *, batch_items: int, batch_tokens: int) -> Depth:
-        """Return what can be done within `slo_s` when it runs in batches of at most the given size.
+        """Return the most that can be done within `slo_s` when it runs in batches of at most the given size.
 
-        Never less than one full parcel: a worker that may not hold one could never serve one.
+        It is what the lightest mix of texts allows; whether a given one ends in time, the door predicts. Never less
+        than one full parcel: a worker that may not hold one could never serve one.
         """
         left_s = max(0.0, slo_s - self.beta_s)
-        per_token = self.alpha_tokens_s + self.alpha_items_s / TYPICAL_TEXT_TOKENS
+        per_token = self.alpha_tokens_s + self.alpha_items_s / LONG_TEXT_TOKENS
         per_token += self.beta_s / batch_tokens
         per_item = self.alpha_items_s + self.alpha_tokens_s * SHORT_TEXT_TOKENS
         per_item += self.beta_s / batch_items
@@ -69,6 +73,16 @@ class LinearCost(NamedTuple):
             max(PARCEL_TOKENS, _whole(left_s, per_token)),
         )
 
+    def queries(self, slo_s: float, spare_s: float = 0.0) -> int:
+        """Return how many queries of QUERY_TOKENS fit into one batch within `slo_s`; 0 where one would miss it.
+
+        With `spare_s` 0 that is the closed-loop depth D_c = floor((slo - beta) / alpha) (WindVE, equations 7 to 11 with
+        12); with the hops, a margin and another beta, as a job may arrive just after a batch began, the open-loop one.
+        """
+        alpha_s = self.alpha_items_s + QUERY_TOKENS * self.alpha_tokens_s
+        left_s = slo_s - spare_s - self.beta_s
+        return 0 if alpha_s > left_s else _whole(left_s, alpha_s)
+
 
 def _whole(total: float, each: float) -> int:
     limit = 10_000_000
@@ -76,49 +90,10 @@ def _whole(total: float, each: float) -> int:
 
 
 def fit(probes: Sequence[Probe]) -> LinearCost:
-    """Fit the non-negative model with the least squared relative error; ValueError without probes.
-
-    There are three unknowns, so each subset of them is solved exactly and the best feasible one kept.
-    """
+    """Fit the non-negative model with the least squared relative error; ValueError without probes."""
     if not probes or any(not probe.seconds > 0 for probe in probes):
         raise ValueError("fit: expected at least one probe, each with seconds above 0")
-    rows = [
-        [1 / p.seconds, p.items / p.seconds, p.tokens / p.seconds] for p in probes
-    ]  # in units of the measured seconds: errors are relative
-    best, best_error = [0.0, 0.0, 0.0], math.inf
-    for size in (1, 2, 3):
-        for chosen in combinations(range(3), size):
-            solution = _solve(rows, chosen)
-            if solution is None or min(solution) < 0:
-                continue
-            full = [0.0, 0.0, 0.0]
-            for place, value in zip(chosen, solution, strict=True):
-                full[place] = value
-            error = sum(
-                (sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in rows
-            )
-            if error < best_error * (1 - 1e-9):
-                best, best_error = full, error
-    return LinearCost(*best)
-
-
-def _solve(rows: list[list[float]], chosen: tuple[int, ...]) -> list[float] | None:
-    """Solve the normal equations for the chosen unknowns; None if they are not determined."""
-    size = len(chosen)
-    scale = [max(abs(row[c]) for row in rows) or 1.0 for c in chosen]
-    columns = [[row[c] / scale[i] for i, c in enumerate(chosen)] for row in rows]
-    matrix = [
-        [sum(row[i] * row[j] for row in columns) for j in range(size)]
-        + [sum(row[i] for row in columns)]
-        for i in range(size)
-    ]
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(matrix[r][i]))
-        if abs(matrix[pivot][i]) < 1e-12:
-            return None
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        for r in range(size):
-            if r != i:
-                factor = matrix[r][i] / matrix[i][i]
-                matrix[r] = [a - factor * b for a, b in zip(matrix[r], matrix[i], strict=True)]
-    return [matrix[i][size] / matrix[i][i] / scale[i] for i in range(size)]
+    moments = Moments()
+    for probe in probes:
+        moments.add(*probe)
+    return LinearCost(*moments.solve())

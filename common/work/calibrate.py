@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
-from common.cost.linear import Depth, LinearCost, Probe, fit
-from common.work.batches import Limits
+from common.cost.linear import Probe
 from common.work.model import Model
+from common.work.pace import Pace
 
 _SHAPES = ((1, 8), (1, 64), (8, 32), (8, 128), (32, 64))
-_BATCH_ITEMS = 256
 _REPEATS = 4
 _SLOW_S = 0.5
 
 
-class Calibration(NamedTuple):
-    """What one model's batches cost on this device, the largest batch, and the depth that follows."""
-
-    cost: LinearCost
-    limits: Limits
-    depth: Depth
-
-
-def calibrate(model: Model, slo_s: float) -> Calibration:
-    """Probe a few batch shapes (this also warms the model) and derive limits and depth for a deadline."""
-    cost = model.known_cost or fit([probe for shape in _SHAPES for probe in _probe(model, *shape)])
-    limits = Limits(_BATCH_ITEMS, cost.batch_tokens())
-    return Calibration(cost, limits, depth_for(cost, limits, slo_s))
-
-
-def depth_for(cost: LinearCost, limits: Limits, slo_s: float) -> Depth:
-    """Return the depth that keeps the deadline if batches are as large as `limits`."""
-    return cost.depth(slo_s, batch_items=limits.items, batch_tokens=limits.tokens)
+def calibrate(model: Model, slo_s: float) -> Pace:
+    """Probe a few batch shapes (this also warms the model); a model whose cost is known is not probed."""
+    if model.known_cost is not None:
+        return Pace([], slo_s=slo_s, known=model.known_cost)
+    return Pace([probe for shape in _SHAPES for probe in _probe(model, *shape)], slo_s=slo_s)
 
 
 def _probe(model: Model, items: int, length: int) -> list[Probe]:

@@ -36,6 +36,16 @@ class Job(NamedTuple):
     generation: int
     read_at: float
 
+    @property
+    def batch(self) -> int:
+        """The batch the door planned it in; 0: in none."""
+        return self.lease.batch
+
+    @property
+    def due_ms(self) -> int:
+        """When it should end, at Redis' time."""
+        return self.lease.due_ms
+
 
 class Failure(NamedTuple):
     """A job whose own computation raised, or gave values that are not numbers."""

@@ -10,32 +10,28 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from common import log, tracing
-from common.bus import BusDown, Consumer, Lease
+from common.bus import BusDown, Consumer, Doing, Lease
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
 from common.messages import EmbedWork, Result
 from common.work.batches import next_batch
-from common.work.calibrate import Calibration, depth_for
 from common.work.compute import ComputeThread
 from common.work.execute import Failure, Job, Ran, read_job, run_batch
 from common.work.metrics import WorkMetrics
 from common.work.model import Model
+from common.work.pace import Pace
 
 # A batch shorter than this, of jobs just read, is over sooner than asking first who was cancelled would pay.
 _ASK_FIRST_S = 0.02
 _MAX_JOBS = 64
 _WAIT_S = 1.0
-# Depth follows the measured speed when it has moved by this share, at most every so often.
+# A change of depth by this share is worth a line in the log.
 _DRIFT = 0.2
-_DRIFT_EVERY_S = 5.0
-_DRIFT_MEMORY = 0.9
 _log = log.get("work")
 
 
@@ -46,17 +42,15 @@ class EmbeddingLoop:
         self,
         consumer: Consumer,
         model: Model,
-        calibration: Calibration,
+        pace: Pace,
         *,
-        slo_s: float,
         clock: Clock,
         thread: ComputeThread,
         metrics: WorkMetrics,
     ) -> None:
         self._consumer = consumer
         self._model = model
-        self._cost, self._limits = calibration.cost, calibration.limits
-        self._slo_s = slo_s
+        self._pace = pace
         self._clock = clock
         self._thread = thread
         self._metrics = metrics
@@ -66,8 +60,7 @@ class EmbeddingLoop:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._stopping = False
-        self._slowness = 1.0
-        self._published = (1.0, time.monotonic())
+        self._logged = pace.depth
         self._typical_tokens = 128.0
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
@@ -115,7 +108,7 @@ class EmbeddingLoop:
     def _free_jobs(self) -> int:
         """Return how many jobs of the usual size are missing for one full batch beyond the running one."""
         queued = sum(job.tokens for job in self._queue)
-        missing = self._limits.tokens - queued
+        missing = self._pace.limits.tokens - queued
         if missing <= 0 or len(self._queue) >= _MAX_JOBS:
             return 0
         return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
@@ -158,7 +151,6 @@ class EmbeddingLoop:
                     await _wait(self._arrived)
                 continue
             await self._run(batch)
-            await self._follow_drift()
 
     async def _form(self) -> list[Job]:
         """Take the next batch off the queue; what was lost with a generation or has expired is dropped."""
@@ -166,7 +158,11 @@ class EmbeddingLoop:
         held = [job for job in self._queue if job.generation == self._consumer.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
-        chosen = set(next_batch(fresh, self._limits))
+        chosen = set(
+            next_batch(
+                fresh, self._pace.limits, lambda i, t: now_ms + 1000 * self._pace.surely(i, t)
+            )
+        )
         batch = [job for index, job in enumerate(fresh) if index in chosen]
         self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
         for job in expired:
@@ -175,12 +171,16 @@ class EmbeddingLoop:
         return batch
 
     async def _run(self, batch: list[Job]) -> None:
-        predicted = self._predict(batch)
+        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
+        predicted = self._pace.seconds(items, tokens)
         self._running = batch
         waited = time.monotonic() - min(job.read_at for job in batch)
         ask_first = max(predicted, waited) >= _ASK_FIRST_S
+        number = max(job.batch for job in batch)
+        until_ms = self._clock.now_ms() + int(1000 * predicted)
+        doing = Doing(until_ms, number, items, tokens)
         if ask_first:
-            batch = await self._drop_stopped(batch)
+            batch = await self._drop_stopped(batch, doing)
             if not batch:
                 self._running = []
                 return
@@ -190,21 +190,21 @@ class EmbeddingLoop:
             self._metrics.batch_wait.observe(started - job.read_at)
         span = self._consumer.spans.batch(job.lease for job in batch)
         computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
-        wanted = batch if ask_first else await self._drop_stopped(batch)
+        wanted = batch if ask_first else await self._drop_stopped(batch, doing)
         ran = await computing
         span.end()
         self._consumer.progressed()
         self._running = []
-        self._observe(batch, ran, predicted)
+        self._observe(batch, ran, time.monotonic() - started)
         if self._finishing is not None:
             await self._finishing
         self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
 
-    async def _drop_stopped(self, batch: list[Job]) -> list[Job]:
-        """Ask which held jobs were cancelled or fenced off; drop them from the queue and from `batch`."""
+    async def _drop_stopped(self, batch: list[Job], doing: Doing) -> list[Job]:
+        """Say what runs, and ask which held jobs were cancelled or fenced off; drop them from the queue and `batch`."""
         held = [*batch, *self._queue]
         try:
-            stopped = await self._consumer.step([job.lease for job in held])
+            stopped = await self._consumer.step([job.lease for job in held], doing=doing)
         except BusDown:
             return batch  # running work goes on; its results are fenced when they are written
         if stopped:
@@ -218,6 +218,7 @@ class EmbeddingLoop:
         kept = {job.lease.job for job in wanted}
         pairs = zip(batch, ran.outcomes, strict=True)
         await asyncio.gather(*(self._end(job, out) for job, out in pairs if job.lease.job in kept))
+        self._judge(batch)
 
     async def _end(self, job: Job, outcome: Result | Failure) -> None:
         try:
@@ -234,51 +235,36 @@ class EmbeddingLoop:
 
     # -- cost ------------------------------------------------------------------------------------------
 
-    def _predict(self, jobs: Iterable[Job]) -> float:
-        listed = list(jobs)
-        items, tokens = sum(job.items for job in listed), sum(job.tokens for job in listed)
-        return self._slowness * self._cost.seconds(items, tokens)
-
-    def _observe(self, batch: Sequence[Job], ran: Ran, predicted: float) -> None:
+    def _observe(self, batch: Sequence[Job], ran: Ran, seconds: float) -> None:
         metrics = self._metrics
         items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
         metrics.batch_size.observe(items)
         metrics.batch_tokens.observe(tokens)
         metrics.input.inc(tokens)
         metrics.step.observe(ran.seconds)
-        self._consumer.ran(items, tokens, ran.seconds)
+        self._consumer.ran(items, tokens, seconds)
         if ran.isolated:
             metrics.isolated.inc()
-        elif predicted > 0:
-            metrics.step_ratio.observe(ran.seconds / predicted)
-            now = self._slowness * ran.seconds / predicted
-            self._slowness += (1 - _DRIFT_MEMORY) * (min(max(now, 0.2), 10.0) - self._slowness)
+            return
+        metrics.step_ratio.observe(self._pace.observe(items, tokens, seconds))
+        self._consumer.record = self._pace.record(self._consumer.record)  # told with the next beat
+        self._metrics.tell(self._consumer.record)
+        depth = self._pace.depth
+        if abs(depth.tokens / self._logged.tokens - 1) > _DRIFT:
+            self._logged = depth
+            _log.info("depth_changed", **depth._asdict())
 
-    async def _follow_drift(self) -> None:
-        """Publish a new depth when the device has become faster or slower than it was when calibrated."""
-        was, at = self._published
-        now = time.monotonic()
-        drifted = abs(self._slowness / was - 1) > _DRIFT
-        if self._model.known_cost is not None or not drifted or now - at < _DRIFT_EVERY_S:
-            return
-        self._published = (self._slowness, now)
-        cost = self._cost.scaled(self._slowness)
-        depth = depth_for(cost, self._limits, self._slo_s)
-        record = msgspec.structs.replace(
-            self._consumer.record,
-            depth_items=depth.items,
-            depth_tokens=depth.tokens,
-            alpha_items_s=cost.alpha_items_s,
-            alpha_tokens_s=cost.alpha_tokens_s,
-            beta_s=cost.beta_s,
-        )
-        try:
-            await self._consumer.publish(record)
-        except BusDown:
-            return
-        self._metrics.depth_items.set(depth.items)
-        self._metrics.depth_tokens.set(depth.tokens)
-        _log.info("depth_changed", slowness=round(self._slowness, 2), **depth._asdict())
+    def _judge(self, batch: Sequence[Job]) -> None:
+        """Compare the end of a batch with what the door foresaw, and with when its jobs were due."""
+        now_ms = self._clock.now_ms()
+        self._metrics.missed.inc(sum(job.due_ms < now_ms for job in batch))
+        foreseen = [job.lease for job in batch if job.lease.finish_ms and job.lease.attempts == 1]
+        if foreseen:
+            # Of a planned batch the last one admitted knew best what is in it.
+            last = max(foreseen, key=lambda lease: lease.finish_ms)
+            admitted_ms = int(last.entry.partition("-")[0])
+            ahead_s = (last.finish_ms - admitted_ms) / 1000
+            self._pace.ended((now_ms - last.finish_ms) / 1000, ahead_s)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ import copy
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from common.messages import WorkerRecord
 from common.metrics import DURATION_S, ITEMS, SHORT_S, TOKENS
 
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
@@ -43,6 +44,24 @@ class WorkMetrics:
             ("model", "kind"),
             registry=registry,
         )
+        self._missed = Counter(
+            "spillway_due_missed_total",
+            "Jobs that ended after they were due: their own deadline, or the lane's objective.",
+            ("lane",),
+            registry=registry,
+        )
+        self._cost = Gauge(
+            "spillway_cost_seconds",
+            "What a batch costs: beta, alpha_items and alpha_tokens each, and the margin for being late.",
+            ("lane", "part"),
+            registry=registry,
+        )
+        self._explained = Gauge(
+            "spillway_cost_explained_ratio",
+            "Share of the variance of batch seconds that the cost model explains (r squared).",
+            ("lane",),
+            registry=registry,
+        )
         self._depth = Gauge(
             "spillway_worker_depth",
             "What this worker may hold and keep its deadline.",
@@ -61,11 +80,30 @@ class WorkMetrics:
         other.isolated = self._isolated.labels(lane)
         other.depth_items = self._depth.labels(lane, "items")
         other.depth_tokens = self._depth.labels(lane, "tokens")
+        other.missed = self._missed.labels(lane)
+        other.lane = lane
         other.input = self._tokens.labels(model, "input")
         other.cached = self._tokens.labels(model, "cached")
         other.output = self._tokens.labels(model, "output")
         return other
 
+    def tell(self, record: WorkerRecord) -> None:
+        """Show what a worker publishes: its depths and costs."""
+        self.depth_items.set(record.depth_items)
+        self.depth_tokens.set(record.depth_tokens)
+        self._depth.labels(self.lane, "queries").set(record.depth_queries)
+        parts = {
+            "beta": record.beta_s,
+            "alpha_items": record.alpha_items_s,
+            "alpha_tokens": record.alpha_tokens_s,
+            "late": record.late_s,
+        }
+        for part, value in parts.items():
+            self._cost.labels(self.lane, part).set(value)
+        self._explained.labels(self.lane).set(record.r2)
+
+    lane: str
+    missed: Counter
     batch_size: Histogram
     batch_tokens: Histogram
     batch_wait: Histogram

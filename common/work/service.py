@@ -18,11 +18,12 @@ from common.errors import ConfigError
 from common.health import Health
 from common.ids import Family
 from common.messages import WorkerRecord
-from common.work.calibrate import Calibration, calibrate
+from common.work.calibrate import calibrate
 from common.work.compute import ComputeThread
 from common.work.loop import EmbeddingLoop
 from common.work.metrics import WorkMetrics
 from common.work.model import Model
+from common.work.pace import Pace
 
 NONE = "none"  # the name of a model that is not served
 _WATCH_S = 0.5
@@ -155,7 +156,7 @@ async def serve(
 async def _work(
     config: WorkerConfig,
     stopping: asyncio.Event,
-    models: list[tuple[Model, Calibration]],
+    models: list[tuple[Model, Pace]],
     service: str,
     lane: str,
     parts: tuple[Bus, Health, ComputeThread, WorkMetrics],
@@ -170,14 +171,12 @@ async def _work(
         consumer = Consumer(bus, family, _record(bus, model, measured, service, lane))
         await consumer.start()
         mine = metrics.on(lane_label(family, lane), model.name)
-        mine.depth_items.set(measured.depth.items)
-        mine.depth_tokens.set(measured.depth.tokens)
+        mine.tell(consumer.record)
         loops.append(
             EmbeddingLoop(
                 consumer,
                 model,
                 measured,
-                slo_s=config.embed_slo_s,
                 clock=bus.clock,
                 thread=thread,
                 metrics=mine,
@@ -197,21 +196,19 @@ async def _work(
         await asyncio.gather(watch, return_exceptions=True)
 
 
-def _record(bus: Bus, model: Model, measured: Calibration, service: str, lane: str) -> WorkerRecord:
-    return WorkerRecord(
+def _record(bus: Bus, model: Model, pace: Pace, service: str, lane: str) -> WorkerRecord:
+    record = WorkerRecord(
         worker=Consumer.incarnation(lane),
         classes=[lane],
         device=model.device,
-        depth_items=measured.depth.items,
-        depth_tokens=measured.depth.tokens,
-        alpha_items_s=measured.cost.alpha_items_s,
-        alpha_tokens_s=measured.cost.alpha_tokens_s,
-        beta_s=measured.cost.beta_s,
+        depth_items=0,
+        depth_tokens=0,
         fingerprint=model.fingerprint,
         started_ms=bus.clock.now_ms(),
         pid=os.getpid(),
         service=service,
     )
+    return pace.record(record)
 
 
 async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:

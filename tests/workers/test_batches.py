@@ -16,6 +16,8 @@ class Piece(NamedTuple):
     items: int
     tokens: int
     alone: bool
+    batch: int = 0
+    due_ms: int = 0
 
 
 PIECES = st.builds(
@@ -52,6 +54,39 @@ def test_the_oldest_waits_for_nobody(queue: list[Piece], limits: Limits) -> None
         chosen = next_batch([piece for _, piece in left], limits)
         left = [entry for index, entry in enumerate(left) if index not in chosen]
         batches += 1
+
+
+PLANNED = st.builds(
+    Piece,
+    st.integers(1, 8),
+    st.integers(1, 500),
+    st.just(value=False),
+    st.integers(0, 4),
+    st.integers(0, 5000),
+)
+
+
+@given(st.lists(PLANNED, min_size=1, max_size=30), LIMITS, st.floats(0.1, 2))
+def test_planned_batches(queue: list[Piece], limits: Limits, ms_a_token: float) -> None:
+    """Of the oldest's batch all that fit run; later batches join whole, in order, and make nobody late."""
+    chosen = next_batch(queue, limits, lambda _items, tokens: ms_a_token * tokens)
+    batch, mine = [queue[index] for index in chosen], queue[0].batch
+    later = [n for n in dict.fromkeys(job.batch for job in queue) if n not in (0, mine)]
+    joined = [n for n in later if any(job.batch == n for job in batch)]
+    own = [job for job in batch if job.batch == mine]
+
+    assert joined == later[: len(joined)]
+    assert all(job in batch for job in queue if job.batch in joined)
+    if joined:
+        assert ms_a_token * sum(job.tokens for job in batch) <= min(job.due_ms for job in batch)
+    left = [index for index, job in enumerate(queue) if job.batch == mine and index not in chosen]
+    for index in left:
+        job = queue[index]
+        assert (
+            sum(other.items for other in own) + job.items > limits.items
+            or sum(other.tokens for other in own) + job.tokens > limits.tokens
+            or any(other.batch != mine for other in batch)
+        )
 
 
 def test_empty_queue() -> None:

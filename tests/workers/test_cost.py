@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cost.linear import (
+    LONG_TEXT_TOKENS,
     PARCEL_ITEMS,
     PARCEL_TOKENS,
-    TYPICAL_TEXT_TOKENS,
     LinearCost,
     Probe,
     fit,
@@ -48,10 +48,10 @@ def test_fit_refuses_nonsense() -> None:
 
 @given(COSTS, st.floats(0.05, 10))
 def test_depth_keeps_the_deadline(cost: LinearCost, slo_s: float) -> None:
-    """Typical texts up to the depth in tokens, in full batches, are done in time, or depth is one parcel."""
+    """Long texts up to the depth in tokens, in full batches, are done in time, or depth is one parcel."""
     batch_tokens = cost.batch_tokens()
     depth = cost.depth(slo_s, batch_items=256, batch_tokens=batch_tokens)
-    items = depth.tokens / TYPICAL_TEXT_TOKENS
+    items = depth.tokens / LONG_TEXT_TOKENS
     batches = depth.tokens / batch_tokens + 1
 
     assert depth.items >= PARCEL_ITEMS
@@ -65,7 +65,7 @@ def test_short_texts_fill_the_deadline() -> None:
     """Depth in items does not bind before depth in tokens for parcels of ordinary texts."""
     depth = LinearCost(0.002, 0.0, 8e-5).depth(2.0, batch_items=256, batch_tokens=2048)
 
-    assert depth.items * TYPICAL_TEXT_TOKENS > depth.tokens > 20_000
+    assert depth.items * LONG_TEXT_TOKENS > depth.tokens > 20_000
 
 
 def test_free_device() -> None:

@@ -54,24 +54,23 @@ class Worker:
     def __init__(self, bus: Bus) -> None:
         self.model = TinyModel()
         self.stopping = asyncio.Event()
-        measured = calibrate(self.model, 2.0)
+        pace = calibrate(self.model, 2.0)
         self.model.batches.clear()
         self.model.entered.clear()
         record = WorkerRecord(
             worker=Consumer.incarnation("gpu"),
             classes=["gpu"],
             device="cpu",
-            depth_items=measured.depth.items,
-            depth_tokens=measured.depth.tokens,
+            depth_items=0,
+            depth_tokens=0,
             fingerprint=self.model.fingerprint,
         )
-        self.consumer = Consumer(bus, FAMILY, record)
+        self.consumer = Consumer(bus, FAMILY, pace.record(record))
         self.thread = ComputeThread()
         self.loop = EmbeddingLoop(
             self.consumer,
             self.model,
-            measured,
-            slo_s=2.0,
+            pace,
             clock=bus.clock,
             thread=self.thread,
             metrics=WorkMetrics(CollectorRegistry()).on(LANE, "tiny"),

@@ -1,11 +1,16 @@
--- Admits all jobs to the first lane that can hold them and finish them in time, or none.
--- KEYS use workers | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
+-- Admits jobs to lanes that can hold them and finish them in time, all of them or none. They are one load, which goes into
+-- the first lane it fits in as a whole; with `spread` each job goes into the first that has room for it.
+-- KEYS use workers plan | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
--- ARGV router tenant deadline replay_of full_share share traceparent('' none) | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
+-- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s
+--   | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
 --   | session ('' none) [version busy origin]
-local use, workers = key(), key()
+-- rule: finish (the predicted end decides) or count (items against the workers' depth in queries)
+-- order: first (the classes as given) or turns (each admission begins with the next class)
+-- own: 1 if the deadline is the request's own, which then decides instead of the lane's objective
+local use, workers, plan = key(), key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
-local traceparent = arg()
+local traceparent, rule, order, spread, own, hop_s = arg(), arg(), arg(), arg() == '1', arg() == '1', num()
 local classes, alive, jobs = {}, {}, {}
 
 -- Why a job may not have a session's next turn, or nil. The lock is held while the busy job's record says so, hence no
@@ -33,13 +38,16 @@ for i = 1, num() do classes[i] = {name = arg(), lane = key()} end
 local preferred, value_s = arg(), num()
 local own_lane = preferred ~= '' and key() or nil
 for i = 1, num() do alive[arg()] = key() end
-local items, tokens, existing = 0, 0, nil
+local loads, existing = {}, nil
 for i = 1, num() do
   local j = {id = arg(), payload = arg(), items = num(), tokens = num(), view = arg(), key = key()}
   local lane = call('HGET', j.key, 'lane')
   if lane then existing = lane else
     jobs[#jobs + 1] = j
-    items, tokens = items + j.items, tokens + j.tokens
+    if spread or #loads == 0 then loads[#loads + 1] = {items = 0, tokens = 0, jobs = {}} end
+    local load = loads[#loads]
+    load.items, load.tokens = load.items + j.items, load.tokens + j.tokens
+    load.jobs[#load.jobs + 1] = j
   end
 end
 local s = nil
@@ -52,59 +60,113 @@ if s then
   local why = turn_refused(s, jobs[1].id, tenant)
   if why then return {'refused', '', why, '1', 0, 0, 0, 0} end
 end
-call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
+local admits = call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
 local info = call('INFO', 'memory')
 local max = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
 if max > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > max * full_share then
   return {'refused', '', 'bus_full', '5', 0, 0, 0, 0}
 end
 local now = now_ms()
-local reason, retry, live = 'deadline', 1, false
-local function predicted(cap, held_items, held_tokens)
-  local n = math.max(cap.n, 1)
-  return cap.b + (cap.ai * (held_items + items) + cap.at * (held_tokens + tokens)) / n
+local reason, retry = 'deadline', 1
+if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end
+
+-- A lane as it is, and as the loads placed so far make it.
+local lanes = {}
+local function lane_of(class, name)
+  local l = lanes[class]
+  if not l then
+    l = capacity(workers, alive, class, now)
+    l.class, l.name, l.hop, l.tail = class, name, hop_s, tail_of(plan, class)
+    l.held_items, l.held_tokens = held(use, class, l)
+    lanes[class] = l
+  end
+  return l
 end
-local function try(class, lane, cap, held_items, held_tokens)
-  local part = held_items > 0 and share or 1 -- an empty lane takes one job however small the share
-  local over_items, over_tokens = held_items + items - cap.items * part, held_tokens + tokens - cap.tokens * part
+
+-- Until when a lane must have ended a load: an empty one takes one job whatever its objective.
+local function due_of(l)
+  if own or l.slo == 0 or l.held_items == 0 then return deadline end
+  return math.min(deadline, now + l.slo * 1000 * share)
+end
+
+-- Where a load would stand in a lane; nil and why not.
+local function spot(l, load)
+  local part = l.held_items > 0 and share or 1 -- an empty lane takes one job however small the share
+  if rule == 'count' then
+    local over = l.held_items + load.items - l.queries * part
+    if over > 0 then
+      reason, retry = 'depth', l.b + l.ai * over + l.at * over * load.tokens / load.items
+      return nil
+    end
+    return {number = 0, finish = 0, due = deadline}
+  end
+  local over_items, over_tokens = l.held_items + load.items - l.items * part, l.held_tokens + load.tokens - l.tokens * part
   if over_items > 0 or over_tokens > 0 then
     reason = over_tokens > 0 and over_items <= 0 and 'tokens' or 'depth'
-    retry = cap.b + (cap.ai * math.max(over_items, 0) + cap.at * math.max(over_tokens, 0)) / math.max(cap.n, 1)
+    retry = l.b + (l.ai * math.max(over_items, 0) + l.at * math.max(over_tokens, 0)) / math.max(l.n, 1)
     return nil
   end
-  local eta = predicted(cap, held_items, held_tokens)
-  if now + eta * 1000 > deadline then reason, retry = 'deadline', eta; return nil end
-  for _, j in ipairs(jobs) do
-    local entry = call('XADD', lane, '*', 'j', j.id, 'p', j.payload, 'i', j.items, 'n', j.tokens,
-      'd', deadline, 'r', router, 's', 0, unpack(traceparent ~= '' and {'t', traceparent} or {}))
-    call('HSET', j.key, 'state', 'queued', 'tenant', tenant, 'lane', class, 'entry', entry, 'items', j.items, 'tokens',
+  local due = due_of(l)
+  local p = place(l, l.tail, load.items, load.tokens, due, now)
+  local late = now + safe(l, p.finish) * 1000 - due
+  if late > 0 then reason, retry = 'deadline', late / 1000; return nil end
+  p.due = due - hop_s * 1000 -- the worker's part of it
+  return p
+end
+
+local function put(l, load, p)
+  load.lane, load.place = l, p
+  l.held_items, l.held_tokens = l.held_items + load.items, l.held_tokens + load.tokens
+  l.tail = p.tail or l.tail
+end
+
+-- The preferred worker's own lane, if it is predicted to end no later than the shared one + the value of what it holds.
+local function prefers(l, load)
+  if not own_lane or l.held_items + load.items > l.items or l.held_tokens + load.tokens > l.tokens then return false end
+  local mine = lane_of('w.' .. preferred, own_lane)
+  if mine.n == 0 then return false end
+  local here, there = place(mine, mine.tail, load.items, load.tokens, deadline, now), place(l, l.tail, load.items, load.tokens, deadline, now)
+  local p = here.finish <= there.finish + value_s and spot(mine, load)
+  if p then put(mine, load, p) end
+  return p
+end
+
+local function fits(load)
+  local live = false
+  for i = 0, #classes - 1 do
+    local c = classes[(order == 'turns' and (admits + i) % #classes or i) + 1]
+    local l = lane_of(c.name, c.lane)
+    if l.n > 0 then
+      live = true
+      if prefers(l, load) then return true end
+      local p = spot(l, load)
+      if p then put(l, load, p); return true end
+    end
+  end
+  if not live then reason, retry = 'no_worker', 2 end
+  return false
+end
+
+for _, load in ipairs(loads) do
+  if not fits(load) then return {'refused', '', reason, tostring(retry), 0, 0, 0, 0} end
+end
+for _, load in ipairs(loads) do
+  local l, p = load.lane, load.place
+  local due, finish = string.format('%.0f', p.due), string.format('%.0f', rule == 'count' and 0 or now + p.finish * 1000)
+  for _, j in ipairs(load.jobs) do
+    local entry = call('XADD', l.name, '*', 'j', j.id, 'p', j.payload, 'i', j.items, 'n', j.tokens, 'd', deadline, 'r', router,
+      's', 0, 'b', p.number, 'u', due, 'f', finish, unpack(traceparent ~= '' and {'t', traceparent} or {}))
+    call('HSET', j.key, 'state', 'queued', 'tenant', tenant, 'lane', l.class, 'entry', entry, 'items', j.items, 'tokens',
       j.tokens, 'deadline', deadline, 'created', now, 'router', router, 'next', 0, 'replay_of', replay_of)
     if traceparent ~= '' then call('HSET', j.key, 'traceparent', traceparent) end
     if j.view ~= '' then call('HSET', j.key, 'view', j.view) end
   end
-  add_use(use, class, items, tokens)
-  if s then take_turn(s, jobs[1].id, deadline) end
-  return {'admitted', class, '', '0', held_items + items, held_tokens + tokens, cap.items, cap.tokens}
+  add_use(use, l.class, load.items, load.tokens)
 end
-if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end
-for _, c in ipairs(classes) do
-  local cap = capacity(workers, alive, c.name)
-  if cap.n > 0 then
-    live = true
-    local held_items, held_tokens = held(use, c.name, cap)
-    if own_lane then
-      local mine = capacity(workers, alive, c.name, preferred)
-      if mine.n > 0 and held_items + items <= cap.items and held_tokens + tokens <= cap.tokens then
-        local i, t = use_of(use, 'w.' .. preferred)
-        if predicted(mine, i, t) <= predicted(cap, held_items, held_tokens) + value_s then
-          local done = try('w.' .. preferred, own_lane, mine, i, t)
-          if done then return done end
-        end
-      end
-    end
-    local done = try(c.name, c.lane, cap, held_items, held_tokens)
-    if done then return done end
-  end
+for class, l in pairs(lanes) do
+  if l.limit_items > 0 and l.tail.number > 0 then keep_tail(plan, class, l.tail) end
 end
-if not live then reason, retry = 'no_worker', 2 end
-return {'refused', '', reason, tostring(retry), 0, 0, 0, 0}
+if s then take_turn(s, jobs[1].id, deadline) end
+local l = loads[1].lane
+local depth_items = rule == 'count' and l.queries or l.items
+return {'admitted', l.class, '', '0', l.held_items, l.held_tokens, depth_items, math.max(l.tokens, rule == 'count' and l.held_tokens or 0)}

@@ -1,9 +1,12 @@
 -- One step of a worker: events of its jobs (or none), each fenced by lease, epoch and index.
--- KEYS use | {job log lane journal} per job    ARGV worker | n {id entry epoch router index kind event fold}..
+-- With `doing` it says what it runs from now on, as the value of its heartbeat (lanes.lua reads it).
+-- KEYS use heart | {job log lane journal} per job
+-- ARGV worker doing('' as before) | n {id entry epoch router index kind event fold}..
 -- Returns per job: verdict (ok|cancelled|fenced|gap) and the router to ring from now on.
-local use = key()
+local use, heart = key(), key()
 open_door(use)
-local worker, out = arg(), {}
+local worker, doing, out = arg(), arg(), {}
+if doing ~= '' then call('SET', heart, doing, 'KEEPTTL', 'XX') end
 for _ = 1, num() do
   local id, entry, epoch, router = arg(), arg(), num(), arg()
   local index, _, event, fold = num(), arg(), arg(), arg()

@@ -94,41 +94,9 @@ local function bury(k, job, code, message, trace)
   end_job(k, job, 'dead', nil, code, message)
 end
 
--- Depth of a class: the sum over live, undraining workers. `alive` maps a worker's name to its heartbeat key.
-local function capacity(workers, alive, class, only)
-  local c = {items = 0, tokens = 0, n = 0, ai = 0, at = 0, b = 0, own = {}}
-  for name, heart in pairs(alive) do
-    if (not only or only == name) and call('EXISTS', heart) == 1 then
-      local packed = call('HGET', workers, name)
-      local w = packed and cmsgpack.unpack(packed)
-      local serves = false
-      if w and not w.draining then
-        for _, x in ipairs(w.classes) do if x == class then serves = true end end
-      end
-      if serves then
-        c.items, c.tokens, c.n = c.items + w.depth_items, c.tokens + w.depth_tokens, c.n + 1
-        c.ai, c.at, c.b = c.ai + w.alpha_items_s, c.at + w.alpha_tokens_s, c.b + w.beta_s
-        c.own[#c.own + 1] = name
-      end
-    end
-  end
-  if c.n > 0 then c.ai, c.at, c.b = c.ai / c.n, c.at / c.n, c.b / c.n end
-  return c
-end
-
 local function use_of(use, class)
   local f = fields(use, class .. ':items', class .. ':tokens')
   return tonumber(f[1] or '0'), tonumber(f[2] or '0')
-end
-
--- What a class holds: its shared lane and its live workers' own lanes.
-local function held(use, class, cap)
-  local items, tokens = use_of(use, class)
-  for _, name in ipairs(cap.own) do
-    local i, t = use_of(use, 'w.' .. name)
-    items, tokens = items + i, tokens + t
-  end
-  return items, tokens
 end
 
 local function live_for(s, ms)

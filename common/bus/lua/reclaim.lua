@@ -21,6 +21,7 @@ local function to_shared(k, entry, fresh)
   for i = 1, #v, 2 do
     if v[i] == 'i' then items = tonumber(v[i + 1]) elseif v[i] == 'n' then tokens = tonumber(v[i + 1]) end
     if v[i] == 's' then v[i + 1] = call('HGET', k.job, 'suspicions') or 0 end
+    if v[i] == 'b' or v[i] == 'f' then v[i + 1] = 0 end -- in no planned batch there, and nothing predicted
   end
   drop_entry(use, lane, class, entry, items, tokens)
   local id = call('XADD', shared, '*', unpack(v))

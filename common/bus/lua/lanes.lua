@@ -1,0 +1,99 @@
+-- What lanes can hold, and when one would end a job: for the scripts that put jobs into lanes. The same arithmetic as
+-- common/cost/finish.py, where it is explained.
+
+-- A class as its live, undraining workers make it. `alive` maps a worker's name to its heartbeat key, whose value says what
+-- runs: "<until, ms> <batch> <items> <tokens>". A closed worker serves its own lane only.
+local function capacity(workers, alive, class, now)
+  local c = {items = 0, tokens = 0, queries = 0, n = 0, ai = 0, at = 0, b = 0, own = {}, remaining = 0, run_items = 0,
+    run_tokens = 0, began = 0, limit_items = 0, limit_tokens = 0, late = 0, late_share = 0, slo = 0}
+  for name, heart in pairs(alive) do
+    local doing = call('GET', heart)
+    local packed = doing and call('HGET', workers, name)
+    local w = packed and cmsgpack.unpack(packed)
+    local own = 'w.' .. name
+    local serves = w and not w.draining and own == class
+    if w and not w.draining and not w.closed then
+      for _, x in ipairs(w.classes) do if x == class then serves = true end end
+    end
+    if serves then
+      c.items, c.tokens, c.n = c.items + w.depth_items, c.tokens + w.depth_tokens, c.n + 1
+      c.queries = c.queries + (w.depth_queries or 0)
+      c.ai, c.at, c.b = c.ai + w.alpha_items_s, c.at + w.alpha_tokens_s, c.b + w.beta_s
+      c.limit_items = math.max(c.limit_items, w.limit_items or 0)
+      c.limit_tokens = math.max(c.limit_tokens, w.limit_tokens or 0)
+      c.late, c.late_share = math.max(c.late, w.late_s or 0), math.max(c.late_share, w.late_share or 0)
+      c.slo = math.max(c.slo, w.slo_s or 0)
+      if class ~= own then c.own[#c.own + 1] = name end
+      local till, batch, items, tokens = string.match(doing, '^(%d+) (%d+) (%d+) (%d+)$')
+      if till then
+        c.remaining = c.remaining + math.max(0, tonumber(till) - now) / 1000
+        c.began = math.max(c.began, tonumber(batch))
+        c.run_items, c.run_tokens = c.run_items + tonumber(items), c.run_tokens + tonumber(tokens)
+      end
+    end
+  end
+  if c.n > 0 then c.ai, c.at, c.b = c.ai / c.n, c.at / c.n, c.b / c.n end
+  return c
+end
+
+-- What a class holds: its shared lane and its live workers' own lanes.
+local function held(use, class, cap)
+  local items, tokens = use_of(use, class)
+  for _, name in ipairs(cap.own) do
+    local i, t = use_of(use, 'w.' .. name)
+    items, tokens = items + i, tokens + t
+  end
+  return items, tokens
+end
+
+-- The last planned batch of a lane; `began` is the latest batch known to have begun, also of workers that are gone.
+local function tail_of(plan, class)
+  local line = call('HGET', plan, class) or ''
+  local number, items, tokens, due, began = string.match(line, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+  return {number = tonumber(number or '0'), items = tonumber(items or '0'), tokens = tonumber(tokens or '0'),
+    due = tonumber(due or '0'), began = tonumber(began or '0')}
+end
+
+local function keep_tail(plan, class, t)
+  call('HSET', plan, class, string.format('%.0f %.0f %.0f %.0f %.0f', t.number, t.items, t.tokens, t.due, t.began))
+  call('PEXPIRE', plan, KEEP_MS)
+end
+
+local function seconds(c, items, tokens) return c.b + c.ai * items + c.at * tokens end
+
+local function batches(c, items, tokens)
+  return math.max(math.ceil(items / c.limit_items), math.ceil(tokens / c.limit_tokens))
+end
+
+-- `finish` and what must be free after it: the hops to the client, and what predictions are off by.
+local function safe(c, finish) return finish + c.hop + math.min(c.late, c.late_share * finish) end
+
+-- Where a job would stand, due at `due` (ms): its batch, when it would end (seconds from now), and the lane's new tail.
+local function place(c, tail, items, tokens, due, now)
+  local n, began = math.max(c.n, 1), math.max(c.began, tail.began)
+  local ahead_items, ahead_tokens = math.max(0, c.held_items - c.run_items), math.max(0, c.held_tokens - c.run_tokens)
+  if c.limit_items == 0 then -- no batches are planned here
+    local start = (c.remaining + c.ai * ahead_items + c.at * ahead_tokens) / n
+    return {number = 0, finish = start + seconds(c, items, tokens)}
+  end
+  local waits = tail.items > 0 and tail.number > began and ahead_items >= tail.items and ahead_tokens >= tail.tokens
+  local between
+  if waits then
+    ahead_items, ahead_tokens = ahead_items - tail.items, ahead_tokens - tail.tokens
+    between = math.min(tail.number - began - 1, ahead_items)
+  else between = batches(c, ahead_items, ahead_tokens) end
+  local start = (c.remaining + c.ai * ahead_items + c.at * ahead_tokens + c.b * between) / n
+  if waits then
+    local all_items, all_tokens, first = tail.items + items, tail.tokens + tokens, math.min(tail.due, due)
+    local finish = start + seconds(c, all_items, all_tokens)
+    if all_items <= c.limit_items and all_tokens <= c.limit_tokens and now + safe(c, finish) * 1000 <= first then
+      return {number = tail.number, finish = finish,
+        tail = {number = tail.number, items = all_items, tokens = all_tokens, due = first, began = began}}
+    end
+    start = start + seconds(c, tail.items, tail.tokens) / n
+  end
+  local number = math.max(tail.number, began) + 1
+  local finish = start + seconds(c, items, tokens) + c.b * (batches(c, items, tokens) - 1)
+  return {number = number, finish = finish,
+    tail = {number = number, items = items, tokens = tokens, due = due, began = began}}
+end

@@ -1,0 +1,102 @@
+"""When would a job end: what `admit` asks of every lane, as a plain function. The script in Lua computes the same.
+
+WindVE knows depths in queries; this knows the work ahead. A lane is a queue in order of arrival, worked off in planned
+batches: a job joins the last planned one if that still ends in time for everyone in it, else it begins the next. So
+nobody who was promised a time is made late by whoever comes after.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from common.cost.linear import LinearCost
+
+
+class Tail(NamedTuple):
+    """The last planned batch of a lane: its number, what is in it, and the earliest due time in it, in seconds from
+    now.
+
+    `began` is the latest batch known to have begun when it was planned, also of workers that are gone since.
+    """
+
+    number: int = 0
+    items: int = 0
+    tokens: int = 0
+    due_s: float = math.inf
+    began: int = 0
+
+
+class Queue(NamedTuple):
+    """A lane as the door sees it: `workers` of one mean `cost`, whose batches hold at most `limit_*`.
+
+    `held_*` is everything queued and running; `running_*` the part that is in batches now, which need `remaining_s`
+    more, summed over the workers; `began` is the highest number among them. `hop_s` is the way from the end of a job to
+    its client; predictions are off by at most `late_s` seconds or `late_share` of themselves.
+    """
+
+    cost: LinearCost
+    workers: int
+    held_items: int = 0
+    held_tokens: int = 0
+    running_items: int = 0
+    running_tokens: int = 0
+    remaining_s: float = 0.0
+    began: int = 0
+    limit_items: int = 256
+    limit_tokens: int = 8192
+    hop_s: float = 0.0
+    late_s: float = 0.0
+    late_share: float = 0.0
+
+    def batches(self, items: int, tokens: int) -> int:
+        """Return how many batches so much work makes at least."""
+        return max(math.ceil(items / self.limit_items), math.ceil(tokens / self.limit_tokens))
+
+    def safe(self, finish_s: float) -> float:
+        """Return when the client surely has what is predicted to end in `finish_s`."""
+        return finish_s + self.hop_s + margin(finish_s, self.late_s, self.late_share)
+
+
+class Place(NamedTuple):
+    """Where a job would stand: in which planned batch, ending in `finish_s`, and the lane's tail if it is admitted."""
+
+    number: int
+    finish_s: float
+    tail: Tail
+
+
+def margin(finish_s: float, late_s: float, late_share: float) -> float:
+    """Return what a prediction may be off by: the lesser of the residuals' quantile in seconds and in shares of it."""
+    return min(late_s, late_share * finish_s)
+
+
+def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> Place:
+    """Return where a job of this size, due in `due_s`, would be planned, and when it would end.
+
+    Whether that is early enough is for the caller to judge, by `queue.safe`.
+    """
+    cost, n, began = queue.cost, max(1, queue.workers), max(queue.began, tail.began)
+    ahead_items = max(0, queue.held_items - queue.running_items)
+    ahead_tokens = max(0, queue.held_tokens - queue.running_tokens)
+    fits_in = ahead_items >= tail.items and ahead_tokens >= tail.tokens
+    waits = tail.items > 0 and tail.number > began and fits_in
+    if waits:
+        ahead_items, ahead_tokens = ahead_items - tail.items, ahead_tokens - tail.tokens
+        between = min(tail.number - began - 1, ahead_items)
+    else:
+        between = queue.batches(ahead_items, ahead_tokens)
+    ahead_s = cost.alpha_items_s * ahead_items + cost.alpha_tokens_s * ahead_tokens
+    start_s = (queue.remaining_s + ahead_s + cost.beta_s * between) / n
+    if waits:
+        items_then, tokens_then = tail.items + items, tail.tokens + tokens
+        finish_s, first_s = start_s + cost.seconds(items_then, tokens_then), min(tail.due_s, due_s)
+        fits = items_then <= queue.limit_items and tokens_then <= queue.limit_tokens
+        if fits and queue.safe(finish_s) <= first_s:
+            joined = Tail(tail.number, items_then, tokens_then, first_s, began)
+            return Place(tail.number, finish_s, joined)
+        start_s += cost.seconds(tail.items, tail.tokens) / n
+    number = max(tail.number, began) + 1
+    finish_s = start_s + cost.seconds(items, tokens)
+    finish_s += cost.beta_s * (queue.batches(items, tokens) - 1)
+    return Place(number, finish_s, Tail(number, items, tokens, due_s, began))
