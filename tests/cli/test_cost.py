@@ -176,6 +176,11 @@ FOUND = {
         "auto",
         False,
     ),
+    "dates are in no unit": (
+        "timestamp\n2023-11-16T18:17:03Z\n2023-11-16 19:17:04.5+01:00\n",
+        "ms",
+        False,
+    ),
     "out of order": ('{"timestamp": 2000}\n\n{"timestamp": 500}\n', "auto", True),
 }
 

@@ -57,6 +57,7 @@ def two_nodes(root: Path) -> Path:
             "sys/bus/pci/devices/0000:c1:00.0/numa_node": "1\n",
             "sys/bus/pci/devices/0000:01:00.0/numa_node": "-1\n",
             "dev/nvidia0": "",
+            "dev/nvidia1-made-up": "",
             "dev/nvidiactl": "",
             "dev/nvidia-uvm": "",
             "proc/meminfo": "MemTotal:       24684096 kB\nMemFree: 1 kB\n",
@@ -134,6 +135,35 @@ def test_a_container_of_version_1(tmp_path: Path, seen: str) -> None:
 
     assert (found.quota_cores, found.usable_cores) == (2.5, 2)
     assert found.memory_limit_bytes == 2 << 30
+
+
+def test_both_versions(tmp_path: Path) -> None:
+    """Version 2 beside version 1 lies in a folder of its own; the tighter of them counts."""
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:cpu:/a\n0::/b\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/unified/b/cpu.max": "200000 100000\n",
+        },
+    )
+
+    assert detect(root, range(8)).quota_cores == 2.0
+
+
+def test_a_group_outside_of_what_is_seen(tmp_path: Path) -> None:
+    """A path that leads out of the hierarchy is not followed; what is seen of it counts."""
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/../other\n",
+            "sys/fs/other/cpu.max": "100000 100000\n",
+            "sys/fs/cgroup/cpu.max": "300000 100000\n",
+        },
+    )
+
+    assert detect(root, range(8)).quota_cores == 3.0
 
 
 def test_no_limit_of_version_1(tmp_path: Path) -> None:

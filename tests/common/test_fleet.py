@@ -45,9 +45,12 @@ def test_depth_is_the_most_within_the_slo(device: Device, slo_s: float) -> None:
 
 
 def test_a_quotient_that_is_whole() -> None:
-    """(1 - 0.1) / 0.09 is 10 in decimals and a little less as a float."""
-    assert Device(0.09, 0.1).depth(1.0) == 10
-    assert Device(0.7, 0.3).depth(1.0) == 1
+    """(1 - 0.06) / 0.01 is 94 in decimals and a little less as a float; 25 queries a second are twice 12 in 0.96 s."""
+    assert Device(0.01, 0.06).depth(1.0) == 94
+    assert (
+        fleet.by_average(Load(1, 1.0, 25.0, 1), Device(0.05, 0.36).throughput(1.0), 1).instances
+        == 2
+    )
 
 
 @given(ARRIVALS, st.integers(1, 3000))
@@ -64,6 +67,12 @@ def test_the_peak(arrivals: list[tuple[int, int]], window_ms: int) -> None:
     )
 
     assert found == expected
+
+
+def test_a_window_apart_in_floats() -> None:
+    """2.3 - 1.3 is a little less than 1 as a float, and the two queries do not meet."""
+    assert fleet.peak([1.3, 2.3], [1, 1], 1.0) == 1
+    assert fleet.peak([1.3, 2.2999], [1, 1], 1.0) == 2
 
 
 @given(ARRIVALS, SLOS)
@@ -108,13 +117,22 @@ def test_fleets(accelerator: Device, cpu: Device, slo_s: float, peak: int, rate:
     speed, count = accelerator.throughput(slo_s), by_average.alone.instances
     assert count == 1 or (count - 1) * speed <= rate
     assert rate <= count * speed * (1 + 1e-6)
+    faster, count = speed + cpu.throughput(slo_s), by_average.spilling.instances
+    assert count == 1 or (count - 1) * faster <= rate
+    assert rate <= count * faster * (1 + 1e-6)
     for each in (by_peak, by_average):
         assert each.spilling.instances <= each.alone.instances
+        assert each.spilling.instances >= 1
         assert each.alone.cost_per_hour == 3 * each.alone.instances
         assert each.alone.cost_per_month == 730 * each.alone.cost_per_hour
         assert 0 <= each.saving < 1
     expected = fleet.saving(fleet.gain(accelerator, cpu, slo_s))
     assert by_peak.saving == pytest.approx(expected, abs=slots / peak + 1e-9)
+
+
+def test_next_to_nothing() -> None:
+    """Whoever asks once in a lifetime is served, too."""
+    assert fleet.by_average(Load(1, 1e12, 1e-12, 1), 1.0, 3.0).instances == 1
 
 
 def test_what_the_cpus_cost() -> None:

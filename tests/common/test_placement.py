@@ -25,13 +25,16 @@ def machine(
     beside: tuple[int | None, ...] = (0,),
     quota: float | None = None,
     arm: bool = False,
+    adjacent: bool = False,
 ) -> Machine:
-    """Return a machine of so many nodes with so many physical cores each, numbered as Linux on x86 does.
+    """Return a machine of so many nodes with so many physical cores each.
 
-    Second hardware threads follow after all first ones; `beside` are the accelerators' nodes.
+    Second hardware threads follow after all first ones, or are `adjacent`; `beside` are the accelerators' nodes.
     """
     count = nodes * each
     groups = tuple(tuple(core + count * t for t in range(threads)) for core in range(count))
+    if adjacent:
+        groups = tuple(tuple(range(n * threads, (n + 1) * threads)) for n in range(count))
     return Machine(
         cores=tuple(range(count * threads)),
         physical=groups,
@@ -53,6 +56,7 @@ MACHINES = st.builds(
     beside=st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=3).map(tuple),
     quota=st.none() | st.floats(0.1, 200),
     arm=st.booleans(),
+    adjacent=st.booleans(),
 )
 
 
@@ -112,10 +116,12 @@ def test_as_many_as_asked(found: Machine, threads: int) -> None:
         (machine(1, 4), (2, 3)),
         (machine(1, 4, beside=(0, 0)), (3,)),
         (machine(1, 4, threads=2), (6, 7)),
+        (machine(1, 4, threads=2, adjacent=True), (5, 7)),
         (machine(2, 4), (4, 5, 6, 7)),  # away from the accelerator's node
         (machine(2, 4, beside=(1,)), (2, 3)),  # half as many as the other node's: enough
         (machine(2, 3, beside=(1,)), (3, 4, 5)),  # one of three is not
         (machine(2, 4, beside=(None,)), (4, 5, 6, 7)),
+        (machine(3, 4), (8, 9, 10, 11)),  # of equals the highest
         (machine(1, 8, quota=5.9), (5, 6, 7)),  # five, less those for services and driver
         (machine(1, 8, quota=0.5), (7,)),
         (machine(1, 128, arm=True), tuple(range(32, 128))),  # the paper's: 96 of 128 at most
@@ -125,6 +131,22 @@ def test_as_many_as_asked(found: Machine, threads: int) -> None:
 def test_examples(found: Machine, cores: tuple[int, ...]) -> None:
     """Machines as they are met, the paper's ARM server among them."""
     assert overflow_cores(found) == cores
+
+
+@pytest.mark.parametrize(
+    ("found", "threads", "cores"),
+    [
+        (machine(1, 4, threads=2), 3, (3, 6, 7)),  # a second thread before what is kept
+        (machine(1, 4, threads=2), 5, (2, 3, 5, 6, 7)),
+        (machine(2, 4, beside=(1,)), 2, (2, 3)),
+        (machine(2, 4, beside=(1,)), 3, (5, 6, 7)),  # too many for the other node
+        (machine(2, 4), 6, (2, 3, 4, 5, 6, 7)),  # more than a node has
+        (machine(1, 4, quota=1.0), 3, (1, 2, 3)),
+    ],
+)
+def test_examples_of_a_count(found: Machine, threads: int, cores: tuple[int, ...]) -> None:
+    """A count is obeyed, and chooses the node that has it."""
+    assert overflow_cores(found, threads=threads) == cores
 
 
 def test_the_caller_may_keep_more() -> None:
