@@ -25,6 +25,16 @@ def add(subparsers: Any) -> None:
     create.add_argument("--name", default="", help="a note for people")
     for quota in ("requests-per-minute", "tokens-per-minute", "concurrency"):
         create.add_argument(f"--{quota}", type=int, default=0, metavar="N", help="0: unlimited")
+    create.add_argument(
+        "--timeout-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="deadline of requests that name none",
+    )
+    create.add_argument(
+        "--priority", choices=("low", "normal"), default="normal", help="low: refused first"
+    )
     listing = verbs.add_parser("list", help="show the keys, without their secrets")
     listing.add_argument("--json", action="store_true", help="for programs")
     rotate = verbs.add_parser("rotate", help="give a key a new secret; the old one ends at once")
@@ -66,6 +76,8 @@ async def _create(args: argparse.Namespace, store: KeyStore) -> int:
             requests_per_minute=args.requests_per_minute,
             tokens_per_minute=args.tokens_per_minute,
             concurrency=args.concurrency,
+            timeout_s=args.timeout_s,
+            priority=args.priority,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error

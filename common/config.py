@@ -63,6 +63,9 @@ class RouterConfig(Common, frozen=True):
     text_processes: Annotated[int, Meta(ge=1, le=64)] = 1
     default_model: str = ""
     rerank_model: str = ""
+    admission: Literal["windve-tokens", "windve", "accelerator-only", "round-robin"] = (
+        "windve-tokens"
+    )
     search_ack: Positive = 1
     session_ttl_s: Positive = 7 * 24 * 3600
 

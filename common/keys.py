@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -39,7 +40,10 @@ class Caller(Protocol):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One API key; a quota of 0 means unlimited, `digest` is the hash of its secret."""
+    """One API key; a quota of 0 means unlimited, `digest` is the hash of its secret.
+
+    `timeout_s` (0: none) and `priority` hold for its requests that do not say otherwise.
+    """
 
     id: str
     tenant: str
@@ -49,6 +53,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrency: int = 0
+    timeout_s: float = 0.0
+    priority: Literal["low", "normal"] = "normal"
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -87,12 +93,16 @@ class KeyStore:
         requests_per_minute: int = 0,
         tokens_per_minute: int = 0,
         concurrency: int = 0,
+        timeout_s: float = 0.0,
+        priority: Literal["low", "normal"] = "normal",
     ) -> tuple[Key, str]:
         """Return a new key and its secret text, which is shown this once; ValueError on a bad tenant or quota."""
         if not _TENANT.match(tenant):
             raise ValueError(f"tenant {tenant!r}: expected 1 to 63 of a-z, 0-9, '.', '_' and '-'")
         if min(requests_per_minute, tokens_per_minute, concurrency) < 0:
             raise ValueError("a quota is negative: expected 0 (unlimited) or more")
+        if not 0 <= timeout_s < math.inf:
+            raise ValueError("the timeout is negative or endless: expected seconds, 0 for none")
         key_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
         secret = secrets.token_hex(32)
         key = Key(
@@ -104,6 +114,8 @@ class KeyStore:
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             concurrency=concurrency,
+            timeout_s=timeout_s,
+            priority=priority,
         )
         await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key))
         await self._bus.call("SADD", "keys", key_id)

@@ -66,5 +66,5 @@ def sim_worker(name: str = "gpu_worker", beta_s: float = 0.005, alpha_s: float =
 
 
 def standard() -> list[Service]:
-    """Return the processes that `spillway up` runs, beside Redis."""
+    """Return the processes that `spillway up` runs where there is an accelerator, beside Redis."""
     return [router(), gpu_worker(), cpu_worker(), vector_search(), kv_store()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from common import log
 from common.bus import keys
@@ -20,6 +20,10 @@ _log = log.get("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
 _LATEST = 16  # who looks at a log has most often all but its end
+
+
+def _nothing(_seconds: float) -> None:
+    return
 
 
 class Bell:
@@ -54,9 +58,13 @@ class Bell:
 class Journal:
     """Listens on `{f}:journal:<router>` of every family in which something is awaited."""
 
-    def __init__(self, bus: Connection, router: str) -> None:
+    def __init__(
+        self, bus: Connection, router: str, heard: Callable[[float], None] = _nothing
+    ) -> None:
+        """`heard` is told, for each ring, how many seconds after it was rung."""
         self.bus = bus
         self.router = router
+        self._heard = heard
         self.bells: defaultdict[str, set[asyncio.Queue[Event | None]]] = defaultdict(set)
         self.waiting: Counter[Family] = Counter()
         self._readers: dict[Family, asyncio.Task[None]] = {}
@@ -105,8 +113,8 @@ class Journal:
                 _log.exception("journal_failed", journal=name)
                 await asyncio.sleep(1.0)
                 continue
-            for last, flat in reply[0][1] if reply else ():  # noqa: B007 - goes on from the last
-                self._ring(flat)
+            for last, flat in reply[0][1] if reply else ():
+                self._ring(flat, _order(last)[0])
         for memory in (self._readers, self._ready, self.waiting):
             memory.pop(family, None)
 
@@ -119,10 +127,11 @@ class Journal:
         newest = await self.bus.call("XREVRANGE", name, "+", "-", "COUNT", 1, timeout_s=1.0)
         return not newest or _order(newest[0][0]) >= _order(last)
 
-    def _ring(self, flat: list[bytes]) -> None:
+    def _ring(self, flat: list[bytes], rung_ms: int) -> None:
         entry = dict(zip(flat[::2], flat[1::2], strict=True))
         bells = self.bells.get(entry[b"j"].decode())
         if bells:
+            self._heard((self.bus.clock.now_ms() - rung_ms) / 1000)
             event = None
             with contextlib.suppress(BadMessage):  # then the log says what it is
                 event = decode(entry[b"e"], Event) if entry[b"e"] else None

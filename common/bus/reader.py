@@ -18,6 +18,8 @@ from common.bus.recovery import Entry, Recovery, entry_of
 from common.ids import Family
 from common.messages import Event, WorkerRecord
 
+FASTER, SLOWER = "gpu", "cpu"
+RELIEF = 16  # entries looked at in one go
 _log = log.get("bus")
 
 
@@ -45,6 +47,7 @@ class Reader(Holder):
         self._room = 0  # how much the waiting reader would take beside it
         self._want_take = False  # one room, and something was handed over: take before reading on
         self._orphans: tuple[str, ...] = ()  # lanes nobody living serves
+        self._spilled = False  # the accelerator's overflow holds work
         self._quiet = False  # a job waits to run alone: read nothing until idle, then take it
         self._draining = False
 
@@ -214,20 +217,31 @@ class Reader(Holder):
         return any(verdict == "waits" for _, verdict in done)
 
     async def _adopt(self, used: Iterable[str]) -> None:
-        """When idle, work for lanes that no living worker serves, and for the CPU's backlog if faster."""
+        """When idle, work for lanes that no living worker serves; and for the CPU's backlog where that is faster."""
         served = {cls for w in await self.bus.workers(self.family) for cls in w.classes}
         others = [c for c in used if not c.startswith("w.") and c not in self.record.classes]
         self._orphans = tuple(cls for cls in others if cls not in served)
         for cls in self._orphans:
             await self.bus.settle(self.family, cls, self.worker)
-        target = self.record.classes[0]
-        slower = [cls for cls in others if (cls, target) == ("cpu", "gpu")]
-        for cls in (*self._orphans, *slower):
+        self._spilled = SLOWER in others and self.record.classes[0] == FASTER
+        await self.relieve()
+        for cls in self._orphans:
             if self._draining or self._quiet or self._held:
                 return
-            moved = await self.bus.move(self.family, cls, target, self.worker, count=1)
-            if moved:
-                _log.info("jobs_moved", source=cls, target=target, jobs=len(moved))
+            await self._move(cls, count=1)
+
+    async def relieve(self) -> None:
+        """Take back from the CPU's lane what would end sooner on the accelerator, if anything was spilled of late."""
+        if self._spilled and not (self._draining or self._quiet):
+            await self._move(SLOWER, count=RELIEF, sooner=True)
+
+    async def _move(self, cls: str, *, count: int, sooner: bool = False) -> None:
+        target = self.record.classes[0]
+        moved = await self.bus.move(
+            self.family, cls, target, self.worker, count=count, sooner=sooner
+        )
+        if moved:
+            _log.info("jobs_moved", source=cls, target=target, jobs=len(moved))
 
     async def _reconcile(self) -> None:
         """Hand over leases Redis says are ours but whose delivery was lost with a connection."""

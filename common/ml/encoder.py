@@ -17,9 +17,9 @@ from common.cost.linear import LinearCost
 from common.devices import detect
 from common.errors import ConfigError, InvalidRequest
 from common.messages import ModelCard
-from common.ml.cores import keep_memory
 from common.ml.files import ModelFiles, find
 from common.ml.forward import TorchForward
+from common.ml.memory import keep_memory
 from common.ml.native import Kernels
 from common.ml.packed import PackedForward, packable
 from common.ml.precision import Forward, Way, choose

@@ -148,6 +148,8 @@ class EmbeddingLoop:
             if not batch:
                 self._arrived.clear()
                 if not self._queue:
+                    with contextlib.suppress(BusDown):
+                        await self._consumer.relieve()
                     await _wait(self._arrived)
                 continue
             await self._run(batch)

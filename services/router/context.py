@@ -23,6 +23,7 @@ from services.router.present import present
 from services.router.queue.dispatch import REQUEST_CLASSES, Ask, Caller, Dispatch
 from services.router.queue.pipeline import Pipeline
 from services.router.queue.plans import Plan, encode_plan
+from services.router.queue.policy import LOW_SHARE
 from services.router.text.asks import Parcel
 from services.router.text.bodies import Limits
 from services.router.text.pool import TextPool
@@ -106,12 +107,16 @@ class Router:
     ) -> Caller:
         """Return who asks and until when; 400 for headers that make no sense."""
         default = default_timeout_s or self.config.request_timeout_s
-        seconds = limits.timeout_s(request, self.config, default)
+        owner: Key | None = request.get(KEY)
+        own_s = limits.timeout_s(request, self.config, owner.timeout_s if owner else 0.0)
+        low = limits.is_low(request, owner.priority if owner else "normal")
         key = limits.idempotency_key(request) if request.method == "POST" else ""
         return Caller(
             tenant=request[TENANT],
-            key=request.get(KEY),
-            deadline_ms=self.clock.now_ms() + int(seconds * 1000),
+            key=owner,
+            deadline_ms=self.clock.now_ms() + int((own_s or default) * 1000),
+            own=own_s is not None,
+            share=LOW_SHARE if low else 1.0,
             resume_s=limits.resume_s(request),
             idempotency_key=key,
             body_hash=limits.body_hash(request, raw) if key else b"",
@@ -169,7 +174,9 @@ class Router:
     async def answer(self, request: web.Request, caller: Caller, ask: Ask) -> web.Response:
         """Run a request and return its reply."""
         name, result = await self.run(request, caller, ask)
+        began = self.clock.monotonic()
         body = await present(self.bus, self.pool, name, result, ask.view)
+        self.dispatch.policy.hops.replied(self.clock.monotonic() - began)
         self.dispatch.delivered(caller, name, jobs_of(result))
         return reply(body)
 

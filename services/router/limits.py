@@ -63,9 +63,22 @@ def _seconds(request: web.Request, name: str, lowest: float, most: float, defaul
     return min(value, most)
 
 
-def timeout_s(request: web.Request, config: RouterConfig, default: float) -> float:
-    """Return the seconds the client gives this request, at most `max_timeout_s`."""
-    return _seconds(request, "Spillway-Timeout", 0.001, config.max_timeout_s, default)
+def timeout_s(request: web.Request, config: RouterConfig, key_s: float) -> float | None:
+    """Return the seconds the client (or its key, by `key_s` above 0) gives this request, at most `max_timeout_s`."""
+    found = _seconds(request, "Spillway-Timeout", 0.001, config.max_timeout_s, key_s)
+    return min(found, config.max_timeout_s) if found > 0 else None
+
+
+def is_low(request: web.Request, key_priority: str) -> bool:
+    """Return whether others go before this request: `Spillway-Priority`, else what its key says."""
+    text = request.headers.get("Spillway-Priority", key_priority)
+    if text not in ("low", "normal"):
+        raise InvalidRequest(
+            f"Spillway-Priority is {text[:80]!r}: expected low or normal",
+            code="invalid_header",
+            param="Spillway-Priority",
+        )
+    return text == "low"
 
 
 def resume_s(request: web.Request) -> float:

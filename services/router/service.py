@@ -23,6 +23,7 @@ from services.router.cards import Cards
 from services.router.context import Router
 from services.router.queue.dispatch import Dispatch
 from services.router.queue.pipeline import Pipeline
+from services.router.queue.policy import Hops, Policy
 from services.router.queue.run import Tools
 from services.router.text.pool import TextPool
 from services.router.watch import Watch
@@ -73,7 +74,9 @@ async def _assemble(
     config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
 ) -> Router:
     name = Consumer.incarnation("router")
-    journal = Journal(bus, name)
+    hops = Hops()
+    policy = Policy(config.admission, hops)
+    journal = Journal(bus, name, hops.heard)
     await journal.start()
     stack.push_async_callback(journal.stop)
     keys, background = KeyStore(bus), Background()
@@ -82,8 +85,8 @@ async def _assemble(
     pool = TextPool(config.text_processes)
     await pool.start()
     stack.callback(pool.stop)
-    dispatch = Dispatch(bus, journal, keys, background)
-    tools = Tools(bus, journal, cards, pool, config.search_ack, dispatch.families)
+    dispatch = Dispatch(bus, journal, keys, background, policy)
+    tools = Tools(policy, bus, journal, cards, pool, config.search_ack, dispatch.families)
     pipeline = Pipeline(tools, dispatch, config.partitions)
     return Router(
         config,

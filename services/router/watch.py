@@ -13,11 +13,11 @@ from common.ids import Family
 from services.router import metrics
 from services.router.context import Router
 from services.router.queue.door import (
-    EMBED_CLASSES,
     GENERATE_CLASSES,
     REQUEST_CLASSES,
     SEARCH_CLASSES,
 )
+from services.router.queue.policy import EMBED_CLASSES
 
 EVERY_S = 1.0
 DOWN_S = 2.0

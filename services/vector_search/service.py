@@ -14,9 +14,9 @@ from common.bus import Bus
 from common.bus.opening import open_bus
 from common.clock import SystemClock
 from common.config import SearchConfig
+from common.devices import detect
 from common.errors import ConfigError
 from common.health import Health
-from common.ml.cores import usable_cores
 from services.vector_search.records import replica_name
 from services.vector_search.replica import Replica
 
@@ -62,7 +62,7 @@ async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) ->
             return
         try:
             name = config.replica or replica_name(root)
-            replica = Replica(root, bus, config, name=name, cores=usable_cores())
+            replica = Replica(root, bus, config, name=name, cores=detect().usable_cores)
             watch = asyncio.create_task(_watch(bus, replica, health, stopping))
             try:
                 await replica.run(stopping)

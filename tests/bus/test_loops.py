@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.bus import Bus, BusDown, Consumer, Journal, Lease, keys
@@ -161,8 +162,10 @@ async def test_a_lane_nobody_serves(bus: Bus) -> None:
 
 
 async def test_back_to_the_accelerator(bus: Bus) -> None:
-    """An idle accelerator worker takes back what waits unread on the CPU's lane."""
-    await Hand(bus, EMBED, "cpu-a", "cpu").join()
+    """An accelerator worker takes back what waits unread on the CPU's lane and would end later there."""
+    slow = Hand(bus, EMBED, "cpu-a", "cpu")
+    slow.record = msgspec.structs.replace(slow.record, beta_s=0.5)
+    await slow.join()
     (job,) = await must(bus, new_job(), classes=("cpu",))
     gpu = worker(bus, "gpu-a", "gpu")
     await gpu.start()

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from common.devices import detect
 from common.errors import ConfigError
 from common.messages import ModelCard
-from common.ml.cores import keep_memory, usable_cores
 from common.ml.decoder.files import DecoderFiles, find_decoder
 from common.ml.decoder.forward import Decoder
 from common.ml.decoder.plan import BatchPlan, plan_batch
@@ -19,6 +19,7 @@ from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
 from common.ml.library import cpu_flags
+from common.ml.memory import keep_memory
 from services.gpu_worker.compute.sampler import draw_tokens
 from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
@@ -85,7 +86,7 @@ class TorchRunner:
         )  # a damaged one should stop the start, not the first request
         place = _place(device)
         keep_memory()
-        threads = threads or usable_cores()
+        threads = threads or detect().usable_cores
         torch.set_num_threads(threads)
         chosen = _dtype(files, dtype, place)
         weights = load_weights(files.spec, files.weights, dtype=_DTYPES[chosen], device=place)

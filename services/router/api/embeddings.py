@@ -36,6 +36,8 @@ async def create(request: web.Request) -> web.Response:
         return await router.answer(request, caller, single)
     items = sum(parcel.items for parcel in ask.parcels)
     await router.dispatch.foresee(family, EMBED_CLASSES, items, ask.tokens, caller.deadline_ms)
-    plan = ParcelsPlan(model, view, [(p.payload, p.items, p.tokens) for p in ask.parcels])
+    plan = ParcelsPlan(
+        model, view, [(p.payload, p.items, p.tokens) for p in ask.parcels], whole=ask.whole
+    )
     several = router.several(caller.tenant, "embeddings", plan, view, ask.tokens)
     return await router.answer(request, caller, several)

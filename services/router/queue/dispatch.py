@@ -14,7 +14,6 @@ from common.keys import KeyStore
 from common.messages import Event, Result
 from services.router.background import Background
 from services.router.queue.door import (
-    EMBED_CLASSES,
     GENERATE_CLASSES,
     REQUEST_CLASSES,
     SEARCH_CLASSES,
@@ -23,6 +22,7 @@ from services.router.queue.door import (
     Door,
 )
 from services.router.queue.outcomes import result_of
+from services.router.queue.policy import EMBED_CLASSES, Policy
 
 __all__ = [
     "EMBED_CLASSES",
@@ -40,9 +40,14 @@ class Dispatch(Door):
     """Admits requests and waits for them; one a router."""
 
     def __init__(
-        self, bus: Bus, journal: Journal, key_store: KeyStore, background: Background
+        self,
+        bus: Bus,
+        journal: Journal,
+        key_store: KeyStore,
+        background: Background,
+        policy: Policy,
     ) -> None:
-        super().__init__(bus, journal, key_store, background)
+        super().__init__(bus, journal, key_store, background, policy)
         self.on_flagged: Callable[[], None] = lambda: None
         self._readers: dict[str, int] = {}
 

@@ -24,11 +24,11 @@ from services.router import metrics
 from services.router.background import Background
 from services.router.queue.graces import Graces
 from services.router.queue.keeping import Keeping
+from services.router.queue.policy import Policy
 from services.router.queue.refusals import refusal, retry_after
 from services.router.text.asks import Parcel
 from services.router.text.replies import View
 
-EMBED_CLASSES = ("gpu", "cpu")
 GENERATE_CLASSES = ("gpu",)
 SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
@@ -36,11 +36,16 @@ _log = log.get("router")
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, until when, and what is to happen when the connection goes."""
+    """Who asks, until when, and what is to happen when the connection goes.
+
+    `own` says that the client or its key set the deadline, `share` below 1 leaves the rest of a lane to others.
+    """
 
     tenant: str
     key: Key | None
     deadline_ms: int
+    own: bool = False
+    share: float = 1.0
     resume_s: float = 0.0
     idempotency_key: str = ""
     body_hash: bytes = b""
@@ -71,9 +76,15 @@ class Door(Keeping):
     """Admits requests."""
 
     def __init__(
-        self, bus: Bus, journal: Journal, key_store: KeyStore, background: Background
+        self,
+        bus: Bus,
+        journal: Journal,
+        key_store: KeyStore,
+        background: Background,
+        policy: Policy,
     ) -> None:
         super().__init__(bus)
+        self.policy = policy
         self.journal, self.keys = journal, key_store
         self.background = background
         self.router = journal.router
@@ -170,7 +181,10 @@ class Door(Keeping):
         try:
             admission = await self.bus.admit(
                 [NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)],
-                classes=ask.classes,
+                classes=self.policy.classes(ask.classes),
+                terms=self.policy.terms(ask.classes),
+                own=caller.own,
+                share=caller.share,
                 router=self.router,
                 tenant=caller.tenant,
                 deadline_ms=caller.deadline_ms,

@@ -46,7 +46,9 @@ async def parcels(run: Run, plan: ParcelsPlan) -> RequestResult:
     """Run all parcels of an embeddings or rerank request; the result names their jobs."""
     families = await _families(run, plan.model, (await run.tools.cards.card(plan.model)).partitions)
     given = [Parcel(*parcel) for parcel in plan.parcels]
-    ids, _ = await run.gather("part", families, EMBED_CLASSES, given)
+    if plan.whole:
+        families = families[:1]  # one admission is of one family
+    ids, _ = await run.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
     return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.view)})
 
 

@@ -11,11 +11,15 @@ from services.router.text.replies import View
 
 
 class ParcelsPlan(msgspec.Struct, frozen=True, tag="parcels"):
-    """Embeddings or scores of many parcels: encoded Work, items and tokens of each."""
+    """Embeddings or scores of many parcels: encoded Work, items and tokens of each.
+
+    With `whole` all of them are admitted at once, or the request is refused.
+    """
 
     model: str
     view: View
     parcels: list[tuple[bytes, int, int]]
+    whole: bool = False
 
 
 class SearchPlan(msgspec.Struct, frozen=True, tag="search"):

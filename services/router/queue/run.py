@@ -18,6 +18,8 @@ from common.messages import Event, Result
 from services.router import metrics
 from services.router.cards import Cards
 from services.router.queue.outcomes import error_of, result_of
+from services.router.queue.policy import Policy
+from services.router.queue.refusals import refusal
 from services.router.text.asks import Parcel
 from services.router.text.pool import TextPool
 
@@ -28,6 +30,8 @@ BULK_SHARE = 0.5
 
 class Tools(msgspec.Struct, frozen=True):
     """What stages work with; `used` notes when a family was last asked for, by the clock's monotonic()."""
+
+    policy: Policy
 
     bus: Bus
     journal: Journal
@@ -84,11 +88,13 @@ class Run:
         *,
         most: int = _AT_ONCE,
         bulk: bool | None = None,
+        whole: bool = False,
     ) -> tuple[list[str], list[Result]]:
         """Run one job per parcel (in families[i % n]) and return their ids and results, in order.
 
         Jobs enter as lanes have room, until the deadline; a repeated stage finds the jobs that exist. The first error
-        cancels the rest. `bulk` (by default: more than one parcel) leaves half of each lane to single requests.
+        cancels the rest. `bulk` (by default: more than one parcel) leaves half of each lane to single requests. With
+        `whole` all enter at once, each where it fits, or the request is refused.
         """
         share = BULK_SHARE if (len(parcels) > 1 if bulk is None else bulk) else 1.0
         ids = [
@@ -99,6 +105,8 @@ class Run:
         waiting: dict[asyncio.Task[Event], int] = {}
         bells: dict[str, Bell] = {}
         following, pause = 0, _FIRST_S
+        if whole:
+            await self._admit_whole(ids, classes, parcels)
         try:
             while following < len(ids) or waiting:
                 timeout: float | None = None
@@ -134,7 +142,8 @@ class Run:
         try:
             admission = await self.tools.bus.admit(
                 [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
-                classes=classes,
+                classes=self.tools.policy.classes(classes),
+                terms=self.tools.policy.terms(classes),
                 router=self.tools.journal.router,
                 tenant=self.tenant,
                 deadline_ms=self.deadline_ms,
@@ -147,6 +156,27 @@ class Run:
         elif admission.outcome == "admitted":
             metrics.ADMITTED.labels(lane_label(family_of(job), admission.lane)).inc()
         return admission.outcome
+
+    async def _admit_whole(
+        self, ids: Sequence[str], classes: Sequence[str], parcels: Sequence[Parcel]
+    ) -> None:
+        """Admit all jobs in one step; what is refused then raises. Each is found as existing afterwards."""
+        self._open.update(ids)
+        tools = self.tools
+        admission = await tools.bus.admit(
+            [
+                NewJob(job, p.payload, p.items, p.tokens)
+                for job, p in zip(ids, parcels, strict=True)
+            ],
+            classes=tools.policy.classes(classes),
+            terms=tools.policy.terms(classes),
+            router=tools.journal.router,
+            tenant=self.tenant,
+            deadline_ms=self.deadline_ms,
+            spread=True,
+        )
+        if admission.outcome == "refused":
+            raise refusal(admission.reason, admission.retry_after_s)
 
     async def _collect(
         self,

@@ -27,13 +27,14 @@ class Parcel(NamedTuple):
 
 
 class EmbedAsk(NamedTuple):
-    """POST /v1/embeddings, understood."""
+    """POST /v1/embeddings, understood; with `whole` its parcels are admitted together or not at all."""
 
     spec: Spec
     parcels: list[Parcel]
     tokens: int
     base64: bool
     dimensions: int | None
+    whole: bool
 
 
 class RerankAsk(NamedTuple):
@@ -177,6 +178,7 @@ def embeddings(raw: bytes, specs: dict[str, Spec], default: str, limits: Limits)
         tokens,
         body.encoding_format == "base64",
         None if body.dimensions == spec.dimension else body.dimensions,
+        body.all_or_nothing,
     )
 
 

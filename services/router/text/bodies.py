@@ -29,6 +29,7 @@ class EmbeddingsBody(Struct, frozen=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     truncate: bool = False
+    all_or_nothing: bool = False
     user: str | None = None
 
 
