@@ -60,9 +60,12 @@ def vector_search(name: str = "vector_search", *flags: str) -> Service:
     return Service(name, "services.vector_search", flags)
 
 
-def sim_worker(name: str = "gpu_worker", beta_s: float = 0.005, alpha_s: float = 0.0) -> Service:
-    """Describe a simulated device: `beta_s` seconds a batch and `alpha_s` an item."""
-    return gpu_worker(name, "--device", "sim", "--alpha", str(alpha_s), "--beta", str(beta_s))
+def sim_worker(
+    name: str = "gpu_worker", beta_s: float = 0.005, alpha_s: float = 0.0, slo_s: float = 2.0
+) -> Service:
+    """Describe a simulated device: `beta_s` seconds a batch and `alpha_s` an item, all to end within `slo_s`."""
+    flags = ("--alpha", str(alpha_s), "--beta", str(beta_s), "--embed-slo-s", str(slo_s))
+    return gpu_worker(name, "--device", "sim", *flags)
 
 
 def standard() -> list[Service]:

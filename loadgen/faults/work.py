@@ -54,7 +54,7 @@ class Embeddings(Work):
 
     def worker(self, name: str) -> Service:
         """Describe a simulated encoder."""
-        return processes.sim_worker(name, beta_s=self.step_s)
+        return processes.sim_worker(name, beta_s=self.step_s, slo_s=60.0)
 
     def requests(self, count: int, seed: int) -> list[Request]:
         """Build requests of short texts."""

@@ -173,6 +173,7 @@ def _gauge(name: str, lane: LaneState) -> None:
     metrics.PENDING.labels(name).set(lane.pending)
     metrics.QUEUED.labels(name).set(lane.queued)
     metrics.STRANDED.labels(name).set(lane.stranded)
+    metrics.ADMITTED.labels(name)  # a lane that nothing spilled to counts 0
 
 
 def _forget(name: str) -> None:
