@@ -80,8 +80,12 @@ class LinearCost(NamedTuple):
         12); with the hops, a margin and another beta, as a job may arrive just after a batch began, the open-loop one.
         """
         alpha_s = self.alpha_items_s + QUERY_TOKENS * self.alpha_tokens_s
-        left_s = slo_s - spare_s - self.beta_s
-        return 0 if alpha_s > left_s else _whole(left_s, alpha_s)
+        return LinearCost(self.beta_s, alpha_s, 0.0).queries_of(slo_s - spare_s)
+
+    def queries_of(self, slo_s: float) -> int:
+        """Return how many items fit into one batch within `slo_s`; 0 where one would miss it."""
+        left_s = slo_s - self.beta_s
+        return 0 if self.alpha_items_s > left_s else _whole(left_s, self.alpha_items_s)
 
 
 def _whole(total: float, each: float) -> int:

@@ -1,0 +1,119 @@
+"""WindVE's queue depth estimator (section IV.B of the paper): a line through a few closed-loop probes, and tuning.
+
+A probe sends so many queries at once and takes the seconds until the last of them is answered. What is fitted is that
+end-to-end latency, so the depth it gives is the closed-loop one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from common.cost.linear import LinearCost, Probe, fit
+from common.cost.online import Explained
+
+# Queries of the first probes; one more is at _FAR of the depth that these let expect, as the line is read off there.
+_POINTS = (1, 8, 16, 32)
+_FAR = 0.7
+_REPEATS = 3
+_ROUNDS = 5
+# A device is not probed where it would need more than this many times its objective.
+_LONGEST = 4.0
+MOST = 100_000
+
+ProbeOf = Callable[[int], Awaitable[float]]
+Holds = Callable[[int], Awaitable[bool]]
+
+
+class Estimate(NamedTuple):
+    """Seconds of n queries at once = beta_s + alpha_s * n, what was measured, and how well the line explains it.
+
+    `depth` is the most queries at once whose last answer comes within `slo_s`; 0 where one query already misses it.
+    """
+
+    alpha_s: float
+    beta_s: float
+    r2: float
+    slo_s: float
+    depth: int
+    points: tuple[tuple[int, float], ...]
+
+
+async def estimate(probe: ProbeOf, slo_s: float, *, most: int = MOST) -> Estimate:
+    """Probe a device and return its line and depth (equations 7 to 12), at most `most`."""
+    await probe(1)  # warms what has not run yet
+    found = [(1, await probe(1)) for _ in range(_REPEATS)]
+    one_s = statistics.median(seconds for _, seconds in found)
+    if one_s > slo_s:
+        return Estimate(one_s, 0.0, 0.0, slo_s, 0, tuple(found))
+    for queries in _POINTS[1:]:
+        if queries > most or _line(found).seconds(queries, 0) > _LONGEST * slo_s:
+            break
+        found += [(queries, await probe(queries)) for _ in range(_REPEATS)]
+    expected = min(_line(found).queries_of(slo_s), most)
+    far = round(_FAR * expected)
+    if far > found[-1][0]:
+        found += [(far, await probe(far)) for _ in range(_REPEATS)]
+    line, explained = _line(found), Explained()
+    for queries, seconds in found:
+        explained.add(line.seconds(queries, 0), seconds)
+    depth = min(line.queries_of(slo_s), most)
+    return Estimate(line.alpha_items_s, line.beta_s, explained.value, slo_s, depth, tuple(found))
+
+
+def _line(found: list[tuple[int, float]]) -> LinearCost:
+    return fit([Probe(queries, 0, seconds) for queries, seconds in found])
+
+
+async def tune(probe: ProbeOf, slo_s: float, start: int, *, most: int = MOST) -> int:
+    """Return the depth at which no answer of several rounds is late, found by probing near `start`."""
+
+    async def holds(queries: int) -> bool:
+        for _ in range(_ROUNDS):
+            if await probe(queries) > slo_s:
+                return False
+        return True
+
+    return await largest(holds, start, most=most)
+
+
+async def tune_beside(
+    probe: Callable[[int, int], Awaitable[tuple[float, float]]],
+    slo_s: float,
+    accelerator: int,
+    start: int,
+    *,
+    most: int = MOST,
+) -> int:
+    """Return the CPU's depth when both devices run at once.
+
+    `probe(a, c)` sends `a` queries to the accelerator and `c` to the CPU at once and returns the seconds of each. The
+    accelerator stays at its depth: where the CPU's help would make it late, the CPU gets less.
+    """
+
+    async def holds(queries: int) -> bool:
+        for _ in range(_ROUNDS):
+            if max(await probe(accelerator, queries)) > slo_s:
+                return False
+        return True
+
+    return await largest(holds, start, most=most)
+
+
+async def largest(holds: Holds, start: int, *, most: int = MOST) -> int:
+    """Return the largest n in 0..`most` that holds, if all below one that holds do; looked for around `start`."""
+    low, high = 0, most + 1  # low holds, high does not
+    at, step = min(max(start, 1), most), 1
+    while high - low > 1:
+        if await holds(at):
+            low = at
+            at = low + step
+        else:
+            high = at
+            at = high - step
+        step *= 2
+        if not low < at < high:
+            at = (low + high) // 2
+            step = 1
+    return low
