@@ -26,6 +26,7 @@ Threads = Annotated[int, Meta(ge=0, le=1024)]
 # How many overflow workers; auto: one where there is an accelerator to overflow, else none.
 Workers = Literal["auto"] | Annotated[int, Meta(ge=0, le=256)]
 Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
+Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
 
@@ -63,9 +64,7 @@ class RouterConfig(Common, frozen=True):
     text_processes: Annotated[int, Meta(ge=1, le=64)] = 1
     default_model: str = ""
     rerank_model: str = ""
-    admission: Literal["windve-tokens", "windve", "accelerator-only", "round-robin"] = (
-        "windve-tokens"
-    )
+    admission: Admission = "windve-tokens"
     search_ack: Positive = 1
     session_ttl_s: Positive = 7 * 24 * 3600
 
@@ -82,8 +81,11 @@ class WorkerConfig(Common, frozen=True):
     cores: str = ""
     role: Literal["overflow"] = "overflow"
     partition: Count = 0
+    admission: Admission = "windve-tokens"
     alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    alpha_tokens: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     beta: Annotated[float, Meta(ge=0, le=3600)] = 0.005
+    sigma: Annotated[float, Meta(ge=0, le=1)] = 0.0
     chat_model: str = ""
     chat_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     chat_slo_s: Seconds = 120.0

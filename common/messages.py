@@ -434,6 +434,22 @@ class WorkerRecord(Message, frozen=True):
     place: str = ""
 
 
+class DepthRecord(Message, frozen=True):
+    """What probes of one device told: seconds of n queries at once = beta_s + alpha_s * n, explained by `r2`.
+
+    `by_line` is the depth by that line, `depth` after tuning; `points` are (queries, seconds of the last answer).
+    """
+
+    alpha_s: float
+    beta_s: float
+    r2: float
+    slo_s: float
+    by_line: int
+    depth: int
+    points: list[tuple[int, float]]
+    at_ms: int = 0
+
+
 class ModelCard(Message, frozen=True):
     """What router and worker must agree on about a model; the tokenizer lies beside it (`Registry.publish_card`).
 

@@ -49,6 +49,7 @@ SUITES = {
         Suite("F4C", "SIGTERM with streams in flight"),
         Suite("Q1", "Grounded answers of the shipped model over HTTP"),
         Suite("X1", "Exactness of the engine against transformers"),
+        Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("F6", "Fuzzed API and hostile inputs"),
     )
 }

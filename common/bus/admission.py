@@ -57,11 +57,12 @@ class Terms(NamedTuple):
     """How a router chooses lanes: WindVE's policies are made of these.
 
     `rule` "finish" admits what is predicted to end in time (WindVE section 5 of the spec: token-aware, open loop),
-    "count" what the workers' depth in queries allows (Algorithm 1). `order` "first" takes the classes as given,
-    "turns" begins each admission with the next one. `hop_s` is the time from the end of a job to its client.
+    "count" what the workers' depth in queries allows (Algorithm 1), "all" whatever comes: probes. `order` "first"
+    takes the classes as given, "turns" begins each admission with the next one. `hop_s` is the time from the end of a
+    job to its client.
     """
 
-    rule: Literal["finish", "count"] = "finish"
+    rule: Literal["finish", "count", "all"] = "finish"
     order: Literal["first", "turns"] = "first"
     hop_s: float = 0.0
 

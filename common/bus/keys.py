@@ -23,6 +23,11 @@ def plan(family: Family) -> str:
     return f"{tag(family)}:plan"
 
 
+def depths(family: Family) -> str:
+    """What the depth estimator found, by device and objective."""
+    return f"{tag(family)}:depths"
+
+
 def workers(family: Family) -> str:
     """Records of the workers of a family."""
     return f"{tag(family)}:workers"

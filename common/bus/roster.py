@@ -90,7 +90,8 @@ class Roster(Connection):
         workers = await self.workers(family)
         living = {record.worker for record in workers}
         for record in workers:
-            for cls in () if record.draining else (*record.classes, keys.own(record.worker)):
+            open_to = () if record.closed else record.classes
+            for cls in () if record.draining else (*open_to, keys.own(record.worker)):
                 items, tokens = depth.get(cls, (0, 0))
                 depth[cls] = (items + record.depth_items, tokens + record.depth_tokens)
         states = {}

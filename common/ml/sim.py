@@ -7,6 +7,7 @@ same tokens. It needs no torch.
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,13 +24,18 @@ _TABLE_ROWS = 4096
 
 
 class SimModel:
-    """A device that takes `beta_s + alpha_items_s * items` seconds a batch, to within the clock's precision."""
+    """A device that takes `beta_s + alpha_items_s * items + alpha_tokens_s * tokens` seconds a batch.
+
+    To within the clock's precision, or with `sigma` times a normal factor with that deviation.
+    """
 
     def __init__(
         self,
         *,
         alpha_items_s: float,
         beta_s: float,
+        alpha_tokens_s: float = 0.0,
+        sigma: float = 0.0,
         files: ModelFiles | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -42,7 +48,8 @@ class SimModel:
         self.max_tokens = self._files.max_tokens
         self.device = "sim"
         self.dtype = "fp32"
-        self.known_cost: LinearCost | None = LinearCost(beta_s, alpha_items_s, 0.0)
+        self.known_cost: LinearCost | None = LinearCost(beta_s, alpha_items_s, alpha_tokens_s)
+        self._sigma = sigma
 
     @property
     def reranks(self) -> bool:
@@ -79,7 +86,8 @@ class SimModel:
         """Return the texts' pseudo-vectors after the time the model says."""
         started = time.monotonic()
         assert self.known_cost is not None
-        due = started + self.known_cost.seconds(len(texts), 0)
+        seconds = self.known_cost.seconds(len(texts), sum(map(len, texts)))
+        due = started + seconds * max(0.0, random.gauss(1.0, self._sigma))
         rows = np.empty((len(texts), DIMENSION), dtype=np.float32)
         for index, text in enumerate(texts):
             digest = hashlib.blake2b(repr(list(text)).encode(), digest_size=4).digest()

@@ -13,11 +13,11 @@ _REPEATS = 4
 _SLOW_S = 0.5
 
 
-def calibrate(model: Model, slo_s: float) -> Pace:
+def calibrate(model: Model, slo_s: float, *, takes_all: bool = False) -> Pace:
     """Probe a few batch shapes (this also warms the model); a model whose cost is known is not probed."""
-    if model.known_cost is not None:
-        return Pace([], slo_s=slo_s, known=model.known_cost)
-    return Pace([probe for shape in _SHAPES for probe in _probe(model, *shape)], slo_s=slo_s)
+    known = model.known_cost
+    probes = [] if known is not None else [p for shape in _SHAPES for p in _probe(model, *shape)]
+    return Pace(probes, slo_s=slo_s, known=known, takes_all=takes_all)
 
 
 def _probe(model: Model, items: int, length: int) -> list[Probe]:

@@ -28,7 +28,7 @@ from common.work.pace import Pace
 
 # A batch shorter than this, of jobs just read, is over sooner than asking first who was cancelled would pay.
 _ASK_FIRST_S = 0.02
-_MAX_JOBS = 64
+_MAX_JOBS = 256
 _WAIT_S = 1.0
 # A change of depth by this share is worth a line in the log.
 _DRIFT = 0.2

@@ -13,6 +13,7 @@ from common.messages import WorkerRecord
 from common.work.batches import Limits
 
 _BATCH_ITEMS = 256
+_ALL = Limits(1_000_000, 1_000_000_000)
 # Before anything is known of how far predictions are off; and the most that is believed, as one hiccup of the machine
 # must not close the door for long.
 _LATE_PRIOR, _LATE_MOST = 0.1, 0.25  # of the objective
@@ -24,12 +25,21 @@ class Pace:
     foreseen."""
 
     def __init__(
-        self, probes: Sequence[Probe], *, slo_s: float, known: LinearCost | None = None
+        self,
+        probes: Sequence[Probe],
+        *,
+        slo_s: float,
+        known: LinearCost | None = None,
+        takes_all: bool = False,
     ) -> None:
-        """Begin with what was probed, or with a cost that is known and stays."""
+        """Begin with what was probed, or with a cost that is known and stays.
+
+        One that `takes_all` runs whatever waits as one batch, as depths in queries suppose.
+        """
         self._online = OnlineCost(probes, fixed=known)
         self.slo_s = slo_s
-        self.limits = Limits(_BATCH_ITEMS, self.cost.batch_tokens())
+        self.limits = _ALL if takes_all else Limits(_BATCH_ITEMS, self.cost.batch_tokens())
+        self.queries: int | None = None  # the depth that probes through the mesh have found
         self._late = Lateness(prior=_LATE_PRIOR * slo_s)
         self._late_share = Lateness(prior=_SHARE_PRIOR)
 
@@ -78,7 +88,7 @@ class Pace:
             record,
             depth_items=depth.items,
             depth_tokens=depth.tokens,
-            depth_queries=cost.queries(self.slo_s),
+            depth_queries=cost.queries(self.slo_s) if self.queries is None else self.queries,
             alpha_items_s=cost.alpha_items_s,
             alpha_tokens_s=cost.alpha_tokens_s,
             beta_s=cost.beta_s,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from common import log
 from common.bus import Bus, Consumer
@@ -24,6 +27,7 @@ from common.work.loop import EmbeddingLoop
 from common.work.metrics import WorkMetrics
 from common.work.model import Model
 from common.work.pace import Pace
+from common.work.probing import DepthFinder, counts_queries
 
 NONE = "none"  # the name of a model that is not served
 _WATCH_S = 0.5
@@ -56,7 +60,7 @@ def load_models(config: WorkerConfig) -> list[Model]:
 
     An encoder named "none" is not served.
     """
-    for name in ("embed_slo_s", "alpha", "beta", "drain_s"):
+    for name in ("embed_slo_s", "alpha", "alpha_tokens", "beta", "sigma", "drain_s"):
         if not math.isfinite(getattr(config, name)):
             raise ConfigError(
                 f"SPILLWAY_{name.upper()} is {getattr(config, name)}; expected a finite number"
@@ -67,7 +71,14 @@ def load_models(config: WorkerConfig) -> list[Model]:
             return []
         from common.ml.sim import SimModel  # noqa: PLC0415 - each device loads only what it needs
 
-        return [SimModel(alpha_items_s=config.alpha, beta_s=config.beta)]
+        return [
+            SimModel(
+                alpha_items_s=config.alpha,
+                alpha_tokens_s=config.alpha_tokens,
+                beta_s=config.beta,
+                sigma=config.sigma,
+            )
+        ]
     from common.ml.encoder import Encoder  # noqa: PLC0415
 
     cache = Path(config.data_dir) / "cache" / "precision.json"
@@ -118,7 +129,8 @@ async def serve(
                 "expected an encoder, or for a gpu_worker a generator (SPILLWAY_CHAT_MODEL)"
             )
         health.set("model", ready=False, why="measuring its speed")
-        measured = [await thread.run(calibrate, model, config.embed_slo_s) for model in models]
+        count = partial(calibrate, takes_all=counts_queries(config))
+        measured = [await thread.run(count, model, config.embed_slo_s) for model in models]
         if beside is not None:
             health.set("model", ready=False, why="loading the generator, measuring its speed")
             await thread.run(beside.load)
@@ -164,12 +176,17 @@ async def _work(
 ) -> None:
     bus, health, thread, metrics = parts
     loops: list[Loop] = []
+    finders: list[DepthFinder] = []
     for model, measured in models:
         card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
         await bus.publish_card(card, model.tokenizer_json())
         family = Family(card.family, config.partition)
-        consumer = Consumer(bus, family, _record(bus, model, measured, service, lane))
+        counts = counts_queries(config) and not model.reranks
+        record = _record(bus, model, measured, service, lane)
+        consumer = Consumer(bus, family, msgspec.structs.replace(record, closed=counts))
         await consumer.start()
+        if counts:
+            finders.append(DepthFinder(bus, consumer, model, measured))
         mine = metrics.on(lane_label(family, lane), model.name)
         mine.tell(consumer.record)
         loops.append(
@@ -185,12 +202,15 @@ async def _work(
     if beside is not None:
         loops.append(await beside.attach(bus, thread))
     health.set("bus", ready=True)
-    health.set("lane", ready=True)
+    health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
     watch = asyncio.create_task(_watch(bus, health, stopping), name="watch")
     try:
         async with asyncio.TaskGroup() as group:
             for loop in loops:
                 group.create_task(loop.run(stopping, config.drain_s))
+            for finder in finders:
+                await finder.find(stopping)
+            health.set("lane", ready=True)
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

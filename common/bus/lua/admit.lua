@@ -5,7 +5,7 @@
 -- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s
 --   | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
 --   | session ('' none) [version busy origin]
--- rule: finish (the predicted end decides) or count (items against the workers' depth in queries)
+-- rule: finish (the predicted end decides), count (items against the workers' depth in queries), or all (for probes)
 -- order: first (the classes as given) or turns (each admission begins with the next class)
 -- own: 1 if the deadline is the request's own, which then decides instead of the lane's objective
 local use, workers, plan = key(), key(), key()
@@ -92,6 +92,7 @@ end
 -- Where a load would stand in a lane; nil and why not.
 local function spot(l, load)
   local part = l.held_items > 0 and share or 1 -- an empty lane takes one job however small the share
+  if rule == 'all' then return {number = 0, finish = 0, due = deadline} end
   if rule == 'count' then
     local over = l.held_items + load.items - l.queries * part
     if over > 0 then
@@ -152,7 +153,7 @@ for _, load in ipairs(loads) do
 end
 for _, load in ipairs(loads) do
   local l, p = load.lane, load.place
-  local due, finish = string.format('%.0f', p.due), string.format('%.0f', rule == 'count' and 0 or now + p.finish * 1000)
+  local due, finish = string.format('%.0f', p.due), string.format('%.0f', rule == 'finish' and now + p.finish * 1000 or 0)
   for _, j in ipairs(load.jobs) do
     local entry = call('XADD', l.name, '*', 'j', j.id, 'p', j.payload, 'i', j.items, 'n', j.tokens, 'd', deadline, 'r', router,
       's', 0, 'b', p.number, 'u', due, 'f', finish, unpack(traceparent ~= '' and {'t', traceparent} or {}))

@@ -213,7 +213,7 @@ class Door(Keeping):
 
         Predicted from the costs workers publish and what their lanes hold; RateLimited `deadline`, or Unavailable.
         """
-        workers = [w for w in await self.bus.workers(family) if not w.draining]
+        workers = [w for w in await self.bus.workers(family) if not (w.draining or w.closed)]
         workers = [w for w in workers if set(w.classes) & set(classes)]
         if not workers:
             raise refusal("no_worker", 2.0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from common.bus.admission import Terms
+from common.config import Admission
 from common.cost.online import Lateness
 
-PolicyName = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 EMBED_CLASSES = ("gpu", "cpu")
 LOW_SHARE = 0.5
-_TERMS: dict[PolicyName, Terms] = {
+_TERMS: dict[Admission, Terms] = {
     "windve-tokens": Terms("finish", "first"),
     "windve": Terms("count", "first"),
     "accelerator-only": Terms("count", "first"),
@@ -44,8 +43,8 @@ class Hops:
 class Policy:
     """What `admit` is asked for embeddings; other lanes are always filled by predicted end."""
 
-    def __init__(self, name: PolicyName, hops: Hops) -> None:
-        self.name: PolicyName = name
+    def __init__(self, name: Admission, hops: Hops) -> None:
+        self.name: Admission = name
         self.hops = hops
 
     def classes(self, asked: Sequence[str]) -> Sequence[str]:
@@ -56,5 +55,5 @@ class Policy:
 
     def terms(self, asked: Sequence[str]) -> Terms:
         """Return by what rule they are chosen."""
-        name: PolicyName = self.name if tuple(asked) == EMBED_CLASSES else "windve-tokens"
+        name: Admission = self.name if tuple(asked) == EMBED_CLASSES else "windve-tokens"
         return _TERMS[name]._replace(hop_s=self.hops.p99_s)
