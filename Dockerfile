@@ -23,8 +23,10 @@ RUN python scripts/image.py ours --wheels /wheels \
     && pip install --no-deps --no-index --prefix /worker /wheels/*.whl \
     && cp -a /worker /mesh \
     && rm /mesh/lib/python*/site-packages/models/demo/model.safetensors
-# The encoder's kernels are for x86 only; elsewhere, and on processors without AVX512-BF16, torch does their work.
-RUN if [ "$(uname -m)" = x86_64 ]; then cd /worker/lib/python*/site-packages && python -m common.ml.library; fi
+# The kernels are for x86 with AVX-512 only; elsewhere torch and hnswlib do their work.
+RUN if [ "$(uname -m)" = x86_64 ]; then \
+        for image in worker mesh; do (cd /${image}/lib/python*/site-packages && python -m common.ml.library) || exit 1; done; \
+    fi
 
 # -- packages: the lock file's, in layers of their own, which a change of our code leaves as they are --------
 FROM ${PYTHON} AS mesh-packages

@@ -1,7 +1,7 @@
-"""The C++ kernels as a library: one that an image brought along, one built here before, or one built now.
+"""The C++ kernels as libraries: one that an image brought along, one built here before, or one built now.
 
-Imports no torch, so that an image can be made without it: `python -m common.ml.library` builds, beside its source, a
-library for any processor that the kernels can run on.
+Needs the standard library only, so that an image can be made without the rest: `python -m common.ml.library` builds,
+beside their sources, libraries for any processor that the kernels can run on.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-# What the kernels are made of; a processor without one of these cannot run them.
-NEEDS = frozenset(
-    {"avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}
+
+class Source(NamedTuple):
+    """A file of kernels, what a processor must have to run them, and the flags that compile them for any such one."""
+
+    path: Path
+    needs: frozenset[str]
+    anywhere: tuple[str, ...]
+
+
+_AVX512 = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+_FOLDER = Path(__file__).parent
+ENCODER = Source(
+    _FOLDER / "kernels.cpp", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")
 )
-_HERE, _ANYWHERE = ("-march=native",), ("-march=x86-64-v4", "-mavx512bf16")
+TRAVERSE = Source(
+    _FOLDER / "traverse.cpp", _AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")
+)
+_HERE = ("-march=native",)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 _BUILD_S = 120
 
@@ -38,39 +51,43 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("c++")
 
 
-def brought() -> Path | None:
+def brought(source: Source) -> Path | None:
     """Return the library that lies beside the source and was made from it, or None."""
-    path = SOURCE.with_name(f"kernels-{_digest(_ANYWHERE)}.so")
+    path = _beside(source)
     return path if path.is_file() else None
 
 
-def build(directory: Path) -> Path | None:
+def build(source: Source, directory: Path) -> Path | None:
     """Return this machine's library in `directory`, built if need be; None where it is not and nothing can build it.
 
     OSError or subprocess.SubprocessError if it cannot be built.
     """
-    target = directory / f"kernels-{_digest(_HERE, cpu_flags())}.so"
+    target = directory / _name(source, _HERE, cpu_flags())
     if target.is_file() and target.stat().st_uid in {os.getuid(), 0}:
         return target
     if compiler() is None:
         return None
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _compile(target, _HERE)
+    _compile(source, target, _HERE)
     return target
 
 
-def _digest(march: tuple[str, ...], processor: str = "") -> str:
-    made_of = SOURCE.read_bytes() + repr((_FLAGS, march, processor)).encode()
-    return hashlib.blake2b(made_of, digest_size=8).hexdigest()
+def _beside(source: Source) -> Path:
+    return source.path.with_name(_name(source, source.anywhere))
 
 
-def _compile(target: Path, march: tuple[str, ...]) -> None:
+def _name(source: Source, march: tuple[str, ...], processor: str = "") -> str:
+    made_of = source.path.read_bytes() + repr((_FLAGS, march, processor)).encode()
+    return f"{source.path.stem}-{hashlib.blake2b(made_of, digest_size=8).hexdigest()}.so"
+
+
+def _compile(source: Source, target: Path, march: tuple[str, ...]) -> None:
     found = compiler()
     if found is None:
         raise OSError("no C++ compiler: g++ and c++ are not on the PATH")
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         unlinked, linked = Path(work) / "kernels.o", Path(work) / "kernels.so"
-        command = [found, *_FLAGS, *march, "-c", str(SOURCE), "-o", str(unlinked)]
+        command = [found, *_FLAGS, *march, "-c", str(source.path), "-o", str(unlinked)]
         subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S)
         # No -fopenmp here: its functions are found in torch's copy, which `Kernels` makes visible.
         command = [found, "-shared", "-o", str(linked), str(unlinked)]
@@ -79,14 +96,15 @@ def _compile(target: Path, march: tuple[str, ...]) -> None:
 
 
 def main() -> int:
-    """Build the library that an image brings along; prints its path."""
-    target = SOURCE.with_name(f"kernels-{_digest(_ANYWHERE)}.so")
-    try:
-        _compile(target, _ANYWHERE)
-    except (OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"the kernels were not built: {error}\n")
-        return 1
-    print(target)
+    """Build the libraries that an image brings along; prints their paths."""
+    for source in (ENCODER, TRAVERSE):
+        target = _beside(source)
+        try:
+            _compile(source, target, source.anywhere)
+        except (OSError, subprocess.SubprocessError) as error:
+            sys.stderr.write(f"{source.path.name} was not built: {error}\n")
+            return 1
+        print(target)
     return 0
 
 

@@ -6,44 +6,17 @@ The library shares torch's OpenMP pool: it is linked without one of its own, so 
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from common import log
-from common.ml import library
+from common.ml.compiled import find
+from common.ml.library import ENCODER
 
 HEAD_WIDTHS = (32, 64)
 _log = log.get("ml")
-
-
-def _places(directory: Path | None) -> list[Path]:
-    """Return where builds may be kept, best first: the user's cache, then a directory of the caller's."""
-    places = [] if directory is None else [directory]
-    try:
-        return [Path.home() / ".cache" / "spillway", *places]
-    except RuntimeError:
-        return places  # a user without a home
-
-
-def find(directory: Path | None = None) -> Path | None:
-    """Return the compiled library, building it if needed; None where it cannot be had."""
-    if not library.NEEDS.issubset(library.cpu_flags().split()):
-        return None
-    brought = library.brought()
-    if brought is not None:
-        return brought
-    for place in _places(directory):
-        try:
-            path = library.build(place)
-        except (OSError, subprocess.SubprocessError) as error:
-            _log.warning("kernels_not_built", directory=str(place), why=str(error))
-            continue
-        if path is not None:
-            return path
-    return None
 
 
 class Kernels:
@@ -58,7 +31,7 @@ class Kernels:
     @classmethod
     def load(cls, threads: int, directory: Path | None = None) -> Kernels | None:
         """Return the kernels, or None where they cannot be built or loaded."""
-        path = find(directory)
+        path = find(ENCODER, directory)
         if path is None:
             return None
         torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))

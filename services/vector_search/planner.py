@@ -16,7 +16,9 @@ CANDIDATE_S = 3e-6
 MARGIN = 2.0
 GROWTH = 3
 EF_LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-RECALL_GOAL = 0.97
+RECALL_GOAL = 0.95
+# Standard errors that what is measured must lie above the goal: once in fifty cases it then is luck.
+SURE = 2.0
 # ef is chosen anew when the rows have grown this much since.
 RETUNE_GROWTH = 1.3
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import hnswlib
 import numpy as np
@@ -70,6 +71,18 @@ class TurnLock:
                 self._condition.notify_all()
 
 
+class Layers(NamedTuple):
+    """A graph's links as hnswlib keeps them, by node: a count and then nodes, level 0 apart from those above it."""
+
+    rows: Ints
+    near: np.ndarray[Any, np.dtype[np.uint32]]
+    upper: np.ndarray[Any, np.dtype[np.uint32]]
+    upper_at: Ints
+    upper_links: int
+    entry: int
+    levels: int
+
+
 class Graph:
     """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
 
@@ -78,7 +91,7 @@ class Graph:
     ) -> None:
         """Make an empty graph, or load a saved one from `path`; RuntimeError if that is none."""
         self._metric: Metric = metric
-        self._threads = threads
+        self.threads = threads
         self.lock = TurnLock()
         self._index = hnswlib.Index("l2" if metric == "l2" else "ip", dimension)
         if path:
@@ -88,6 +101,33 @@ class Graph:
         self._count = int(self._index.element_count)
         self._marked = 0
         self.set_ef(64)
+
+    @property
+    def copied_bytes(self) -> int:
+        """About how many bytes `layers` copies on its way."""
+        return self._count * int(4 * self._index.dim + 8 * M + 16)
+
+    def layers(self) -> Layers:
+        """Return a copy of the links; searches go on meanwhile."""
+        self.lock.acquire()
+        try:
+            (state,) = self._index.__getstate__()
+        finally:
+            self.lock.release()
+        count, size = state["cur_element_count"], state["size_data_per_element"]
+        nodes = state["data_level0"][: count * size].view(np.uint8).reshape(count, size)
+        near, label = state["offset_data"], state["label_offset"]
+        words = state["size_links_per_element"] // 4
+        ends = np.cumsum(state["element_levels"][:count].astype(np.int64) * words)
+        return Layers(
+            rows=np.ascontiguousarray(nodes[:, label : label + 8]).view(np.int64).ravel(),
+            near=np.ascontiguousarray(nodes[:, :near]).view(np.uint32),
+            upper=np.ascontiguousarray(state["link_lists"]).view(np.uint32),
+            upper_at=np.concatenate([np.zeros(1, np.int64), ends[:-1]]),
+            upper_links=words - 1,
+            entry=state["enterpoint_node"],
+            levels=state["max_level"],
+        )
 
     def save(self, path: str) -> None:
         """Write the graph to a file; searches go on meanwhile."""
@@ -113,7 +153,7 @@ class Graph:
             needed = self._index.element_count + len(rows)
             if needed > self._index.max_elements:
                 self._index.resize_index(max(needed, self._index.max_elements * 2))
-            self._index.add_items(vectors, rows, num_threads=threads or self._threads)
+            self._index.add_items(vectors, rows, num_threads=threads or self.threads)
             self._count = int(self._index.element_count)
 
     def mark_deleted(self, rows: Ints) -> None:
@@ -161,7 +201,7 @@ class Graph:
         while True:
             try:
                 found: tuple[Ints, Floats] = self._index.knn_query(
-                    queries, k, num_threads=self._threads
+                    queries, k, num_threads=self.threads
                 )
                 return found
             except RuntimeError:

@@ -13,9 +13,10 @@ import numpy as np
 
 from services.vector_search import metrics, planner
 from services.vector_search.index import exact
+from services.vector_search.index.compact import Compact
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Flags, Floats, Ints, Rows, View
-from services.vector_search.index.upkeep import State, Upkeep
+from services.vector_search.index.upkeep import State, Upkeep, serving
 
 Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
 
@@ -104,10 +105,13 @@ class Index(Upkeep):
         lets `audit` use the query.
         """
         state = self._state
-        rows, graph, indexed = state
+        rows = state.rows
         view = rows.view
-        if wanted is None and ef is None and not exactly and graph is not None:
-            found = self._whole(queries, k, state, remember=remember)
+        searched, covered = serving(state, view)
+        if searched is not None and wanted is None and not exactly:
+            if remember:
+                self._recent.append(queries[:1])
+            found = self._whole(queries, k, rows, searched, covered) if ef is None else None
             if found is not None:
                 return found
         allowed: Flags | None = None
@@ -117,31 +121,30 @@ class Index(Upkeep):
             allowed &= view.live[: view.size]
         plan = planner.choose(
             live=rows.live_count,
-            indexed=indexed,
+            indexed=covered,
             matching=None if allowed is None else int(np.count_nonzero(allowed)),
             k=k,
-            ef=max(ef or 0, graph.ef if graph else 0),
+            ef=max(ef or 0, searched.ef if searched else 0),
             exact=exactly,
             exact_below=self._exact_below,
         )
         metrics.BY_PATH[plan.way].inc(len(queries))
-        if graph is None or plan.way in ("exact", "filtered-exact"):
+        if searched is None or plan.way in ("exact", "filtered-exact"):
             return self._exactly(queries, view, k, dead=rows.dead, allowed=allowed, way=plan.way)
-        if wanted is None and remember:
-            self._recent.append(queries[:1])
-        return self._by_graph(queries, k, state, view, allowed=allowed, plan=plan, ef=ef)
+        return self._by_graph(
+            queries, k, searched, covered, view, allowed=allowed, plan=plan, ef=ef
+        )
 
-    def _whole(self, queries: Floats, k: int, state: State, *, remember: bool) -> Found | None:
+    def _whole(
+        self, queries: Floats, k: int, rows: Rows, searched: Graph | Compact, covered: int
+    ) -> Found | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
-        rows, graph, indexed = state
         view = rows.view
-        if graph is None or view.size != indexed or rows.dead or indexed < self._exact_below:
+        if view.size != covered or rows.dead or covered < self._exact_below:
             return None
-        found, scores = graph.query(queries, k)
-        if rows.view is not view or rows.dead or found.shape[1] < min(k, indexed):
+        found, scores = searched.query(queries, k)
+        if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
-        if remember:
-            self._recent.append(queries[:1])
         metrics.BY_PATH["graph"].inc(len(queries))
         return Found(view.labels[found], scores, "graph")
 
@@ -157,21 +160,21 @@ class Index(Upkeep):
         self,
         queries: Floats,
         k: int,
-        state: State,
+        graph: Graph | Compact,
+        indexed: int,
         view: View,
         *,
         allowed: Flags | None,
         plan: planner.Plan,
         ef: int | None,
     ) -> Found:
-        graph, indexed = state.graph, state.indexed
-        assert graph is not None
         fetch, way = max(plan.fetch, k), plan.way
         keep = view.live if allowed is None else allowed
-        reach = int(np.count_nonzero(keep[:indexed])) if allowed is not None else len(graph)
+        counted = allowed is not None or not isinstance(graph, Graph)
+        reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         while True:
             found, scores = graph.query(queries, fetch, ef)
-            # Rows that entered the graph since `state` was read are found in the tail.
+            # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]
             if good.all():

@@ -15,8 +15,9 @@ import numpy as np
 
 from services.vector_search import metrics, planner
 from services.vector_search.index import exact
+from services.vector_search.index.compact import Compact
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Flags, Floats, Ints, Metric, Rows, View
+from services.vector_search.index.rows import Floats, Ints, Metric, Rows, View
 
 # What searches wait for while rows are put into the graph, and how many rows that may be at most.
 _TURN_S = 0.003
@@ -24,15 +25,34 @@ _SLICE = 32
 _BUILD_SLICE = 2000
 _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
-_AUDITED = 64
+_AUDITED = 256
+_HELD_OUT = 512
+# A frozen copy serves while no more rows than this are newer than it (they are searched exactly), and is made anew
+# after so many, or after this share of what it covers.
+_NEWER_MOST = 256
+_NEWER_LEAST = 64
+_NEWER_SHARE = 1 / 64
 
 
 class State(NamedTuple):
-    """What a search reads in one go: rows, the graph over the first `indexed` of them."""
+    """What a search reads in one go: rows, the graph over the first `indexed` of them, its frozen copy."""
 
     rows: Rows
     graph: Graph | None
     indexed: int
+    compact: Compact | None = None
+
+
+def serving(state: State, view: View) -> tuple[Graph | Compact | None, int]:
+    """Return what a search walks, and how many rows that covers: the copy if it is fresh, else the graph."""
+    _, graph, indexed, compact = state
+    if (
+        compact is not None
+        and compact.live is view.live
+        and view.size - compact.covered <= _NEWER_MOST
+    ):
+        return compact, compact.covered
+    return graph, indexed
 
 
 class Upkeep:
@@ -55,21 +75,23 @@ class Upkeep:
 
     def maintain(self) -> bool:
         """Do one bounded piece of background work, if there is any; True if there may be more."""
-        rows, graph, indexed = self._state
+        rows, graph, indexed, _ = self._state
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = live >= self._exact_below
         behind = count - indexed
         if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
             return self._rebuild(wants_graph)
-        if graph is None or not (self._unmarked or behind):
+        if graph is None:
             return False
+        if not (self._unmarked or behind):
+            return self._freeze(graph)
         if count > planner.RETUNE_GROWTH * self._tuned_at:
             if behind < _AUDITED:
                 return False  # searched exactly until there are enough to choose ef by
             view = rows.view
             fresh = view.matrix[indexed : indexed + _AUDITED]
-            self._tune(graph, view, fresh, view.live[:indexed].copy(), graph.ef)
+            self._tune(graph, self._state, fresh, least=graph.ef)
             self._tuned_at = count
         self._extend(graph, rows, indexed)
         return True
@@ -87,10 +109,25 @@ class Upkeep:
             graph.add(view.matrix[fresh], fresh, threads=1)
         with self._lock:
             self._unmarked += fresh[~rows.view.live[fresh]].tolist()
-            self._state = State(rows, graph, end)
+            self._state = self._state._replace(indexed=end)
         if len(fresh):
             fitting = int(len(fresh) * _TURN_S / (time.perf_counter() - began))
             self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
+
+    def _freeze(self, graph: Graph) -> bool:
+        """Make a copy of the graph to search if the one there is no longer fits; True if so."""
+        rows, _, indexed, compact = self._state
+        view = rows.view
+        if compact is not None and compact.live is view.live:
+            newer = indexed - compact.covered
+            if newer <= max(_NEWER_LEAST, compact.covered * _NEWER_SHARE):
+                return False
+        made = Compact.of(graph, self.metric, view, indexed)
+        if made is None:
+            return False
+        with self._lock:
+            self._state = self._state._replace(compact=made)
+        return True
 
     def _rebuild(self, with_graph: bool) -> bool:
         old = self._state.rows
@@ -120,46 +157,63 @@ class Upkeep:
         view = rows.view
         graph = Graph(self.dimension, self.metric, int(view.size * 1.25), self._threads)
         order = np.random.default_rng(view.size).permutation(view.size)
-        few = min(_AUDITED, view.size // 4)
+        few = min(_HELD_OUT, view.size // 4)
         order, held_out = np.sort(order[few:]), order[:few]
         for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
             if self._closing.is_set():
                 return None
             if len(part):
                 graph.add(view.matrix[part], part)
-        mask = view.live[: view.size].copy()
-        mask[held_out] = False
-        self._tune(graph, view, view.matrix[held_out], mask)
+        compact = Compact.of(graph, self.metric, view, view.size)
+        state = State(rows, graph, view.size, compact)
+        self._tune(graph, state, view.matrix[held_out], but=held_out)
         if few:
             graph.add(view.matrix[held_out], held_out)
         return graph
 
-    def _tune(self, graph: Graph, view: View, queries: Floats, mask: Flags, least: int = 0) -> None:
-        """Take the least ef of the ladder, from `least` on, that finds what exact search finds in `mask`.
+    def _tune(
+        self,
+        graph: Graph,
+        state: State,
+        queries: Floats,
+        *,
+        least: int = 0,
+        but: Ints | None = None,
+        margin: float = planner.SURE,
+    ) -> None:
+        """Take the least ef of the ladder, from `least` on, that surely finds what exact search finds.
 
-        The queries must not be in the graph: it finds the neighbours of its own rows too easily.
+        The queries, and the rows `but`, must not be in the graph: it finds the neighbours of its own rows too easily.
+        Surely: `margin` standard errors above the goal.
         """
-        truth, _ = exact.top_k(queries, view.matrix[: len(mask)], 10, self.metric, mask)
+        view = state.rows.view
+        searched, covered = serving(state, view)
+        assert searched is not None
+        mask = view.live[:covered].copy()
+        if but is not None:
+            mask[but] = False
+        truth, _ = exact.top_k(queries, view.matrix[:covered], 10, self.metric, mask)
         for ef in planner.EF_LADDER:
             if ef < least:
                 continue
             if ef != graph.ef:
                 graph.set_ef(ef)
-            found, _ = graph.query(queries, 10)
-            self.recall = _recall(found, truth)
-            if self.recall >= planner.RECALL_GOAL:
+            found, _ = searched.query(queries, 10)
+            shares = _recall(found, truth)
+            self.recall = float(shares.mean()) if len(shares) else 1.0
+            error = float(shares.std()) / max(len(shares), 1) ** 0.5
+            if self.recall - margin * error >= planner.RECALL_GOAL:
                 return
 
     def audit(self) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
-        rows, graph, indexed = self._state
+        state = self._state
         recent = list(self._recent)
-        if graph is None or not indexed:
+        if state.graph is None or not state.indexed:
             self.recall = 1.0
         elif recent:
-            view = rows.view
-            mask = view.live[:indexed].copy()
-            self._tune(graph, view, np.vstack(recent), mask, graph.ef)
+            # Without a margin: one that is asked for again and again would raise ef by chance.
+            self._tune(state.graph, state, np.vstack(recent), least=state.graph.ef, margin=0.0)
             self._audited = self._audited or len(recent) == _AUDITED
         return self.recall
 
@@ -173,7 +227,7 @@ class Upkeep:
         self._closing.set()
 
 
-def _recall(found: Ints, truth: Ints) -> float:
-    pairs = zip(found.tolist(), truth.tolist(), strict=True)
-    hits = sum(len(set(mine) & set(right)) for mine, right in pairs)
-    return hits / truth.size if truth.size else 1.0
+def _recall(found: Ints, truth: Ints) -> Floats:
+    """Return which share of its true nearest each query found."""
+    shares: Floats = (truth[:, :, None] == found[:, None, :]).any(axis=2).mean(axis=1)
+    return shares
