@@ -7,9 +7,10 @@ that every policy meets the same device. `clairvoyant` is the bound: a door that
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -245,22 +246,14 @@ def _size(jobs: Sequence[_Job]) -> tuple[int, int]:
     return sum(job.items for job in jobs), sum(job.tokens for job in jobs)
 
 
-def bursty(
+def texts(
+    times: Iterator[float],
     rng: random.Random,
     *,
     seconds: float,
-    rate: float,
     within_s: float,
     tokens: tuple[int, int] = (20, 500),
-    cycle_s: float = 4.0,
-    burst: float = 4.0,
 ) -> list[Arrival]:
-    """Return Poisson arrivals of single texts whose rate is `burst` times the mean for a fifth of every cycle."""
-    calm = rate * (1 - burst / 5) / 0.8
-    at, found = 0.0, list[Arrival]()
-    while True:
-        now = rate * burst if at % cycle_s < cycle_s / 5 else calm
-        at += rng.expovariate(max(now, 1e-6))
-        if at >= seconds:
-            return found
-        found.append(Arrival(at, 1, rng.randint(*tokens), within_s))
+    """Return single texts of random length at `times`, as far as they lie within `seconds`."""
+    within = itertools.takewhile(lambda at: at < seconds, times)
+    return [Arrival(at, 1, rng.randint(*tokens), within_s) for at in within]

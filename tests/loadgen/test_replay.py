@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cost.linear import LinearCost
-from loadgen.replay import Arrival, Device, Replay, bursty
+from loadgen import arrivals
+from loadgen.replay import Arrival, Device, Replay, texts
 
 COSTS = st.builds(LinearCost, st.floats(1e-3, 0.3), st.floats(0, 1e-2), st.floats(1e-5, 1e-3))
 ARRIVALS = st.lists(
@@ -42,7 +43,7 @@ def test_bursts_on_noisy_devices(seed: int) -> None:
         Device(LinearCost(0.02, 1e-3, 3e-4), lambda r: r.lognormvariate(0, 0.03)),
         Device(LinearCost(0.05, 5e-3, 1.5e-3), lambda r: r.lognormvariate(0, 0.03)),
     ]
-    trace = bursty(rng, seconds=60, rate=15, within_s=1.0)
+    trace = texts(arrivals.bursty(15, rng), rng, seconds=60, within_s=1.0)
     ours = Replay(devices, "windve-tokens", slo_s=1.0, seed=seed).run(trace)
     bound = Replay(devices, "clairvoyant", slo_s=1.0, seed=seed).run(trace)
     counted = Replay(devices, "windve", slo_s=1.0, seed=seed).run(trace)
