@@ -86,6 +86,7 @@ class WorkerConfig(Common, frozen=True):
     alpha_tokens: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     beta: Annotated[float, Meta(ge=0, le=3600)] = 0.005
     sigma: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    slowdown: Annotated[int, Meta(ge=1, le=100)] = 1
     chat_model: str = ""
     chat_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     chat_slo_s: Seconds = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +58,13 @@ def embed(
 def search(
     collection: str, vectors: np.ndarray[Any, Any], *, queries: int, k: int = 10, **extra: Any
 ) -> list[Request]:
-    """Build vector searches of `queries` rows each out of `vectors`, in order."""
+    """Build vector searches of `queries` rows each out of `vectors`, in order, encoded as the SDK does."""
     path = f"/v1/collections/{collection}/search"
     rest = {"k": k, "include_text": False, "include_metadata": False, **extra}
     found = []
     for start in range(0, len(vectors) - queries + 1, queries):
-        rows = [[round(float(x), 6) for x in row] for row in vectors[start : start + queries]]
+        part = np.ascontiguousarray(vectors[start : start + queries], "<f4")
+        rows = [base64.b64encode(row.tobytes()).decode() for row in part]
         body = {"vector": rows[0]} if queries == 1 else {"vectors": rows}
         found.append(Request(path, msgspec.json.encode(body | rest), queries))
     return found

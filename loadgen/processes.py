@@ -55,6 +55,11 @@ def cpu_worker(name: str = "cpu_worker", *flags: str) -> Service:
     return Service(name, "services.cpu_worker", ("--role", "overflow", *flags))
 
 
+def pinned(service: Service, core: int) -> Service:
+    """Return a service bound to one core."""
+    return replace(service, cores=frozenset({core}))
+
+
 def vector_search(name: str = "vector_search", *flags: str) -> Service:
     """Describe the one replica of vector search."""
     return Service(name, "services.vector_search", flags)

@@ -50,6 +50,7 @@ SUITES = {
         Suite("Q1", "Grounded answers of the shipped model over HTTP"),
         Suite("X1", "Exactness of the engine against transformers"),
         Suite("W1", "Depth estimation by probes through the mesh"),
+        Suite("W2", "Predicted depth against exhaustive search, real encoders"),
         Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),
         Suite("F6", "Fuzzed API and hostile inputs"),
     )

@@ -84,9 +84,11 @@ def load_models(config: WorkerConfig) -> list[Model]:
     cache = Path(config.data_dir) / "cache" / "precision.json"
 
     def load(name: str) -> Encoder:
-        return Encoder.load(
+        model = Encoder.load(
             name, device=config.device, dtype=config.dtype, threads=config.threads, cache=cache
         )
+        model.times = config.slowdown
+        return model
 
     models = [load(config.embed_model)] if served else []
     if models and models[0].reranks:

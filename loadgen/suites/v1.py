@@ -18,13 +18,14 @@ from loadgen.document import Body, Options, Rival
 from loadgen.pairs import Blocks, measure_pairs
 from loadgen.suites import v1_mesh
 from loadgen.vectors import DataSet, Rows
+from services.vector_search import planner
 from services.vector_search.index.index import Index
 
 K = 10
 THREADS = 2
 BATCH = 256
 SINGLES = 100
-EF = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+EF = planner.EF_LADDER
 # hnswlib's own: links per row and candidates while building.
 BUILDS = ((16, 200), (24, 200))
 

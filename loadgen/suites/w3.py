@@ -68,7 +68,7 @@ def run(options: Options) -> Body:
         f"Noise: drawn from {len(noises)} batches of the real encoder, measured over fitted seconds: {late}.",
         "Load: of what both devices can do in full batches; bursts of 4 times that for 1 s on average, then silence.",
         f"The encoder's second device is {SLOWER:g} times slower; real texts have 20 to {LONGEST} tokens.",
-        "The other policies admit by depths in queries of 75 tokens: of the true line, or as the workers' probes found.",
+        "The other policies admit by depths in queries of 75 tokens: of the true line, or as probes found.",
     ]
     return body
 
