@@ -63,7 +63,10 @@ async def estimate(probe: ProbeOf, slo_s: float, *, most: int = MOST) -> Estimat
 
 
 def _line(found: list[tuple[int, float]]) -> LinearCost:
-    return fit([Probe(queries, 0, seconds) for queries, seconds in found])
+    """Fit the medians of the repeats: a probe that something else held up is not the device's."""
+    counts = sorted({queries for queries, _ in found})
+    medians = {n: statistics.median(s for queries, s in found if queries == n) for n in counts}
+    return fit([Probe(queries, 0, seconds) for queries, seconds in medians.items()])
 
 
 async def tune(probe: ProbeOf, slo_s: float, start: int, *, most: int = MOST) -> int:

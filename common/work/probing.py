@@ -56,6 +56,7 @@ class Prober:
     async def _one(self, worker: str, count: int) -> float:
         jobs, bus = [self._job(first, count) for first in range(0, count, PARCEL_ITEMS)], self._bus
         bells = [self._journal.bell(job.id, self._family) for job in jobs]
+        await bus.workers(self._family)  # as a router in use knows them
         began = time.monotonic()
         deadline_ms = bus.clock.now_ms() + int(1000 * _PROBE_S)
         try:
