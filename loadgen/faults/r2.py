@@ -24,7 +24,7 @@ from loadgen import proc
 from loadgen.faults.r2_role import CLASSES, FAMILY, Tally
 from loadgen.mesh import ROOT, Mesh
 
-ROUTERS = 3
+ROUTERS = 4
 WORKERS = 3
 AUDIT = """
 local wrong = {}

@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 
 from common.bus import Bus, BusDown, Consumer, NewJob
+from common.bus.admission import Terms
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
@@ -24,9 +25,10 @@ from common.messages import EmbedResult, EmbedWork, WorkerRecord, encode
 
 FAMILY = Family("embed.r2", 0)
 CLASSES = ("gpu", "cpu")
-TASKS = 6
+TASKS = 64  # clients of one router
 FLUSH_EVERY = 50
 DEADLINE_MS = 30_000
+TERMS = (Terms(), Terms(), Terms("count"), Terms("count", "turns"))
 
 
 class Tally(msgspec.Struct):
@@ -58,7 +60,7 @@ class Tallying:
 
 
 async def route(bus: Bus, rng: random.Random, tally: Tallying, name: str) -> None:
-    """Admit jobs of random size for ever, checking each admission against the depth it was made under."""
+    """Admit jobs of random size by every rule for ever, checking each admission against the depth it was made under."""
     payload = encode(EmbedWork(fingerprint="r2", tokens=[[1]]))
     while True:
         jobs = [
@@ -69,7 +71,13 @@ async def route(bus: Bus, rng: random.Random, tally: Tallying, name: str) -> Non
         deadline = bus.clock.now_ms() + DEADLINE_MS
         try:
             done = await bus.admit(
-                jobs, classes=classes, router=name, tenant="r2", deadline_ms=deadline
+                jobs,
+                classes=classes,
+                router=name,
+                tenant="r2",
+                deadline_ms=deadline,
+                terms=rng.choice(TERMS),
+                spread=rng.random() < 0.3,
             )
         except BusDown:
             await asyncio.sleep(0.1)
@@ -88,7 +96,8 @@ async def work(bus: Bus, rng: random.Random, lane: str) -> None:
     """Finish what is read, and publish another depth now and then."""
     record = WorkerRecord(
         worker=Consumer.incarnation(lane), classes=[lane], device="sim", depth_items=300,
-        depth_tokens=20_000, alpha_items_s=1e-5, beta_s=1e-4,
+        depth_tokens=20_000, depth_queries=200, alpha_items_s=1e-5, beta_s=1e-4, limit_items=64,
+        limit_tokens=2000, slo_s=1.0,
     )  # fmt: skip
     consumer = Consumer(bus, FAMILY, record, largest_items=8, largest_tokens=400)
     await consumer.start()
@@ -102,7 +111,10 @@ async def work(bus: Bus, rng: random.Random, lane: str) -> None:
                 changed = time.monotonic()
                 items = rng.randint(20, 900)
                 fresh = msgspec.structs.replace(
-                    consumer.record, depth_items=items, depth_tokens=items * rng.randint(20, 80)
+                    consumer.record,
+                    depth_items=items,
+                    depth_tokens=items * rng.randint(20, 80),
+                    depth_queries=rng.randint(10, items),
                 )
                 await consumer.publish(fresh)
         except BusDown:
