@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from common.bus import LaneState
+from common.cost.finish import Queue
+from common.cost.linear import LinearCost
 from common.ids import Family
 from common.messages import WorkerRecord
+from services.router.batches import Batches
 from services.router.context import Router
 from services.router.queue.writing import shard_families
 
 FRESH_S = 0.8
 SESSIONS = Family("sessions")
+ENCODERS = ("embed", "rerank")  # the kinds of families that spill
 # Shards read at once: those in use, and some of the others in turn.
 MOST_SHARDS = 16
 
@@ -104,6 +108,7 @@ def _empty(name: str, kind: str, cls: str, model: str | None) -> dict[str, Any]:
         "tokens": {"used": 0, "depth": 0},
         "oldest_age_s": 0.0,
         "pending": 0,
+        "held_s": None,
         "workers": 0,
         "shards": 0,
     }
@@ -121,6 +126,38 @@ def _add(
     lane["pending"] += sum(one.pending for one in every)
     processes = {process_of(record) for record in serving}
     lane["workers"] = max(lane["workers"], len(processes))
+    planning = [record for record in serving if record.limit_items and not record.draining]
+    if planning:
+        used = lane["items"]["used"], lane["tokens"]["used"]
+        lane["held_s"] = round(_held_s(*used, planning), 6)
+
+
+def _held_s(items: int, tokens: int, workers: list[WorkerRecord]) -> float:
+    """Return the predicted seconds of so much work in the largest batches of workers that share it."""
+    n = len(workers)
+    costs = [_cost(record) for record in workers]
+    mean = LinearCost(*(sum(parts) / n for parts in zip(*costs, strict=True)))
+    queue = Queue(
+        mean,
+        n,
+        limit_items=max(record.limit_items for record in workers),
+        limit_tokens=max(record.limit_tokens for record in workers),
+    )
+    ahead_s = mean.alpha_items_s * items + mean.alpha_tokens_s * tokens
+    return (ahead_s + mean.beta_s * queue.batches(items, tokens)) / n
+
+
+def _cost(record: WorkerRecord) -> LinearCost:
+    return LinearCost(record.beta_s, record.alpha_items_s, record.alpha_tokens_s)
+
+
+def open_queries(record: WorkerRecord, hop_s: float) -> int:
+    """Return how many queries may arrive at any time and still end within the objective; 0 of what is no encoder.
+
+    D_o = floor((slo - hop - 2 beta - margin) / alpha): one may arrive just after a batch began, so it waits for that.
+    """
+    spare_s = hop_s + record.late_s + record.beta_s
+    return _cost(record).queries(record.slo_s, spare_s) if record.slo_s else 0
 
 
 def process_of(record: WorkerRecord) -> str:
@@ -128,8 +165,13 @@ def process_of(record: WorkerRecord) -> str:
     return record.worker.rsplit("-", 1)[0]
 
 
-def workers_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
-    """Return every worker, one a process and model; a process' shards are one. The lost come last."""
+def workers_of(
+    states: Iterable[FamilyState], models: dict[str, str], batches: Batches, hop_s: float
+) -> list[dict[str, Any]]:
+    """Return every worker, one a process and model; a process' shards are one. The lost come last.
+
+    `hop_s` is the way from the end of a job to its client, which depths in queries have to allow for.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for family, _, workers in states:
         kind = kind_of(family)
@@ -140,6 +182,10 @@ def workers_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[di
             if not alive and process in alive_here:
                 continue  # an incarnation given up by a process that goes on
             shown = _worker(record, alive=alive, kind=kind, model=models.get(family.name))
+            shown["family"] = str(family) if family.name in models else None
+            shown["depth"]["queries_open"] = open_queries(record, hop_s)
+            shown["measured"] = batches.points(family, record.worker)
+            shown["tokens_lately"] = batches.tokens(family, record.worker)
             known = found.setdefault((process, of), shown)
             if known is not shown:
                 _join(known, shown)
@@ -158,11 +204,19 @@ def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) 
         "device": record.device,
         "state": state if alive else "lost",
         "started": record.started_ms / 1000,
-        "depth": {"items": record.depth_items, "tokens": record.depth_tokens},
+        "depth": {
+            "items": record.depth_items,
+            "tokens": record.depth_tokens,
+            "queries": record.depth_queries,
+        },
         "cost": {
             "alpha_items_s": record.alpha_items_s,
             "alpha_tokens_s": record.alpha_tokens_s,
             "beta_s": record.beta_s,
+            "r2": record.r2,
+            "late_s": record.late_s,
+            "late_share": record.late_share,
+            "slo_s": record.slo_s,
         },
         "batches": record.batches,
         "last_batch": last if record.batches else None,

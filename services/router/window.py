@@ -11,6 +11,7 @@ from services.router import metrics
 
 EVERY_S = 5.0
 KEPT = 60  # notes, so five minutes
+MINUTE_S = 60.0
 # The routes that run something; looking at the mesh is not its load.
 ROUTES = (
     "/v1/chat/completions",
@@ -22,6 +23,7 @@ ROUTES = (
     "/v1/collections/{name}/documents",
 )
 _COUNTED = (
+    metrics.ADMITTED,
     metrics.REQUESTS,
     metrics.DURATION,
     metrics.FIRST_TOKEN,
@@ -56,19 +58,40 @@ class Window:
 
     def summary(self) -> dict[str, Any]:
         """Return what was answered and refused within the window, with the quantiles of its times."""
-        now, (then, before) = self._clock.monotonic(), self._notes[0]
-        gained = {key: value - before.get(key, 0.0) for key, value in _counts().items()}
+        seconds, gained = self._since(self._notes[0])
         return {
-            "seconds": round(now - then, 3),
+            "seconds": seconds,
             "routes": [_route(gained, route) for route in ROUTES if _answered(gained, route)],
             "first_token": list(_by_model(gained, "spillway_time_to_first_token_seconds")),
             "per_token": list(_by_model(gained, "spillway_time_per_output_token_seconds")),
-            "refused": [
-                {"reason": dict(labels)["reason"], "count": int(count)}
-                for (name, labels), count in sorted(gained.items())
-                if name == "spillway_refused_total" and count > 0
-            ],
+            "refused": _by(gained, "spillway_refused_total", "reason"),
         }
+
+    def minute(self) -> dict[str, Any]:
+        """Return what the door has taken, by lane, and refused, by reason, within the last minute."""
+        since_s = self._clock.monotonic() - MINUTE_S
+        within = (note for note in self._notes if note[0] >= since_s)
+        seconds, gained = self._since(next(within, self._notes[-1]))
+        return {
+            "seconds": seconds,
+            "admitted": _by(gained, "spillway_admitted_total", "lane"),
+            "refused": _by(gained, "spillway_refused_total", "reason"),
+        }
+
+    def _since(self, note: tuple[float, Counts]) -> tuple[float, Counts]:
+        """Return the seconds since a note and what has been counted in them."""
+        then, before = note
+        gained = {key: value - before.get(key, 0.0) for key, value in _counts().items()}
+        return round(self._clock.monotonic() - then, 3), gained
+
+
+def _by(gained: Counts, name: str, label: str) -> list[dict[str, Any]]:
+    """Return how much a counter has gained, for each value of its label that has."""
+    return [
+        {label: dict(labels)[label], "count": int(count)}
+        for (found, labels), count in sorted(gained.items())
+        if found == name and count > 0
+    ]
 
 
 def _counts() -> Counts:

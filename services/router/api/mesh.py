@@ -13,32 +13,57 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
+from common import log
+from common.bus import BusDown
 from common.metrics import version
+from services.router import batches
+from services.router.batches import Batches
 from services.router.context import ROUTER, Router, reply
-from services.router.survey import Survey, lanes_of, workers_of
+from services.router.survey import ENCODERS, Survey, kind_of, lanes_of, workers_of
 from services.router.window import EVERY_S, Window
+
+_log = log.get("router")
 
 
 class Mesh:
     """What the route needs between two looks."""
 
     def __init__(self, router: Router) -> None:
+        self._router = router
         self.survey, self.window = Survey(router), Window(router.clock)
+        self.batches = Batches(router.clock)
         self.started_ms = router.clock.now_ms()
 
     async def noting(self, _app: web.Application) -> AsyncIterator[None]:
-        """Note the metrics while the application runs."""
+        """Note the metrics, and what encoders measure, while the application runs."""
         self.window.note()
-
-        async def note() -> None:
-            while True:
-                await asyncio.sleep(EVERY_S)
-                self.window.note()
-
-        task = asyncio.create_task(note(), name="window")
+        tasks = [
+            asyncio.create_task(self._note_metrics(), name="window"),
+            asyncio.create_task(self._note_batches(), name="batches"),
+        ]
         yield
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _note_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.window.note()
+
+    async def _note_batches(self) -> None:
+        router = self._router
+        while True:
+            try:
+                for family in await router.families():
+                    if kind_of(family) in ENCODERS:
+                        roster = await router.bus.roster(family)
+                        self.batches.note(family, [record for record, _ in roster])
+            except BusDown:
+                pass  # the next look may find it
+            except Exception:  # noqa: BLE001 - noting must outlive a bad reply
+                _log.exception("batches_unnoted")
+            await asyncio.sleep(batches.EVERY_S)
 
 
 MESH = web.AppKey("mesh", Mesh)
@@ -52,6 +77,7 @@ async def get(request: web.Request) -> web.Response:
     lanes = lanes_of(states, models)
     for lane in lanes:
         lane["history"] = mesh.window.used(lane["lane"])
+    policy = router.dispatch.policy
     body = {
         "object": "mesh",
         "time": router.clock.now_ms() / 1000,
@@ -61,10 +87,12 @@ async def get(request: web.Request) -> web.Response:
             "started": mesh.started_ms / 1000,
             "draining": router.dispatch.draining,
             "keys": router.keys_on,
+            "admission": policy.name,
+            "hop_s": round(policy.hops.p99_s, 6),
         },
         "history_every_s": EVERY_S,
         "lanes": lanes,
-        "workers": workers_of(states, models),
-        "window": mesh.window.summary(),
+        "workers": workers_of(states, models, mesh.batches, policy.hops.p99_s),
+        "window": {**mesh.window.summary(), "minute": mesh.window.minute()},
     }
     return reply(msgspec.json.encode(body), headers={"Cache-Control": "no-store"})

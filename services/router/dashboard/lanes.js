@@ -10,7 +10,7 @@ const NAMES = {
   request: ["Requests of several jobs", "grounded answers, searches, ingest"],
   sessions: ["Sessions", "list, export, delete"],
 };
-const NEARLY_FULL = 0.8;
+export const NEARLY_FULL = 0.8;
 const ROLES = { gpu: "main lane", cpu: "overflow lane" };
 
 export class Lanes {

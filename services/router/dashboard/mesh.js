@@ -1,6 +1,7 @@
-// The mesh at a glance: figures, lanes, workers, and what the router has answered lately.
+// The mesh at a glance: figures, lanes, overflow, workers, and what the router has answered lately.
 
 import { Lanes } from "./lanes.js";
+import { Overflow } from "./overflow.js";
 import { Traffic } from "./traffic.js";
 import { Workers } from "./workers.js";
 import { h, text } from "./dom.js";
@@ -11,6 +12,7 @@ export class Mesh {
 
   constructor() {
     this.lanes = new Lanes();
+    this.overflow = new Overflow();
     this.workers = new Workers();
     this.traffic = new Traffic();
     this.figures = ["Workers", "Answered", "Refused", "First token"].map((name) => figure(name));
@@ -22,6 +24,7 @@ export class Mesh {
       this.note,
       h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
       section("Lanes", "Work queued and running, against what each lane can hold and still finish in time.", this.lanes.element),
+      section("Accelerator and overflow", "What the accelerator would not finish in time spills to the CPU.", this.overflow.element),
       section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
       this.traffic.element,
     );
@@ -31,6 +34,7 @@ export class Mesh {
     this.note.hidden = true;
     this.element.classList.remove("stale");
     this.lanes.set(mesh);
+    this.overflow.set(mesh);
     this.workers.set(mesh);
     this.traffic.set(mesh);
     const ready = mesh.workers.filter((worker) => worker.state === "ready").length;

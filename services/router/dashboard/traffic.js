@@ -13,7 +13,7 @@ const ROUTES = {
   "/v1/collections/{name}/search": "Search",
   "/v1/collections/{name}/documents": "Documents stored or listed",
 };
-const REASONS = {
+export const REASONS = {
   depth: "every lane was full of items",
   tokens: "every lane was full of tokens",
   deadline: "no lane could finish in time",
