@@ -164,6 +164,23 @@ def _hung(found: Found) -> str:
     return f"{_at(found, 0, 1, 'p99')} ms, calm {_at(found, 0, 0, 'p99')} ms"
 
 
+def _unlike(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    unlike = sum(row[2] != row[3] for row in rows)
+    return f"{unlike} of {len(rows)}"
+
+
+def _policies(
+    found: Found, worst: Callable[[list[float]], float], column: str, policy: str = "windve-tokens"
+) -> str:
+    table = found["tables"][0]
+    at = table["columns"].index(column)
+    cells = [row[at] for row in table["rows"] if row[2] == policy]
+    value = worst([float(cell.split()[0]) for cell in cells])
+    return f"{value:g} %" if "%" in cells[0] else f"{value:g}"
+
+
+_SHARE = "tokens in time / clairvoyant's"
 _ST = "sentence-transformers"
 _INFINITY = "HTTP on both sides, 32 texts of 32 tokens: ours / rival"
 _SHAPES = ("32 texts of 32 tokens", "32 texts of 128 tokens", "1 text of 128 tokens")
@@ -217,6 +234,25 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "Q1", "grounded answers of the shipped model, exact", "≥ 75 %", "≥ 75 %",
         lambda f: _at(f, 0, 0, "exact"), "present: exact at least 75%",
+    ),
+    Figure(
+        "W1", "depth by probes through the mesh: devices unlike the true line's", "0", "0",
+        _unlike, "regression, no noise",
+    ),
+    Figure(
+        "W2", "depth predicted against exhaustive search, real encoders", "10 %", "5 %, or 1",
+        lambda f: ", ".join(f"{row[0]} {row[6]}" for row in f["tables"][0]["rows"]), "predicted against exhaustive",
+    ),
+    Figure(
+        "W3", "bursts of mixed lengths: admitted and late, worst", "1 %", "0.1 %",
+        lambda f: _policies(f, max, "late"), "late, windve-tokens",
+        lambda f: f"depths in queries: {_policies(f, max, 'late', 'windve')}",
+    ),
+    Figure(
+        "W3", "bursts of mixed lengths: tokens in time / a clairvoyant's, worst", "≥ 0.85", "≥ 0.95",
+        lambda f: _policies(f, min, _SHARE),
+        "tokens in time, windve-tokens / clairvoyant",
+        lambda f: f"depths in queries: {_policies(f, min, _SHARE, 'windve')}",
     ),
     Figure("X1", "greedy text unlike transformers', fp32", "≤ 0.1 %, excused", "0", _texts, ""),
     Figure("X1", "logits unlike transformers', relative", "≤ 1e-4", "≤ 1e-4", _logits, ""),

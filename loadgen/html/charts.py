@@ -168,6 +168,46 @@ def _x1(samples: Mapping[str, Any]) -> Charts:
     ]
 
 
+def _w1(samples: Mapping[str, Any]) -> Charts:
+    points = {
+        name: ([n for n, _ in one["points"]], [seconds for _, seconds in one["points"]])
+        for name, one in samples.items()
+        if name.endswith("/2")
+    }
+    title = "Seconds of the last answer, objective 2 s"
+    return [(title, plots.dots(points, "queries at once", "seconds", [Mark("objective", 2.0)]))]
+
+
+def _w2(samples: Mapping[str, Any]) -> Charts:
+    points = {
+        lane: (
+            [n for n, _ in samples[lane]["points"]],
+            [_MS * s for _, s in samples[lane]["points"]],
+        )
+        for lane in ("gpu", "cpu")
+    }
+    rounds = {name: _ms(took) for name, took in samples["rounds"].items()}
+    return [
+        ("Probes", plots.dots(points, "queries at once", "milliseconds")),
+        ("Closed rounds", plots.cdf(rounds, "milliseconds")),
+    ]
+
+
+def _w3(samples: Mapping[str, Any]) -> Charts:
+    policies: dict[str, tuple[list[float], list[float]]] = {}
+    for name, one in samples.items():
+        if isinstance(one, dict):
+            x, y = policies.setdefault(name.rpartition("/")[2], ([], []))
+            x.append(one["share"])
+            y.append(max(100 * one["missed"], 1e-3))
+    real = {name: values for name, values in samples.items() if name.startswith("mesh/")}
+    late, share = "% late (0.001: none)", "tokens in time / clairvoyant's"
+    return [
+        ("Replayed: late against done", plots.dots(policies, share, late, [Mark("goal", 0.1)])),
+        ("Through the mesh: latency", plots.cdf(real, "seconds", [Mark("due", 1.0)])),
+    ]
+
+
 def _ms(values: list[float]) -> list[float]:
     return [value * _MS for value in values]
 
@@ -175,4 +215,5 @@ def _ms(values: list[float]) -> list[float]:
 _CHARTS: dict[str, Callable[[Mapping[str, Any]], Charts]] = {
     "E1": _e1, "E2": _e2, "R1": _r1, "R1C": _r1c, "F1": _kills, "F1C": _kills, "F1A": _kills, "F2": _stops,
     "F2C": _stops, "F3": _f3, "F4": _drains, "F4C": _drains, "F5": _f5, "C1": _c1, "Q1": _q1, "X1": _x1,
+    "W1": _w1, "W2": _w2, "W3": _w3,
 }  # fmt: skip
