@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import ssl as ssl_module
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from . import errors
 from ._chat import ChatResource, CompletionsResource
 from ._collections import CollectionsResource, DocumentsResource, many_results, one_result, search
-from ._resources import EmbeddingsResource, ModelsResource, RequestsResource, reranking
+from ._resources import EmbeddingsResource, ModelsResource, RequestsResource, packed, reranking
 from ._sessions import Session, SessionsResource
 from ._transport import Transport
 from .types import Reranking, SearchResult
@@ -130,7 +130,7 @@ class AsyncSpillway:
         be seen; `exact` compares with every vector; `ef` widens the graph search.
         """
         _one_of(text=text, vector=vector)
-        query = {"text": text} if vector is None else {"vector": _vector(vector)}
+        query = {"text": text} if vector is None else {"vector": packed(vector)}
         body = _search_body(
             query,
             k=k,
@@ -165,7 +165,7 @@ class AsyncSpillway:
         query: dict[str, Any] = (
             {"texts": list(texts or ())}
             if vectors is None
-            else {"vectors": [_vector(vector) for vector in vectors]}
+            else {"vectors": [packed(vector) for vector in vectors]}
         )
         body = _search_body(
             query,
@@ -184,10 +184,6 @@ class AsyncSpillway:
 def _one_of(**given: Any) -> None:
     if sum(value is not None for value in given.values()) != 1:
         raise errors.InvalidInputError(f"expected exactly one of {' and '.join(given)}")
-
-
-def _vector(values: Iterable[float]) -> list[float]:
-    return [float(value) for value in values]
 
 
 def _search_body(

@@ -325,7 +325,7 @@ async def test_search_shapes(server: Server) -> None:
     expected = sw.Hit("d", 0.5, 1, 2, 3, "t")
     assert (one.data, one.path, one.applied) == ([expected], "exact", "1-0")
     assert [result.data for result in many] == [[expected], []]
-    assert json.loads(server.bodies[0]) == {"vector": [1.0, 2.0], "k": 1, "after": "0-1"}
+    assert json.loads(server.bodies[0]) == {"vector": "AACAPwAAAEA=", "k": 1, "after": "0-1"}
 
 
 @pytest.mark.parametrize(

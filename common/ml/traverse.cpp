@@ -32,6 +32,10 @@ struct Candidate {
   uint32_t node;  // times two, plus one once its links were followed
 };
 
+inline __mmask16 within(const Graph& g, int64_t d) {
+  return g.dimension - d >= 16 ? 0xffff : __mmask16((1u << (g.dimension - d)) - 1);
+}
+
 struct Query {
   std::vector<int8_t> code;
   float scale = 0.0f;
@@ -39,16 +43,20 @@ struct Query {
 
   void set(const Graph& g, const float* q) {
     code.assign(size_t(g.width), 0);
-    float largest = 0.0f;
-    for (int64_t d = 0; d < g.dimension; ++d) largest = std::max(largest, std::fabs(q[d]));
-    const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
-    int32_t sum = 0;
-    for (int64_t d = 0; d < g.dimension; ++d) {
-      code[size_t(d)] = int8_t(std::lrintf(q[d] * by));
-      sum += code[size_t(d)];
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t d = 0; d < g.dimension; d += 16)
+      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(within(g, d), q + d)));
+    const float largest = _mm512_reduce_max_ps(most);
+    scale = largest / 127.0f;
+    const __m512 by = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t d = 0; d < g.dimension; d += 16) {
+      const __mmask16 in = within(g, d);
+      const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(in, q + d), by));
+      sum = _mm512_add_epi32(sum, x);
+      _mm_mask_storeu_epi8(code.data() + d, in, _mm512_cvtsepi32_epi8(x));
     }
-    scale = by > 0.0f ? 1.0f / by : 0.0f;
-    offset = 128 * sum;
+    offset = 128 * _mm512_reduce_add_epi32(sum);
   }
 
   float score(const Graph& g, uint32_t node) const {
@@ -101,7 +109,7 @@ float exact(const Graph& g, const float* q, int64_t row) {
   const float* x = g.matrix + row * g.dimension;
   __m512 sum = _mm512_setzero_ps();
   for (int64_t d = 0; d < g.dimension; d += 16) {
-    const __mmask16 in = g.dimension - d >= 16 ? 0xffff : __mmask16((1u << (g.dimension - d)) - 1);
+    const __mmask16 in = within(g, d);
     const __m512 a = _mm512_maskz_loadu_ps(in, x + d), b = _mm512_maskz_loadu_ps(in, q + d);
     const __m512 gap = _mm512_sub_ps(a, b);
     sum = g.l2 ? _mm512_fmadd_ps(gap, gap, sum) : _mm512_fmadd_ps(a, b, sum);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import re
 from array import array
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -14,7 +16,6 @@ from common.errors import InvalidRequest, TooLarge
 MAX_DEPTH = 16
 MAX_METADATA_BYTES = 65_536
 MAX_ID_BYTES = 512
-_FLOAT32_MAX = 3.4028234663852886e38
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 T = TypeVar("T")
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
@@ -97,9 +98,9 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors."""
 
     text: str | None = None
-    vector: list[float] | None = None
+    vector: list[float] | str | None = None
     texts: list[str] | None = None
-    vectors: list[list[float]] | None = None
+    vectors: list[list[float] | str] | None = None
     k: Annotated[int, Meta(ge=1, le=10_000)] = 10
     filter: dict[str, Any] | None = None
     min_score: float | None = None
@@ -205,22 +206,32 @@ def check_id(value: str, param: str) -> str:
     return value
 
 
-def pack_vector(values: list[float], dimension: int, metric: str, param: str) -> bytes:
-    """Return float32 bytes of a vector of the right dimension whose values float32 can hold."""
-    if len(values) != dimension:
+def pack_vector(values: list[float] | str, dimension: int, metric: str, param: str) -> bytes:
+    """Return float32 bytes of a vector (numbers, or those bytes in base64) of the right dimension, all finite."""
+    packed = _bytes(values, param) if isinstance(values, str) else array("f", values).tobytes()
+    if len(packed) != 4 * dimension:
         raise InvalidRequest(
-            f"{param} has {len(values)} numbers: the collection's dimension is {dimension}",
+            f"{param} has {len(packed) / 4:g} numbers: the collection's dimension is {dimension}",
             code="dimension_mismatch",
             param=param,
         )
-    largest = max(map(abs, values))
-    if not largest <= _FLOAT32_MAX:
+    # Only a number whose highest byte is one of these can be infinite or none at all.
+    highest = packed[3::4]
+    if (b"\x7f" in highest or b"\xff" in highest) and not all(map(isfinite, array("f", packed))):
         raise InvalidRequest(
             f"{param} holds a number that is no finite float32", code="invalid_value", param=param
         )
-    packed = array("f", values)
-    if metric == "cosine" and not any(packed):
+    if metric == "cosine" and not packed.strip(b"\x00\x80") and not any(array("f", packed)):
         raise InvalidRequest(
             f"{param} is zero: cosine is undefined for it", code="zero_vector", param=param
         )
-    return packed.tobytes()
+    return packed
+
+
+def _bytes(encoded: str, param: str) -> bytes:
+    try:
+        return binascii.a2b_base64(encoded, strict_mode=True)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{param} is not base64 of float32 numbers: {error}", code="invalid_value", param=param
+        ) from None

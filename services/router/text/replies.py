@@ -114,19 +114,22 @@ def search(
     )
 
 
-def _hit(hit: Hit) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": hit.id,
-        "score": hit.score,
-        "chunk": hit.chunk,
-        "start": hit.start,
-        "end": hit.end,
-    }
-    if hit.text is not None:
-        shown["text"] = hit.text
-    if hit.metadata is not None:
-        shown["metadata"] = hit.metadata
-    return shown
+class _Shown(msgspec.Struct, gc=False):
+    id: str
+    score: float
+    chunk: int
+    start: int
+    end: int
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _hit(hit: Hit) -> _Shown:
+    if hit.text is None and hit.metadata is None:
+        return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end)
+    text = msgspec.UNSET if hit.text is None else hit.text
+    metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
+    return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end, text, metadata)
 
 
 def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Index(Upkeep):
         if searched is not None and wanted is None and not exactly:
             if remember:
                 self._recent.append(queries[:1])
-            found = self._whole(queries, k, rows, searched, covered) if ef is None else None
+            found = self._whole(queries, k, ef, rows, searched, covered)
             if found is not None:
                 return found
         allowed: Flags | None = None
@@ -136,13 +136,19 @@ class Index(Upkeep):
         )
 
     def _whole(
-        self, queries: Floats, k: int, rows: Rows, searched: Graph | Compact, covered: int
+        self,
+        queries: Floats,
+        k: int,
+        ef: int | None,
+        rows: Rows,
+        searched: Graph | Compact,
+        covered: int,
     ) -> Found | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
         view = rows.view
         if view.size != covered or rows.dead or covered < self._exact_below:
             return None
-        found, scores = searched.query(queries, k)
+        found, scores = searched.query(queries, k, ef)
         if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
         metrics.BY_PATH["graph"].inc(len(queries))
