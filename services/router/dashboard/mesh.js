@@ -1,4 +1,4 @@
-// The mesh at a glance: figures, lanes, overflow, workers, and what the router has answered lately.
+// The mesh at a glance: figures, lanes, workers, what the router has answered lately, and overflow.
 
 import { Lanes } from "./lanes.js";
 import { Overflow } from "./overflow.js";
@@ -24,9 +24,9 @@ export class Mesh {
       this.note,
       h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
       section("Lanes", "Work queued and running, against what each lane can hold and still finish in time.", this.lanes.element),
-      section("Accelerator and overflow", "What the accelerator would not finish in time spills to the CPU.", this.overflow.element),
       section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
       this.traffic.element,
+      section("Accelerator and overflow", "What the accelerator would not finish in time spills to the CPU.", this.overflow.element),
     );
   }
 
