@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loadgen import exactness
-from loadgen.gpu import chat, shapes
+from loadgen.gpu import chat, shapes, windve
 from services.gpu_worker.compute.runner import TorchRunner
 
 
@@ -63,3 +63,21 @@ def test_burst_counts_what_it_says(tmp_path: Path) -> None:
     assert all(moments == sorted(moments) for moments in burst.drawn_s.values())
     assert burst.first_s[0] < burst.first_s[2]
     assert burst.decode_tokens_per_s > 0
+
+
+def test_windve_rehearsal(tmp_path: Path) -> None:
+    """Every cell of the tiny shape has both devices' lines and depths, and none is measured twice."""
+    path = tmp_path / "windve.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert windve.main([*words, "--minutes", "0"]) == windve.AGAIN
+    assert windve.main([*words, "--minutes", "5"]) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert len(cells) >= 2
+    for cell in cells.values():
+        assert min(len(cell[name]["points"]) for name in ("accelerator", "cpu")) >= 3
+        assert 0 <= cell["together"] <= windve.MOST
+        assert cell["gain"] * cell["accelerator"]["tuned"] == pytest.approx(cell["together"])
+    before = path.stat().st_mtime_ns
+    assert windve.main([*words, "--minutes", "5"]) == 0
+    assert path.stat().st_mtime_ns == before
