@@ -48,7 +48,7 @@ async def present(
         return replies.rerank(view, request, [cast("ScoreResult", part) for part in results])
     if isinstance(first, SearchResult):
         found = partial(replies.search, view, request, first.hits, first.path, first.applied)
-        return await pool.run(found, inline=sum(map(len, first.hits)) <= 1000)
+        return await pool.run(found, inline=sum(map(len, first.hits)) <= replies.INLINE_HITS)
     if isinstance(first, DocumentsResult):
         shown = partial(replies.documents, view, first)
         many = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in first.documents)

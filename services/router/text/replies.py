@@ -12,6 +12,9 @@ import msgspec
 
 from common.messages import DocumentsResult, Hit, ScoreResult, StoredDocument
 
+# So many are written in less time than another process needs to be handed them.
+INLINE_HITS = 10_000
+
 
 class View(msgspec.Struct, frozen=True):
     """How a request wants its results shown; kept with requests that may be asked for later."""
