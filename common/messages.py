@@ -401,9 +401,9 @@ class WorkerRecord(Message, frozen=True):
     much they explain. `limit_items` and `limit_tokens` are its largest batch, by which the door plans (0: it plans
     none); predictions are off by `late_s` seconds or `late_share` of themselves, 99.9 % of them by less; without a
     deadline of its own a request should end within `slo_s` (0: by its deadline). `depth_queries` is the depth in
-    queries of the count policies. A `closed` worker serves its own lane only. `batches` counts what it ran since its
-    start, the fields after it tell of the last one; they are as old as the last heartbeat. `place` is where its
-    process can be looked for.
+    queries of the count policies. A `closed` worker serves its own lane only. `batches` and `tokens` count what it
+    ran since its start, the fields after them tell of the last batch; they are as old as the last heartbeat. `place`
+    is where its process can be looked for.
     """
 
     worker: str
@@ -428,6 +428,7 @@ class WorkerRecord(Message, frozen=True):
     pid: int = 0
     service: str = ""
     batches: int = 0
+    tokens: int = 0
     batch_items: int = 0
     batch_tokens: int = 0
     batch_s: float = 0.0

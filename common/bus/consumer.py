@@ -53,7 +53,7 @@ class Consumer(Reader):
         self.revoked: frozenset[str] = frozenset()
         self._heart = heart
         self._former: list[str] = []
-        self._ran = (0, 0, 0, 0.0)
+        self._ran = (0, 0, 0, 0, 0.0)
         self._tasks: list[asyncio.Task[None]] = []
 
     @staticmethod
@@ -80,10 +80,11 @@ class Consumer(Reader):
         names = [keys.use(self.family), keys.workers(self.family), self._pulse.key]
         lanes = {"start": self.lanes, "stop": self.lanes[:1]}.get(mode, ())
         names += [keys.lane(self.family, cls) for cls in lanes]
-        batches, items, tokens, seconds = self._ran
+        batches, total, items, tokens, seconds = self._ran
         self.record = msgspec.structs.replace(
             self.record,
             batches=batches,
+            tokens=total,
             batch_items=items,
             batch_tokens=tokens,
             batch_s=seconds,
@@ -152,7 +153,8 @@ class Consumer(Reader):
 
     def ran(self, items: int, tokens: int, seconds: float) -> None:
         """Note a batch that was run; the next heartbeat tells."""
-        self._ran = (self._ran[0] + 1, items, tokens, seconds)
+        batches, total, *_ = self._ran
+        self._ran = (batches + 1, total + tokens, items, tokens, seconds)
 
     def idle(self) -> None:
         """Tell the heartbeat thread that no step is running."""

@@ -20,10 +20,11 @@ LATELY_S = 60.0
 
 
 class Batch(NamedTuple):
-    """A worker's last batch when it was noted, and how many it had run by then."""
+    """A worker's last batch when it was noted, and how many it had run and tokens it had computed by then."""
 
     at_s: float
     number: int
+    total: int
     items: int
     tokens: int
     seconds: float
@@ -44,7 +45,7 @@ class Batches:
             noted = found[record.worker] = before.get(record.worker) or deque(maxlen=KEPT + 1)
             if not noted or record.batches > noted[-1].number:
                 last = (record.batch_items, record.batch_tokens, record.batch_s)
-                noted.append(Batch(now_s, record.batches, *last))
+                noted.append(Batch(now_s, record.batches, record.tokens, *last))
 
     def points(self, family: Family, worker: str) -> list[tuple[int, int, float]]:
         """Return items, tokens and seconds of a worker's batches, oldest first."""
@@ -52,10 +53,10 @@ class Batches:
         return [(batch.items, batch.tokens, round(batch.seconds, 6)) for batch in noted[-KEPT:]]
 
     def tokens(self, family: Family, worker: str) -> int:
-        """Return the tokens computed within LATELY_S: each noted batch stands for those run since the one before."""
+        """Return the tokens computed within LATELY_S, as far as the worker was known then."""
         since_s = self._clock.monotonic() - LATELY_S
         noted = pairwise(self._of(family, worker))
-        return sum((b.number - a.number) * b.tokens for a, b in noted if b.at_s >= since_s)
+        return sum(b.total - a.total for a, b in noted if b.at_s >= since_s)
 
     def _of(self, family: Family, worker: str) -> Iterable[Batch]:
         return self._noted.get(family, {}).get(worker, ())

@@ -49,11 +49,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def ran(count: int, *last: float) -> WorkerRecord:
-    """V100 after `count` batches, the last of them of these items, tokens and seconds."""
+def ran(count: int, *last: float, total: int = 0) -> WorkerRecord:
+    """V100 after `count` batches of `total` tokens, the last of them of these items, tokens and seconds."""
     items, tokens, seconds = last
     told = {"batch_items": int(items), "batch_tokens": int(tokens), "batch_s": seconds}
-    return msgspec.structs.replace(V100, batches=count, **told)
+    return msgspec.structs.replace(V100, batches=count, tokens=total, **told)
 
 
 def test_a_batch_is_noted_once(clock: Clock) -> None:
@@ -80,15 +80,15 @@ def test_points_are_bounded_and_forgotten(clock: Clock) -> None:
 
 
 def test_tokens_of_the_last_minute(clock: Clock) -> None:
-    """A batch seen stands for those run since the one before; what ran before the first look is not known."""
+    """What ran between two looks counts, seen or not; what ran before the first look is not known."""
     batches = Batches(clock)
-    batches.note(FAMILY, [ran(500, 8, 800, 0.5)])
+    batches.note(FAMILY, [ran(500, 8, 800, 0.5, total=9000)])
     assert batches.tokens(FAMILY, V100.worker) == 0
     clock.now_s += 1
-    batches.note(FAMILY, [ran(503, 8, 100, 0.3)])
+    batches.note(FAMILY, [ran(503, 8, 100, 0.3, total=9900)])
     clock.now_s += LATELY_S - 1
-    batches.note(FAMILY, [ran(504, 8, 50, 0.3)])
-    assert batches.tokens(FAMILY, V100.worker) == 3 * 100 + 50
+    batches.note(FAMILY, [ran(504, 8, 50, 0.3, total=9950)])
+    assert batches.tokens(FAMILY, V100.worker) == 950
     clock.now_s += 2
     assert batches.tokens(FAMILY, V100.worker) == 50
 
@@ -135,7 +135,9 @@ def test_a_worker_as_it_is_told(clock: Clock) -> None:
     """With its fitted cost, both depths in queries, and what was measured."""
     batches = Batches(clock)
     batches.note(FAMILY, [V100])
-    record = msgspec.structs.replace(ran(2, 8, 600, 0.41), r2=0.98, late_s=0.1, late_share=0.2)
+    record = msgspec.structs.replace(
+        ran(2, 8, 600, 0.41, total=1200), r2=0.98, late_s=0.1, late_share=0.2
+    )
     batches.note(FAMILY, [record])
     [told] = workers_of([state(record)], MODELS, batches, hop_s=0.02)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from array import array
+from collections.abc import AsyncIterator
 
 import aiohttp
 import openai
 import pytest
 
+from common.bus import Bus, Consumer
+from common.ids import Family
+from common.messages import ModelCard, WorkerRecord
+from common.ml.files import find
 from tests.router.mesh import Mesh
 
 
@@ -183,3 +189,74 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_wait(
         error = (await response.json())["error"]
         assert (response.status, error["code"]) == (429, "deadline")
         assert 1 <= int(response.headers["Retry-After"]) <= 60
+
+
+@pytest.fixture
+async def few(mesh: Mesh, bus: Bus) -> AsyncIterator[str]:
+    """An encoder that holds 64 items and takes none: what is admitted waits. Its model's name."""
+    card = ModelCard(
+        name="few",
+        kind="embed",
+        family="embed.few",
+        fingerprint="fe" * 16,
+        dimension=4,
+        max_tokens=512,
+    )
+    await bus.publish_card(card, find("").tokenizer_json())
+    record = WorkerRecord(
+        worker=Consumer.incarnation("gpu"), classes=["gpu"], device="cpu", depth_items=64,
+        depth_tokens=100_000, alpha_items_s=0.05, fingerprint=card.fingerprint, limit_items=256,
+        limit_tokens=8192, slo_s=2.0,
+    )  # fmt: skip
+    worker = Consumer(bus, Family("embed.few"), record)
+    await worker.start()
+    async with aiohttp.ClientSession(mesh.url) as session, asyncio.timeout(20):
+        while True:
+            async with session.get("/v1/models/few") as response:
+                if response.status == 200:
+                    break
+            await asyncio.sleep(0.1)
+    yield "few"
+    await worker.stop()
+
+
+async def fill(
+    http: aiohttp.ClientSession, model: str, texts: int, **headers: str
+) -> tuple[int, str]:
+    """Send a request that nobody will answer; return its status and code once it is refused, 0 if it waits."""
+    body = {"input": ["x"] * texts, "model": model}
+    try:
+        async with (
+            asyncio.timeout(0.7),
+            http.post("/v1/embeddings", json=body, headers=headers) as got,
+        ):
+            return got.status, (await got.json())["error"]["code"]
+    except TimeoutError:
+        return 0, ""
+
+
+async def test_deadlines_and_classes_decide(http: aiohttp.ClientSession, few: str) -> None:
+    """An own deadline decides, else the lane's objective; low priority is refused while normal still enters."""
+    waiting = [
+        asyncio.create_task(http.post("/v1/embeddings", json={"input": ["x"] * 25, "model": few}))
+    ]
+    await asyncio.sleep(0.3)  # 1.25 s of work, which nobody does
+    try:
+        assert await fill(http, few, 2, **{"Spillway-Priority": "low"}) == (429, "deadline")
+        assert await fill(http, few, 2) == (0, "")
+        assert await fill(http, few, 20) == (429, "deadline")
+        assert await fill(http, few, 20, **{"Spillway-Timeout": "1.5"}) == (429, "deadline")
+        assert await fill(http, few, 20, **{"Spillway-Timeout": "30"}) == (0, "")
+        assert await fill(http, few, 1, **{"Spillway-Priority": "high"}) == (400, "invalid_header")
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def test_all_or_nothing(http: aiohttp.ClientSession, few: str) -> None:
+    """With all_or_nothing texts that do not all fit are refused at once; without it they enter bit by bit."""
+    body: dict[str, object] = {"input": ["x"] * 96, "model": few}
+    async with http.post("/v1/embeddings", json=body | {"all_or_nothing": True}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (429, "deadline")
+        assert int(response.headers["Retry-After"]) >= 1
+    assert await fill(http, few, 96) == (0, "")

@@ -8,9 +8,6 @@ const ABOUT =
   "Queries of 75 tokens that end within the objective: all at once (closed loop), or arriving at any time (open loop). " +
   "Saving is CPU / (CPU + accelerator): what spill spares of instances sized by their peak (depths), or by the average (tokens).";
 
-const TOKENS = 2; // the column that is an estimate, from the batches that were seen
-const roughly = (words) => `≈\u00a0${words}`;
-
 export class Depths {
   constructor() {
     const { element, body, cells } = table("Depths and saving", COLUMNS);
@@ -31,9 +28,9 @@ export class Depths {
     const saving = COLUMNS.slice(1).map((_, i) => {
       const all = rows.reduce((sum, { values }) => sum + values[i], 0);
       const cpu = rows.find((row) => row.class === "cpu")?.values[i] ?? 0;
-      return all ? (i === TOKENS ? roughly : String)(percent(cpu / all)) : "–";
+      return all ? percent(cpu / all) : "–";
     });
-    const shown = rows.map(({ name, values }) => ({ name, words: [bound(values[0]), bound(values[1]), roughly(count(values[2]))] }));
+    const shown = rows.map(({ name, values }) => ({ name, words: [bound(values[0]), bound(values[1]), count(values[2])] }));
     this.rows.set([...shown, { name: "Saving", words: saving }], ({ name }) => name);
   }
 }

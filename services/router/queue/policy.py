@@ -16,7 +16,7 @@ _TERMS: dict[Admission, Terms] = {
     "accelerator-only": Terms("count", "first"),
     "round-robin": Terms("count", "turns"),
 }
-_HOP_PRIOR_S = 0.005
+_HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.1
 
 
 class Hops:
@@ -36,8 +36,8 @@ class Hops:
 
     @property
     def p99_s(self) -> float:
-        """The seconds a promise has to allow for."""
-        return self._heard.value + self._replied.value
+        """The seconds a promise has to allow for; one stall of this router must not close its door for long."""
+        return min(self._heard.value + self._replied.value, _HOP_MOST_S)
 
 
 class Policy:

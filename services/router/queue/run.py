@@ -177,6 +177,9 @@ class Run:
         )
         if admission.outcome == "refused":
             raise refusal(admission.reason, admission.retry_after_s)
+        for job in ids if admission.outcome == "admitted" else ():
+            if (state := await tools.bus.job(job)) is not None:
+                metrics.ADMITTED.labels(lane_label(family_of(job), state.lane)).inc()
 
     async def _collect(
         self,
