@@ -46,8 +46,11 @@ async def run(
             recalls = f"{served:.4f} / {here:.4f}"
             rows.append([data.name, recalls, f"{ef}" if after == ef else f"{ef}-{after}", *cells])
             ratios.append(ratio)
-            if data is built[0][1]:
-                await _singles(body, options, index, data, mesh)
+        _batched(body, rows, ratios)
+        await _singles(body, options, *built[0], mesh)
+
+
+def _batched(body: Body, rows: list[list[str]], ratios: list[dict[str, Any]]) -> None:
     columns = ["data", "recall@10 served / in process", "ef of both", "mesh queries per s"]
     columns += ["in process per s", "ratio [95 %]"]
     columns += ["pairs (blocks dropped)", "CPU s router, vector_search, Redis, load generator"]
