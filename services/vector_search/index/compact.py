@@ -26,6 +26,7 @@ _MARGIN = 128
 # hnswlib hands out its graph as one copy: larger ones are searched where they are.
 _MOST_BYTES = 4 << 30
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_ref, _first = ctypes.byref, ctypes.c_char.from_buffer
 _log = log.get("vector_search")
 
 
@@ -59,9 +60,7 @@ def _kernel() -> Any:
 
 def _address(array: Any) -> Any:
     """Return where an array lies, the quick way if it may be written to: single queries feel the other."""
-    if array.flags.writeable:
-        return ctypes.byref(ctypes.c_char.from_buffer(array))
-    return array.ctypes.data
+    return _ref(_first(array)) if array.flags.writeable else array.ctypes.data
 
 
 def _codes(vectors: Floats) -> tuple[Any, Floats]:
@@ -131,6 +130,6 @@ class Compact:
             return rows, scores
         found = self._kernel(
             self._at, _address(np.ascontiguousarray(queries, np.float32)), count, k,
-            ef or self._graph.ef, _SPARE, self._threads, _address(rows), _address(scores),
+            ef or self._graph.ef, _SPARE, self._threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
         )  # fmt: skip
         return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
