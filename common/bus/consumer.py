@@ -54,6 +54,7 @@ class Consumer(Reader):
         self._heart = heart
         self._former: list[str] = []
         self._ran = (0, 0, 0, 0, 0.0)
+        self.busy_s = 0.0  # of all batches since the start
         self._tasks: list[asyncio.Task[None]] = []
 
     @staticmethod
@@ -155,6 +156,7 @@ class Consumer(Reader):
         """Note a batch that was run; the next heartbeat tells."""
         batches, total, *_ = self._ran
         self._ran = (batches + 1, total + tokens, items, tokens, seconds)
+        self.busy_s += seconds
 
     def idle(self) -> None:
         """Tell the heartbeat thread that no step is running."""

@@ -1,7 +1,7 @@
 """WindVE's queue depth estimator (section IV.B of the paper): a line through a few closed-loop probes, and tuning.
 
-A probe sends so many queries at once and takes the seconds until the last of them is answered. What is fitted is that
-end-to-end latency, so the depth it gives is the closed-loop one.
+A probe sends so many queries at once and takes the seconds until the last of them is answered: the depth that gives is
+the closed-loop one.
 """
 
 from __future__ import annotations

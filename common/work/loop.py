@@ -26,7 +26,7 @@ from common.work.metrics import WorkMetrics
 from common.work.model import Model
 from common.work.pace import Pace
 
-# A batch shorter than this, of jobs just read, is over sooner than asking first who was cancelled would pay.
+# Of jobs read just before nobody has been cancelled yet: who was is asked while their batch computes already.
 _ASK_FIRST_S = 0.02
 _MAX_JOBS = 256
 _WAIT_S = 1.0
@@ -177,7 +177,7 @@ class EmbeddingLoop:
         predicted = self._pace.seconds(items, tokens)
         self._running = batch
         waited = time.monotonic() - min(job.read_at for job in batch)
-        ask_first = max(predicted, waited) >= _ASK_FIRST_S
+        ask_first = waited >= _ASK_FIRST_S
         number = max(job.batch for job in batch)
         until_ms = self._clock.now_ms() + int(1000 * predicted)
         doing = Doing(until_ms, number, items, tokens)

@@ -140,13 +140,19 @@ class DepthFinder:
         async def alone(queries: int) -> float:
             return (await prober.probe({me: queries}))[me]
 
+        async def device(queries: int) -> float:
+            """Return the device's own seconds: the hops are counted beside the line, in the open-loop depth."""
+            before_s = self._consumer.busy_s
+            answered = await alone(queries)
+            return min(answered, self._consumer.busy_s - before_s)
+
         async def both(there: int, here: int) -> tuple[float, float]:
             assert accelerator is not None
             took = await prober.probe({accelerator.worker: there, me: here})
             return took[accelerator.worker], took[me]
 
         try:
-            line = await estimate(alone, slo_s)
+            line = await estimate(device, slo_s)
             depth = await tune(alone, slo_s, line.depth) if line.depth else 0
             if accelerator is not None and depth:
                 depth = await tune_beside(both, slo_s, accelerator.depth_queries, depth, most=MOST)
