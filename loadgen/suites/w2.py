@@ -10,12 +10,15 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
+from common.cost.estimate import estimate
+from common.cost.linear import LinearCost
 from common.ids import Family
 from common.messages import DepthRecord, WorkerRecord, decode
 from common.ml.encoder import Encoder
@@ -25,6 +28,8 @@ from loadgen.document import Body, Options
 from loadgen.mesh import Mesh
 
 SLO_S = 0.3
+SWEEP_SLO_S = 1.0
+LENGTHS = (32, 75, 150, 250)
 SLOWER = 5
 ROUNDS = 20
 SEARCH_ROUNDS = 5
@@ -45,7 +50,35 @@ def run(options: Options) -> Body:
     body.notes.append(asyncio.run(_shared()))
     with tempfile.TemporaryDirectory(prefix="spillway-w2-") as folder:
         asyncio.run(_measure(Path(folder), options, body))
+    _sweep(options, body)
     return body
+
+
+def _sweep(options: Options, body: Body) -> None:
+    """Depths by query length and by cores: the paper's Figures 5 and 6, on this machine."""
+    rows = []
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        model = Encoder.load("", device="cpu", threads=threads)
+        for tokens in LENGTHS[:1] if options.quick else LENGTHS:
+
+            async def probe(queries: int, tokens: int = tokens, model: Encoder = model) -> float:
+                rows = [[7 + i % 900 for i in range(tokens)]] * queries
+                began = time.perf_counter()
+                model.encode(rows)
+                return time.perf_counter() - began
+
+            line = asyncio.run(estimate(probe, SWEEP_SLO_S))
+            slow = LinearCost(line.beta_s, line.alpha_s, 0.0).scaled(SLOWER)
+            beside = slow.queries_of(SWEEP_SLO_S)
+            rows.append(
+                [
+                    str(tokens), str(threads), f"{line.alpha_s * 1e3:.2f}", f"{line.beta_s * 1e3:.1f}",
+                    f"{line.r2:.4f}", str(line.depth), str(beside), f"{100 * beside / max(1, line.depth):.1f} %",
+                ]
+            )  # fmt: skip
+    columns = ["tokens a query", "cores", "alpha (ms)", "beta (ms)", "r²", "depth"]
+    columns += [f"depth of a device {SLOWER} times slower", "gain"]
+    body.table(f"By length and cores, in process, within {SWEEP_SLO_S:g} s", columns, rows)
 
 
 async def _shared() -> str:
