@@ -88,6 +88,16 @@ def test_the_copy_answers_like_its_graph() -> None:
     np.testing.assert_array_equal(made.query(queries, 10, 40)[0], together)
 
 
+def test_extreme_numbers_are_copied_without_complaint() -> None:
+    """Rows of zeros, of denormal and of huge numbers have codes, and the nearest is still found."""
+    vectors = _vectors(300, 20, 4)
+    vectors[0], vectors[1], vectors[2] = 0.0, 2.5e-43, 1e36
+    made, _ = _compact(vectors, "dot")
+    found, scores = made.query(np.ones((1, 20), np.float32), 3, 300)
+    assert found[0, 0] == 2
+    assert scores[0, 0] == pytest.approx(2e37, rel=1e-4)
+
+
 def test_deleted_rows_are_walked_over_and_not_found() -> None:
     """What is marked deleted after the copy was made is in no answer; fewer than k remain if fewer live."""
     vectors = _vectors(500, 16, 3)

@@ -72,7 +72,9 @@ def _codes(vectors: Floats) -> tuple[Any, Floats]:
         part = vectors[begin : begin + 4096]
         scale = np.abs(part).max(axis=1) / 127.0
         scale[scale == 0.0] = 1.0
-        codes[begin : begin + 4096, :dimension] = np.rint(part / scale[:, None]) + _MARGIN
+        # Clipped, because the scale of a row of denormal numbers is itself rounded.
+        rounded = np.clip(np.rint(part / scale[:, None]), -127, 127)
+        codes[begin : begin + 4096, :dimension] = rounded + _MARGIN
         scales[begin : begin + 4096] = scale
     return codes, scales
 
