@@ -5,6 +5,7 @@
 #   COMPOSE="…" ROUTER_PORT=9080 KEEP=1 …      another program that takes the same commands; another port; leave it running
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
+export COMPOSE_PROFILES=cpu,overflow # the overflow worker is killed, too
 read -ra compose <<<"${COMPOSE:-docker compose}"
 port=${ROUTER_PORT:-8080}
 url=http://127.0.0.1:$port
