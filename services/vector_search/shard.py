@@ -275,6 +275,7 @@ class Shard:
             "torn_tails": self._log.torn,
             "applied": self.applied,
             "index": index.path,
+            "newer": index.newer,
             "ef": index.ef,
             "recall": round(index.recall, 4),
         }

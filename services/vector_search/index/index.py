@@ -59,6 +59,13 @@ class Index(Upkeep):
         state = self._state
         return "graph" if state.graph and state.rows.live_count >= self._exact_below else "exact"
 
+    @property
+    def newer(self) -> int:
+        """Rows that every search compares one by one, because what it walks does not hold them yet."""
+        state = self._state
+        searched, covered = serving(state, state.rows.view)
+        return state.rows.view.size - covered if searched else 0
+
     # -- writing
 
     def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:

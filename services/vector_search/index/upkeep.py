@@ -27,11 +27,11 @@ _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
 _AUDITED = 256
 _HELD_OUT = 512
-# A frozen copy serves while no more rows than this are newer than it (they are searched exactly), and is made anew
-# after so many, or after this share of what it covers.
-_NEWER_MOST = 256
+# Rows newer than the frozen copy are compared one by one. It is made anew after so many or this share of its own rows,
+# or, for fewer, when that costs no more than this share of the time; it serves until they are four times as many.
 _NEWER_LEAST = 64
-_NEWER_SHARE = 1 / 64
+_NEWER_SHARE = 1 / 1024
+_FREEZING_SHARE = 0.05
 
 
 class State(NamedTuple):
@@ -46,13 +46,15 @@ class State(NamedTuple):
 def serving(state: State, view: View) -> tuple[Graph | Compact | None, int]:
     """Return what a search walks, and how many rows that covers: the copy if it is fresh, else the graph."""
     _, graph, indexed, compact = state
-    if (
-        compact is not None
-        and compact.live is view.live
-        and view.size - compact.covered <= _NEWER_MOST
-    ):
-        return compact, compact.covered
+    if compact is not None and compact.live is view.live:
+        covered = compact.covered
+        if view.size - covered <= 4 * _few(covered):
+            return compact, covered
     return graph, indexed
+
+
+def _few(covered: int) -> int:
+    return max(_NEWER_LEAST, int(covered * _NEWER_SHARE))
 
 
 class Upkeep:
@@ -72,6 +74,7 @@ class Upkeep:
         self._tuned_at = 0
         self._audited = False
         self._slice = 4
+        self._freeze_at = 0.0
 
     def maintain(self) -> bool:
         """Do one bounded piece of background work, if there is any; True if there may be more."""
@@ -118,13 +121,16 @@ class Upkeep:
         """Make a copy of the graph to search if the one there is no longer fits; True if so."""
         rows, _, indexed, compact = self._state
         view = rows.view
+        began = time.perf_counter()
         if compact is not None and compact.live is view.live:
             newer = indexed - compact.covered
-            if newer <= max(_NEWER_LEAST, compact.covered * _NEWER_SHARE):
+            if newer == 0 or (newer <= _few(compact.covered) and began < self._freeze_at):
                 return False
         made = Compact.of(graph, self.metric, view, indexed)
         if made is None:
             return False
+        ended = time.perf_counter()
+        self._freeze_at = ended + (ended - began) / _FREEZING_SHARE
         with self._lock:
             self._state = self._state._replace(compact=made)
         return True
