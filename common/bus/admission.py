@@ -67,6 +67,26 @@ class Terms(NamedTuple):
     hop_s: float = 0.0
 
 
+class _Asked(NamedTuple):
+    """What `Door.admit` was called with."""
+
+    jobs: Sequence[NewJob]
+    classes: Sequence[str]
+    router: str
+    tenant: str
+    deadline_ms: int
+    prefer: str
+    value_s: float
+    share: float
+    replay_of: str
+    session: str
+    version: int
+    origin: str
+    terms: Terms
+    own: bool
+    spread: bool
+
+
 class Trace(NamedTuple):
     """What became of one lease of a job: `what` is "leased", "lost" (its worker died) or "returned"."""
 
@@ -143,16 +163,18 @@ class Door(Roster):
         "session_not_found" if it is another tenant's, deleted or expired. `origin` is the request the job is a stage
         of, if that is not the job itself: it is deleted with the session.
         """
+        asked = _Asked(
+            jobs, classes, router, tenant, deadline_ms, prefer or "", value_s, share, replay_of, session,
+            version, origin, terms or Terms(), own, spread,
+        )  # fmt: skip
         family = family_of(jobs[0].id)
-        call = (jobs, classes, router, tenant, deadline_ms, prefer, value_s, share, replay_of)
-        turn = (session, version, origin, terms or Terms(), own, spread)
         known = self.knows_roster(family)
         with tracing.span(f"admit {family.name.split('.')[0]}", "producer") as span:
-            admission = await self._admit(family, *call, *turn)
+            admission = await self._admit(family, asked)
             if admission.reason == "no_worker":
                 self.forget_roster(family)
                 if known:  # a worker may have started since the roster was read
-                    admission = await self._admit(family, *call, *turn)
+                    admission = await self._admit(family, asked)
             if admission.outcome != "admitted":
                 span.drop()  # it is tried again, or the request tells why not
             elif span.recorded:
@@ -161,46 +183,28 @@ class Door(Roster):
                 span.set({"messaging.system": "redis", **told})
         return admission
 
-    async def _admit(
-        self,
-        family: Family,
-        jobs: Sequence[NewJob],
-        classes: Sequence[str],
-        router: str,
-        tenant: str,
-        deadline_ms: int,
-        prefer: str | None,
-        value_s: float,
-        share: float,
-        replay_of: str,
-        session: str,
-        version: int,
-        origin: str,
-        terms: Terms,
-        own: bool,
-        spread: bool,
-    ) -> Admission:
-        hearts = await self.hearts(family)
+    async def _admit(self, family: Family, asked: _Asked) -> Admission:
+        hearts, terms = await self.hearts(family), asked.terms
         names: list[str] = [keys.use(family), keys.workers(family), keys.plan(family)]
-        args: list[object] = [router, tenant, deadline_ms, replay_of, FULL_SHARE, share]
-        args += [tracing.current().traceparent, terms.rule, terms.order, int(spread), int(own)]
-        args += [terms.hop_s, len(classes)]
-        for cls in classes:
+        args: list[object] = [asked.router, asked.tenant, asked.deadline_ms, asked.replay_of]
+        args += [FULL_SHARE, asked.share, tracing.current().traceparent, terms.rule, terms.order]
+        args += [int(asked.spread), int(asked.own), terms.hop_s, len(asked.classes)]
+        for cls in asked.classes:
             names.append(keys.lane(family, cls))
             args.append(cls)
-        args += [prefer or "", value_s]
-        if prefer:
-            names.append(keys.lane(family, keys.own(prefer)))
+        args += [asked.prefer, asked.value_s]
+        if asked.prefer:
+            names.append(keys.lane(family, keys.own(asked.prefer)))
         args.append(len(hearts))
         for worker, heart in hearts.items():
             names.append(heart)
             args.append(worker)
-        args.append(len(jobs))
-        for job in jobs:
+        args.append(len(asked.jobs))
+        for job in asked.jobs:
             names.append(keys.job(job.id))
             args += [job.id, job.payload, job.items, job.tokens, job.view]
         try:
-            reply = await self._at_turn(names, args, session, version, origin)
+            reply = await self._at_turn(names, args, asked)
         except BusFull:
             return Admission("refused", "", "bus_full", 5.0)
         return Admission(
@@ -212,18 +216,16 @@ class Door(Roster):
             (int(reply[6]), int(reply[7])),
         )
 
-    async def _at_turn(
-        self, names: list[str], args: list[object], session: str, version: int, origin: str
-    ) -> Any:
+    async def _at_turn(self, names: list[str], args: list[object], asked: _Asked) -> Any:
+        session = asked.session
         if not session:
             return await self.script("admit", names, [*args, ""])
         for _ in range(10):  # the lock may go to another job between the two reads
             busy = (await self.call("HGET", keys.session(session), "busy") or b"").decode()
             more = [keys.session(session), keys.turns(session), keys.jobs(session)]
             more += [keys.job(busy)] if busy else []
-            reply = await self.script(
-                "admit", [*names, *more], [*args, session, version, busy, origin]
-            )
+            turn = [session, asked.version, busy, asked.origin]
+            reply = await self.script("admit", [*names, *more], [*args, *turn])
             if reply[2] != b"session_moved":
                 return reply
         return [b"refused", b"", b"session_busy", b"1", 0, 0, 0, 0]
