@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import math
+import uuid
 from array import array
 from collections.abc import AsyncIterator
 
@@ -193,11 +195,12 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_wait(
 
 @pytest.fixture
 async def few(mesh: Mesh, bus: Bus) -> AsyncIterator[str]:
-    """An encoder that holds 64 items and takes none: what is admitted waits. Its model's name."""
+    """An encoder that holds 64 items and takes none: what is admitted waits. Its model's name, new each time."""
+    name = f"few{uuid.uuid4().hex[:8]}"
     card = ModelCard(
-        name="few",
+        name=name,
         kind="embed",
-        family="embed.few",
+        family=f"embed.{name}",
         fingerprint="fe" * 16,
         dimension=4,
         max_tokens=512,
@@ -208,55 +211,70 @@ async def few(mesh: Mesh, bus: Bus) -> AsyncIterator[str]:
         depth_tokens=100_000, alpha_items_s=0.05, fingerprint=card.fingerprint, limit_items=256,
         limit_tokens=8192, slo_s=2.0,
     )  # fmt: skip
-    worker = Consumer(bus, Family("embed.few"), record)
+    worker = Consumer(bus, Family(f"embed.{name}"), record)
     await worker.start()
     async with aiohttp.ClientSession(mesh.url) as session, asyncio.timeout(20):
         while True:
-            async with session.get("/v1/models/few") as response:
+            async with session.get(f"/v1/models/{name}") as response:
                 if response.status == 200:
                     break
             await asyncio.sleep(0.1)
-    yield "few"
+    yield name
     await worker.stop()
 
 
-async def fill(
+async def refused(
     http: aiohttp.ClientSession, model: str, texts: int, **headers: str
 ) -> tuple[int, str]:
-    """Send a request that nobody will answer; return its status and code once it is refused, 0 if it waits."""
+    """Send a request that must be refused; return its status and code."""
     body = {"input": ["x"] * texts, "model": model}
-    try:
-        async with (
-            asyncio.timeout(0.7),
-            http.post("/v1/embeddings", json=body, headers=headers) as got,
-        ):
-            return got.status, (await got.json())["error"]["code"]
-    except TimeoutError:
-        return 0, ""
+    async with http.post("/v1/embeddings", json=body, headers=headers) as got:
+        return got.status, (await got.json())["error"]["code"]
 
 
-async def test_deadlines_and_classes_decide(http: aiohttp.ClientSession, few: str) -> None:
-    """An own deadline decides, else the lane's objective; low priority is refused while normal still enters."""
-    waiting = [
-        asyncio.create_task(http.post("/v1/embeddings", json={"input": ["x"] * 25, "model": few}))
-    ]
-    await asyncio.sleep(0.3)  # 1.25 s of work, which nobody does
+@contextlib.asynccontextmanager
+async def waiting(
+    http: aiohttp.ClientSession, bus: Bus, model: str, texts: int, **headers: str
+) -> AsyncIterator[None]:
+    """Send a request that must be admitted, and leave it when done; TimeoutError if it does not enter."""
+    family, body = Family(f"embed.{model}"), {"input": ["x"] * texts, "model": model}
+    before = (await bus.use(family)).get("gpu", (0, 0))[0]
+    task = asyncio.ensure_future(http.post("/v1/embeddings", json=body, headers=headers))
     try:
-        assert await fill(http, few, 2, **{"Spillway-Priority": "low"}) == (429, "deadline")
-        assert await fill(http, few, 2) == (0, "")
-        assert await fill(http, few, 20) == (429, "deadline")
-        assert await fill(http, few, 20, **{"Spillway-Timeout": "1.5"}) == (429, "deadline")
-        assert await fill(http, few, 20, **{"Spillway-Timeout": "30"}) == (0, "")
-        assert await fill(http, few, 1, **{"Spillway-Priority": "high"}) == (400, "invalid_header")
+        async with asyncio.timeout(20):
+            while (await bus.use(family)).get("gpu", (0, 0))[0] < before + min(texts, 32):
+                assert not task.done(), await task
+                await asyncio.sleep(0.02)
+        yield
     finally:
-        for task in waiting:
-            task.cancel()
+        task.cancel()
+        async with asyncio.timeout(20):
+            while (await bus.use(family)).get("gpu", (0, 0))[0] > before:  # noqa: ASYNC110 - no event of it
+                await asyncio.sleep(0.02)
 
 
-async def test_all_or_nothing(http: aiohttp.ClientSession, few: str) -> None:
+async def test_deadlines_and_classes_decide(
+    http: aiohttp.ClientSession, bus: Bus, few: str
+) -> None:
+    """An own deadline decides, else the lane's objective; low priority is refused while normal still enters."""
+    late = (429, "deadline")
+    async with waiting(http, bus, few, 25):  # 1.25 s of work, which nobody does
+        assert await refused(http, few, 2, **{"Spillway-Priority": "low"}) == late
+        async with waiting(http, bus, few, 2):
+            pass
+        assert await refused(http, few, 20) == late
+        assert await refused(http, few, 20, **{"Spillway-Timeout": "1.5"}) == late
+        async with waiting(http, bus, few, 20, **{"Spillway-Timeout": "30"}):
+            pass
+        odd = await refused(http, few, 1, **{"Spillway-Priority": "high"})
+        assert odd == (400, "invalid_header")
+
+
+async def test_all_or_nothing(http: aiohttp.ClientSession, bus: Bus, few: str) -> None:
     """With all_or_nothing texts that do not all fit are refused at once; without it they enter bit by bit."""
     body: dict[str, object] = {"input": ["x"] * 96, "model": few}
     async with http.post("/v1/embeddings", json=body | {"all_or_nothing": True}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (429, "deadline")
         assert int(response.headers["Retry-After"]) >= 1
-    assert await fill(http, few, 96) == (0, "")
+    async with waiting(http, bus, few, 96):
+        pass
