@@ -194,9 +194,9 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_wait(
 
 
 @pytest.fixture
-async def few(mesh: Mesh, bus: Bus) -> AsyncIterator[str]:
+async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
     """An encoder that holds 64 items and takes none: what is admitted waits. Its model's name, new each time."""
-    name = f"few{uuid.uuid4().hex[:8]}"
+    name = f"zz-few-{uuid.uuid4().hex[:8]}"  # by name the last one: never the default
     card = ModelCard(
         name=name,
         kind="embed",
@@ -213,14 +213,22 @@ async def few(mesh: Mesh, bus: Bus) -> AsyncIterator[str]:
     )  # fmt: skip
     worker = Consumer(bus, Family(f"embed.{name}"), record)
     await worker.start()
-    async with aiohttp.ClientSession(mesh.url) as session, asyncio.timeout(20):
-        while True:
-            async with session.get(f"/v1/models/{name}") as response:
-                if response.status == 200:
-                    break
-            await asyncio.sleep(0.1)
+    await shown(http, name, status=200)
     yield name
     await worker.stop()
+    await bus.call("SREM", "models", name)
+    await bus.call("DEL", f"model:{name}")
+    await shown(http, name, status=404)
+
+
+async def shown(http: aiohttp.ClientSession, model: str, *, status: int) -> None:
+    """Wait until the router knows a model, or knows it no more."""
+    async with asyncio.timeout(20):
+        while True:
+            async with http.get(f"/v1/models/{model}") as response:
+                if response.status == status:
+                    return
+            await asyncio.sleep(0.1)
 
 
 async def refused(
