@@ -125,6 +125,18 @@ class Mesh:
                     raise RuntimeError(f"{url} is not ready: {error}") from error
                 time.sleep(0.05)
 
+    @staticmethod
+    def wait_model(url: str, kind: str) -> None:
+        """Wait until a router knows a model of this kind: it is ready with the first one of any."""
+        give_up = time.monotonic() + START_S
+        while True:
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+                if any(model["kind"] == kind for model in json.load(response)["data"]):
+                    return
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"{url} knows no model that can {kind}")
+            time.sleep(0.05)
+
     def logs(self) -> dict[str, Any]:
         return {p.log.name: p.log.read_text()[-3000:] for p in self.processes}
 

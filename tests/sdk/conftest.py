@@ -23,6 +23,7 @@ class TalkingMesh(Mesh):
         self.url = self.urls[0]
         for url in self.urls:
             self.wait_ready(url)
+            self.wait_model(url, "generate")
 
 
 @pytest.fixture(scope="session")
