@@ -20,7 +20,7 @@ RECALL_GOAL = 0.95
 # Standard errors that what is measured must lie above the goal: once in fifty cases it then is luck.
 SURE = 2.0
 # ef is chosen anew when the rows have grown this much since.
-RETUNE_GROWTH = 1.3
+RETUNE_GROWTH = 1.1
 
 Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 

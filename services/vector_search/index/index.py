@@ -117,7 +117,9 @@ class Index(Upkeep):
         searched, covered = serving(state, view)
         if searched is not None and wanted is None and not exactly:
             if remember:
-                self._recent.append(queries[:1])
+                # Another place of every batch: a request that is repeated must not be all that is audited.
+                place = self._remembered = (self._remembered + 1) % max(len(queries), 1)
+                self._recent.append(queries[place : place + 1])
             found = self._whole(queries, k, ef, rows, searched, covered)
             if found is not None:
                 return found

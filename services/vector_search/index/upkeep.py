@@ -75,6 +75,7 @@ class Upkeep:
         self._audited = False
         self._slice = 4
         self._freeze_at = 0.0
+        self._remembered = 0
 
     def maintain(self) -> bool:
         """Do one bounded piece of background work, if there is any; True if there may be more."""
