@@ -41,8 +41,8 @@ def run(options: Options) -> Body:
         return rng.choice(noises)
 
     kinds = {
-        "encoder": ((cost, cost.scaled(SLOWER)), options.pick(400, 30)),
-        "paper's V100 + Xeon": (PAPER, options.pick(3000, 120)),
+        "encoder": ((cost, cost.scaled(SLOWER)), options.pick(150, 30)),
+        "paper's V100 + Xeon": (PAPER, options.pick(1500, 120)),
     }
     rows: list[list[str]] = []
     worst_miss, least = 0.0, 1.0
@@ -147,7 +147,7 @@ async def _through(
     mesh = Mesh(folder, services, env={"SPILLWAY_ADMISSION": policy})
     rng = random.Random(options.seed)
     asked = [_request(rng) for _ in range(2000)]
-    seconds = options.pick(90, 8)
+    seconds = options.pick(45, 8)
     rate = 1.5 * capacity((cost, cost))
     try:
         await mesh.start(600.0)

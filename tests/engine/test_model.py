@@ -86,17 +86,20 @@ async def test_mixed_batches_give_what_each_gives_alone(
     desk = Desk(bus, journal, Family(roomy.card(created_ms=0, partitions=1).family))
     async with running(bus, roomy, bounds=Bounds(512, 1)):
         alone = [await desk.result(await desk.admit(one)) for one in asked]
-    async with running(bus, few, bounds=Bounds(40, 8)) as worker:
-        begin = (
-            threading.Event()
-        )  # nothing is computed before all are there, so that they must share
-        held = asyncio.create_task(worker.thread.run(begin.wait, 60))
-        jobs = [await desk.admit(one) for one in asked]
-        begin.set()
-        await held
-        mixed = [await desk.result(job) for job in jobs]
-        assert worker.no_page_held()
-        preempted = worker.value("spillway_preemptions_total")
+    for _ in range(5):  # how many share the pages at once is a matter of timing
+        async with running(bus, few, bounds=Bounds(40, 8)) as worker:
+            begin = (
+                threading.Event()
+            )  # nothing is computed before all are there, so that they must share
+            held = asyncio.create_task(worker.thread.run(begin.wait, 60))
+            jobs = [await desk.admit(one) for one in asked]
+            begin.set()
+            await held
+            mixed = [await desk.result(job) for job in jobs]
+            assert worker.no_page_held()
+            preempted = worker.value("spillway_preemptions_total")
+        if preempted > 0:
+            break
     await journal.stop()
 
     for one, (expected, _), (found, result) in zip(asked, alone, mixed, strict=True):
