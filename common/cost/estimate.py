@@ -18,6 +18,8 @@ _POINTS = (1, 8, 16, 32)
 _FAR = 0.7
 _REPEATS = 3
 _ROUNDS = 5
+# So many in a row confirm what the few have found.
+_CONFIRM = 20
 # A device is not probed where it would need more than this many times its objective.
 _LONGEST = 4.0
 MOST = 100_000
@@ -73,12 +75,9 @@ async def tune(probe: ProbeOf, slo_s: float, start: int, *, most: int = MOST) ->
     """Return the depth at which no answer of several rounds is late, found by probing near `start`."""
 
     async def holds(queries: int) -> bool:
-        for _ in range(_ROUNDS):
-            if await probe(queries) > slo_s:
-                return False
-        return True
+        return await probe(queries) <= slo_s
 
-    return await largest(holds, start, most=most)
+    return await _deepest(holds, start, most)
 
 
 async def tune_beside(
@@ -96,12 +95,27 @@ async def tune_beside(
     """
 
     async def holds(queries: int) -> bool:
-        for _ in range(_ROUNDS):
-            if max(await probe(accelerator, queries)) > slo_s:
+        return max(await probe(accelerator, queries)) <= slo_s
+
+    return await _deepest(holds, start, most)
+
+
+async def _deepest(holds: Holds, start: int, most: int) -> int:
+    """Return the depth of which a few rounds hold, less what more rounds take from it."""
+
+    async def often(queries: int, rounds: int) -> bool:
+        for _ in range(rounds):
+            if not await holds(queries):
                 return False
         return True
 
-    return await largest(holds, start, most=most)
+    async def few(queries: int) -> bool:
+        return await often(queries, _ROUNDS)
+
+    depth = await largest(few, start, most=most)
+    while depth and not await often(depth, _CONFIRM):
+        depth -= 1
+    return depth
 
 
 async def largest(holds: Holds, start: int, *, most: int = MOST) -> int:

@@ -168,8 +168,8 @@ async def _rounds(bus: Bus, family: Family, model: Encoder, options: Options, bo
         depth = {lane: found[lane].depth for lane in LANES}
         at = [await both(depth["gpu"], depth["cpu"]) for _ in range(rounds)]
         alone = [await both(depth["gpu"], 0) for _ in range(rounds)]
-        above = [await both(depth["gpu"] + 2, 0) for _ in range(rounds)]
-        above_cpu = [await both(0, depth["cpu"] + 2) for _ in range(rounds)]
+        above = [await both(depth["gpu"] + 2, depth["cpu"]) for _ in range(rounds)]
+        above_cpu = [await both(depth["gpu"], depth["cpu"] + 2) for _ in range(rounds)]
     finally:
         await prober.close()
     columns = [
@@ -186,8 +186,8 @@ async def _rounds(bus: Bus, family: Family, model: Encoder, options: Options, bo
     checks = {
         "both at their depths": [max(pair) for pair in at],
         "accelerator alone at its depth": [pair.gpu for pair in alone],
-        "accelerator at depth + 2": [pair.gpu for pair in above],
-        "CPU at depth + 2": [pair.cpu for pair in above_cpu],
+        "accelerator at depth + 2": [max(pair) for pair in above],
+        "CPU at depth + 2": [max(pair) for pair in above_cpu],
     }
     cells = [
         [name, str(len(took)), str(sum(one > SLO_S for one in took)), f"{1e3 * max(took):.0f}"]
