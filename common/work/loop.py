@@ -60,7 +60,7 @@ class EmbeddingLoop:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._stopping = False
-        self._logged = pace.depth
+        self._logged_tokens = pace.depth.tokens
         self._typical_tokens = 128.0
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
@@ -249,12 +249,11 @@ class EmbeddingLoop:
             metrics.isolated.inc()
             return
         metrics.step_ratio.observe(self._pace.observe(items, tokens, seconds))
-        self._consumer.record = self._pace.record(self._consumer.record)  # told with the next beat
-        self._metrics.tell(self._consumer.record)
-        depth = self._pace.depth
-        if abs(depth.tokens / self._logged.tokens - 1) > _DRIFT:
-            self._logged = depth
-            _log.info("depth_changed", **depth._asdict())
+        record = self._consumer.record = self._pace.record(self._consumer.record)
+        self._metrics.tell(record)  # the bus is told with the next beat
+        if abs(record.depth_tokens / self._logged_tokens - 1) > _DRIFT:
+            self._logged_tokens = record.depth_tokens
+            _log.info("depth_changed", items=record.depth_items, tokens=record.depth_tokens)
 
     def _judge(self, batch: Sequence[Job]) -> None:
         """Compare the end of a batch with what the door foresaw, and with when its jobs were due."""

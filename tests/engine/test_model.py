@@ -88,9 +88,8 @@ async def test_mixed_batches_give_what_each_gives_alone(
         alone = [await desk.result(await desk.admit(one)) for one in asked]
     for _ in range(5):  # how many share the pages at once is a matter of timing
         async with running(bus, few, bounds=Bounds(40, 8)) as worker:
-            begin = (
-                threading.Event()
-            )  # nothing is computed before all are there, so that they must share
+            # Nothing is computed before all are there, so that they must share.
+            begin = threading.Event()
             held = asyncio.create_task(worker.thread.run(begin.wait, 60))
             jobs = [await desk.admit(one) for one in asked]
             begin.set()
