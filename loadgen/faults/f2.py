@@ -18,7 +18,7 @@ from loadgen import processes
 from loadgen.bodies import Request
 from loadgen.faults.work import Embeddings, Generations, Work, admitted, held
 from loadgen.mesh import Mesh
-from loadgen.target import Target
+from loadgen.target import Answer, Target
 
 IN_FLIGHT = 24
 EMBEDDINGS = Embeddings(step_s=0.4, texts=16)
@@ -67,9 +67,15 @@ async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int, wo
     before, admits = await _jobs(watch, work.kind), await admitted(mesh, work.kind)
     async with Target([mesh.url]) as target:
         sent = [asyncio.create_task(_send(target, request)) for request in requests]
-        async with asyncio.timeout(30):
-            while await admitted(mesh, work.kind) < admits + IN_FLIGHT:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        give_up = time.monotonic() + 30
+        while (got := await admitted(mesh, work.kind) - admits) < IN_FLIGHT:
+            early = [task.result() for task in sent if task.done()]
+            if early or time.monotonic() > give_up:
+                log = mesh.log("router")[-2000:]
+                raise RuntimeError(
+                    f"{got} of {IN_FLIGHT} admitted; answered: {early}; router: {log}"
+                )
+            await asyncio.sleep(0.01)
         await asyncio.sleep(work.step_s * 0.5)
         names = [name for name in await _jobs(watch, work.kind) if name not in before]
         states = {name: await _state(watch, name) for name in names}
@@ -88,8 +94,8 @@ async def _round(mesh: Mesh, watch: redis.asyncio.Redis, way: str, seed: int, wo
     return stop
 
 
-async def _send(target: Target, request: Request) -> None:
-    await target.send(request)
+async def _send(target: Target, request: Request) -> Answer:
+    return await target.send(request)
 
 
 async def _cancel(target: Target, name: str) -> None:

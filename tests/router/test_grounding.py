@@ -12,7 +12,7 @@ import pytest
 
 from common.messages import GenerateWork
 from tests.router.mesh import Mesh
-from tests.router.scripted import Generator, Scene, byte_tokenizer
+from tests.router.scripted import NAME, Generator, Scene, byte_tokenizer
 from tests.router.talk import asks, post, stream, text_of
 
 DOCUMENTS = {
@@ -205,7 +205,7 @@ async def test_what_cannot_be_grounded_is_refused(
 
 
 async def new_session(http: aiohttp.ClientSession) -> str:
-    status, made, _ = await post(http, {}, "/v1/sessions")
+    status, made, _ = await post(http, {"model": NAME}, "/v1/sessions")
     assert status in {200, 201}, made
     return str(made["id"])
 
@@ -218,9 +218,11 @@ async def test_a_session_keeps_what_was_rendered_and_what_was_sent(
     model.script = cite
     first, second = DOCUMENTS["tun.md"], "And its river?"
     status, answer, _ = await post(http, grounded(pages, first, session=session))
-    assert (status, answer["session"]["version"]) == (200, 1)
+    assert status == 200, answer
+    assert answer["session"]["version"] == 1
     status, answer, _ = await post(http, grounded(pages, second, session=session))
-    assert (status, answer["session"]["version"]) == (200, 2)
+    assert status == 200, answer
+    assert answer["session"]["version"] == 2
     one, two = model.works[-2:]
 
     assert one.turn is not None

@@ -62,15 +62,16 @@ export class Sessions {
 
   async #open(id) {
     this.current = id;
+    this.opened.hidden = true; // what is about to be replaced must not be acted on
     for (const item of this.list.children) item.classList.toggle("current", item.dataset.session === id);
     try {
       const { body } = await ask(`/v1/sessions/${segment(id)}?include=messages`);
+      if (this.current !== id) return;
       this.#complain("");
       this.#transcript(body);
       this.opened.focus({ preventScroll: true });
       this.opened.scrollIntoView({ block: "nearest" });
     } catch (error) {
-      this.opened.hidden = true;
       this.#complain(error.message);
     }
   }
