@@ -88,8 +88,9 @@ class WorkerConfig(Common, frozen=True):
     sigma: Annotated[float, Meta(ge=0, le=1)] = 0.0
     slowdown: Annotated[int, Meta(ge=1, le=100)] = 1
     chat_model: str = ""
-    chat_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    chat_dtype: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"
     chat_slo_s: Seconds = 120.0
+    exact: bool = False
     kv_bytes: Count = 0
     step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     max_running: Annotated[int, Meta(ge=1, le=65536)] = 64

@@ -32,6 +32,18 @@ ENCODER = Source(
 TRAVERSE = Source(
     _FOLDER / "traverse.cpp", _AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")
 )
+_STEP = _FOLDER / "decoder" / "kernels" / "step.cpp"
+# The first that a processor can run; the last is plain C++.
+DECODER = (
+    Source(
+        _STEP,
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+    ),
+    Source(_STEP, _AVX512, ("-march=x86-64-v4",)),
+    Source(_STEP, frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
+    Source(_STEP, frozenset(), ()),
+)
 _HERE = ("-march=native",)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 _BUILD_S = 120
@@ -72,12 +84,22 @@ def build(source: Source, directory: Path) -> Path | None:
     return target
 
 
+def compiled_for(source: Source, directory: Path) -> Path:
+    """Return the library of a source for any processor that can run it, in `directory`, built if need be."""
+    target = directory / _name(source, source.anywhere)
+    if not target.is_file():
+        _compile(source, target, source.anywhere)
+    return target
+
+
 def _beside(source: Source) -> Path:
     return source.path.with_name(_name(source, source.anywhere))
 
 
 def _name(source: Source, march: tuple[str, ...], processor: str = "") -> str:
-    made_of = source.path.read_bytes() + repr((_FLAGS, march, processor)).encode()
+    files = [source.path, *sorted(source.path.parent.glob("*.h"))]
+    made_of = b"".join(path.read_bytes() for path in files)
+    made_of += repr((_FLAGS, march, processor)).encode()
     return f"{source.path.stem}-{hashlib.blake2b(made_of, digest_size=8).hexdigest()}.so"
 
 
@@ -97,14 +119,12 @@ def _compile(source: Source, target: Path, march: tuple[str, ...]) -> None:
 
 def main() -> int:
     """Build the libraries that an image brings along; prints their paths."""
-    for source in (ENCODER, TRAVERSE):
-        target = _beside(source)
+    for source in (ENCODER, TRAVERSE, *DECODER):
         try:
-            _compile(source, target, source.anywhere)
+            print(compiled_for(source, source.path.parent))
         except (OSError, subprocess.SubprocessError) as error:
             sys.stderr.write(f"{source.path.name} was not built: {error}\n")
             return 1
-        print(target)
     return 0
 
 

@@ -32,16 +32,8 @@ class Kernels:
     def load(cls, threads: int, directory: Path | None = None) -> Kernels | None:
         """Return the kernels, or None where they cannot be built or loaded."""
         path = find(ENCODER, directory)
-        if path is None:
-            return None
-        torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-        try:
-            for openmp in torch_openmp:
-                ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
-            return cls(ctypes.CDLL(str(path)), threads)
-        except OSError as error:
-            _log.warning("kernels_not_loaded", library=str(path), why=str(error))
-            return None
+        library = None if path is None else open_library(path)
+        return None if library is None else cls(library, threads)
 
     def attention(self, qkv: Tensor, starts: Tensor, heads: int, width: int) -> Tensor:
         """Return bf16 (rows, heads * width) from bf16 (rows, 3 * heads * width); texts begin at `starts`."""
@@ -100,6 +92,18 @@ class Kernels:
             self._threads,
         )
         return rows, rows16
+
+
+def open_library(path: Path) -> ctypes.CDLL | None:
+    """Open a library of kernels beside torch's OpenMP; None, and a warning, if it cannot be opened."""
+    torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    try:
+        for openmp in torch_openmp:
+            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+        return None
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -113,4 +113,5 @@ def _runner(config: WorkerConfig) -> Runner:
         dtype=config.chat_dtype,
         threads=config.threads,
         kv_bytes=config.kv_bytes,
+        exact=config.exact,
     )

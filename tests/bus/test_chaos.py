@@ -18,6 +18,7 @@ from tests.bus.kit import RESULT, Hand, new_job
 from tests.conftest import PROFILE
 from tests.servers import KINDS, Server
 
+JUDGED_EVERY = 200
 STEPS = 20_000 if PROFILE == "soak" else 500
 HOUR_MS = 3_600_000
 
@@ -380,11 +381,25 @@ class Driver(Chaos):
         for _ in range(3):
             await self.turns.create(self.buses[0])
         choices, shares = list(weights), list(weights.values())
-        for _ in range(steps):
+        for step in range(steps):
+            if step % JUDGED_EVERY == 0:
+                await self.judge(
+                    [ear for ear in self.ears.values() if ear.task and ear.task.done()]
+                )
             (op,) = self.random.choices(choices, shares)
             dice = self.random.random()
             await op("kill" if dice < 0.004 else "cut" if dice < 0.05 else "")
         await self.finish_all()
+
+    async def judge(self, ears: list[Ear]) -> None:
+        """What each of these has heard, to the end, is what was logged. A log is kept for ten minutes."""
+        for ear in ears:
+            assert ear.task is not None
+            await asyncio.wait_for(ear.task, 10)
+            logged = await self.buses[0].log(ear.job)
+            if ear.seen != logged:
+                raise Violation(f"{ear.job}: heard {ear.seen}, logged {logged}")
+            del self.ears[ear.job]
 
     async def finish_all(self) -> None:
         """Let a healthy worker finish what is left; everything must end, and every ear have heard all."""
@@ -409,12 +424,7 @@ class Driver(Chaos):
                     await self.step(act, lambda x=lease, e=end, t=turn: e(x, RESULT, **t))
         if self.live:
             raise Violation(f"never ended: {self.live}")
-        for ear in self.ears.values():
-            assert ear.task is not None
-            await asyncio.wait_for(ear.task, 10)
-            logged = await self.buses[0].log(ear.job)
-            if ear.seen != logged:
-                raise Violation(f"{ear.job}: heard {ear.seen}, logged {logged}")
+        await self.judge(list(self.ears.values()))
         await self.reap("")
         used = await self.buses[0].use(self.family)
         if any(value != (0, 0) for value in used.values()):

@@ -34,10 +34,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "mistral"])
+COMPILED = ["llama fp32", "qwen2 bf16", "qwen3 int8", "mistral int4", "mistral fp32"]
+TORCH = ["llama torch", "qwen2 torch", "qwen3 torch", "mistral torch"]
+
+
+@pytest.fixture(scope="module", params=[*COMPILED, *TORCH])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
-    """Return a runner of each family; Qwen's have layers with and without a window, Mistral's all have one."""
-    family = str(request.param)
+    """Return a runner of each family; Qwen's have layers with and without a window, Mistral's all have one.
+
+    What is compiled is exact to the last bit, whatever the weights are made into.
+    """
+    family, kind = str(request.param).split()
     chosen = random_models.settings(family, 1)
     if family.startswith("qwen"):
         chosen |= WINDOWED
@@ -45,7 +52,16 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         chosen["sliding_window"] = 40
     directory = tmp_path_factory.mktemp(family)
     random_models.write(directory, family, chosen)
-    return TorchRunner.load(str(directory), device="cpu", dtype="fp32", threads=1, kv_bytes=8 << 20)
+    made = TorchRunner.load(
+        str(directory),
+        device="cpu",
+        dtype="fp32" if kind == "torch" else kind,
+        threads=1 if kind == "torch" else 2,
+        kv_bytes=8 << 20,
+        compiled=kind != "torch",
+    )
+    assert made.exact == (kind != "torch")
+    return made
 
 
 def _tokens(seed: int, count: int = LENGTH) -> list[int]:
@@ -58,7 +74,9 @@ def _whole(runner: TorchRunner, tokens: list[int]) -> torch.Tensor:
     return runner.logits([line.next_rows(len(tokens))])
 
 
-def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _same(runner: TorchRunner, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if runner.exact:
+        return torch.equal(found, expected)
     worst = (found - expected).abs().amax(-1) / expected.abs().amax(-1)
     return bool((worst <= TOLERANCE).all())
 
@@ -78,7 +96,7 @@ def test_chunks(runner: TorchRunner, chunk: int) -> None:
         runner.logits([other.next_rows(40)])
         other.close()
 
-    assert _same(torch.cat(rows), _whole(runner, tokens))
+    assert _same(runner, torch.cat(rows), _whole(runner, tokens))
     assert (gone > 0) == any(window is not None for window in runner.shape.windows)
 
 
@@ -105,10 +123,10 @@ def test_missing_ranges(runner: TorchRunner, seed: int) -> None:
         for at in range(0, len(missing), budget)
     ]
 
-    assert _same(torch.cat(rows), expected[missing])
+    assert _same(runner, torch.cat(rows), expected[missing])
 
 
-@pytest.mark.parametrize("runner", ["mistral"], indirect=True)
+@pytest.mark.parametrize("runner", ["mistral fp32", "mistral torch"], indirect=True)
 def test_windowed_pages_can_be_rebuilt(runner: TorchRunner) -> None:
     """Under a window, rows are recomputed from a resident stretch of its length, with holes before it."""
     tokens = _tokens(3)
@@ -121,7 +139,7 @@ def test_windowed_pages_can_be_rebuilt(runner: TorchRunner) -> None:
 
     found = runner.logits([line.rows([*range(160, 192), LENGTH - 1])])
 
-    assert _same(found, _whole(runner, tokens)[[*range(160, 192), LENGTH - 1]])
+    assert _same(runner, found, _whole(runner, tokens)[[*range(160, 192), LENGTH - 1]])
 
 
 def test_mixed_batches(runner: TorchRunner) -> None:
@@ -140,7 +158,7 @@ def test_mixed_batches(runner: TorchRunner) -> None:
             lines[n].leave_windows(runner.shape.windows)
 
     for text, rows in zip(texts, found, strict=True):
-        assert _same(torch.cat(rows), _whole(runner, text))
+        assert _same(runner, torch.cat(rows), _whole(runner, text))
 
 
 def test_sampled_text_does_not_depend_on_the_company(runner: TorchRunner) -> None:
@@ -218,8 +236,8 @@ def test_shared_pages(runner: TorchRunner) -> None:
 
     both = runner.logits([first.rows(range(75, 105)), second.rows(range(64, 105))])
 
-    assert _same(both[:30], _whole(runner, first.tokens)[75:])
-    assert _same(both[30:], _whole(runner, second.tokens)[64:])
+    assert _same(runner, both[:30], _whole(runner, first.tokens)[75:])
+    assert _same(runner, both[30:], _whole(runner, second.tokens)[64:])
 
 
 def test_only_asked_rows_are_drawn(runner: TorchRunner) -> None:

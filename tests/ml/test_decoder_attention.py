@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import NamedTuple
 
@@ -11,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ml.decoder.attention import paged_attention
+from common.ml.decoder.compiled import attend
 from common.ml.decoder.plan import BLOCK_ROWS, plan_batch
 from common.ml.decoder.pool import PAGE, Pool
 from common.ml.decoder.rope import RopeSpec
 from common.ml.decoder.spec import DecoderSpec
+from tests.ml.kernels import decoder_kernels
 
+KERNELS = decoder_kernels()
 LAYERS = 2
 DIM = 8
 
@@ -51,7 +55,7 @@ def _formula(
     first = 0 if window is None else max(0, position - window + 1)
     shared = q.shape[0] // keys.shape[1]
     seen = keys[first : position + 1].double().repeat_interleave(shared, 1)
-    scores = torch.einsum("hd,thd->ht", q.double(), seen) * DIM**-0.5
+    scores = torch.einsum("hd,thd->ht", q.double(), seen) * q.shape[1] ** -0.5
     own = values[first : position + 1].double().repeat_interleave(shared, 1)
     return torch.einsum("ht,thd->hd", scores.softmax(-1), own)
 
@@ -119,13 +123,40 @@ def test_any_rows_on_any_pages(
                 [v[layer, query.positions] for v, query in zip(values, queries, strict=True)]
             ),
         )
-        found = paged_attention(q, pool, layer, plan.groups[0])
+        found = [paged_attention(q, pool, layer, plan.groups[0])]
+        found += [attend(each, q, pool, layer, queries, threads=2) for each in KERNELS]
         at = 0
         for query, k, v in zip(queries, keys, values, strict=True):
             for position in query.positions:
                 expected = _formula(q[at], k[layer], v[layer], position, window)
-                assert torch.allclose(found[at].double(), expected, atol=1e-5)
+                for each in found:
+                    assert torch.allclose(each[at].double(), expected, atol=1e-5)
                 at += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [6, 16, 64, 100, 128])
+def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
+    """Heads of any width in 16-bit pages, in every build of the kernels: the formula, as far as 16 bits go."""
+    torch.manual_seed(dim)
+    heads, kv_heads, length = 6, 2, 700  # three chunks: they are merged
+    spec = dataclasses.replace(_spec(heads, kv_heads, None), head_dim=dim)
+    pool = Pool(spec, None, range(LAYERS), 30, dtype=dtype, device=torch.device("cpu"))
+    keys, values = torch.randn(2, length, kv_heads, dim).to(dtype)
+    query = Query([length - 3, length - 1], [list(range(29, 29 - (length // PAGE + 1), -1))])
+    whole = Query(list(range(length)), query.pages)
+    slots = plan_batch([whole], [pool], dtype=torch.float32).groups[0].slots
+    pool.write(1, slots, keys, values)
+    q = torch.randn(2, heads, dim)
+
+    found = [attend(each, q, pool, 1, [query], threads) for each in KERNELS for threads in (1, 9)]
+
+    for row, position in enumerate(query.positions):
+        expected = _formula(q[row].to(dtype), keys, values, position, None)
+        for each in found:
+            assert torch.allclose(each[row].double(), expected, atol=4e-3)
+    for one, nine in zip(found[::2], found[1::2], strict=True):
+        assert torch.equal(one, nine)  # however the chunks were shared out
 
 
 def test_more_rows_than_a_block() -> None:

@@ -114,7 +114,12 @@ def test_damaged_models_are_refused_with_a_sentence(directory: Path, damage: str
     [
         ({"device": "cuda"}, "device 'cuda': torch sees no CUDA device here"),
         ({"device": "sim"}, "device 'sim': a generator runs on cpu or cuda"),
-        ({"dtype": "int8"}, "chat_dtype 'int8': expected auto, fp32 or bf16"),
+        ({"dtype": "int3"}, "chat_dtype 'int3': expected auto, fp32, bf16, int8, int4"),
+        (
+            {"exact": True, "compiled": False},
+            "SPILLWAY_EXACT: needs the compiled kernels of the CPU",
+        ),
+        ({"dtype": "int8", "compiled": False}, "chat_dtype 'int8': needs the compiled kernels"),
         ({"kv_bytes": 100}, "SPILLWAY_KV_BYTES is 100; expected 0, or at least"),
     ],
 )

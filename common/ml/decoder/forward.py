@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.ml.decoder.attention import paged_attention
-from common.ml.decoder.plan import BatchPlan
+from common.ml.decoder.plan import BatchPlan, Query, plan_batch
 from common.ml.decoder.pool import Pool
 from common.ml.decoder.rotate import angles, frequencies, rotate
 from common.ml.decoder.spec import DecoderSpec
@@ -64,8 +64,12 @@ class Decoder:
         """Where everything is computed."""
         return self._embed.device
 
-    def hidden(self, tokens: Tensor, plan: BatchPlan, pools: Sequence[Pool]) -> Tensor:
-        """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm."""
+    def hidden(self, tokens: Tensor, queries: Sequence[Query], pools: Sequence[Pool]) -> Tensor:
+        """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm.
+
+        ValueError if positions do not rise or a page that a row needs is not there.
+        """
+        plan = plan_batch(queries, pools, dtype=self.dtype)
         turned = angles(plan.positions, self._inverse, self.spec.rope.attention, self.dtype)
         rows = F.embedding(tokens, self._embed)
         for number, layer in enumerate(self._layers):

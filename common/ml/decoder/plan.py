@@ -53,26 +53,19 @@ class GroupPlan(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """One step over all sequences: positions of all rows, the row after each sequence's last, a plan per group."""
+    """One step over all sequences: positions of all rows, a plan per group."""
 
     positions: Tensor
-    ends: list[int]
     groups: list[GroupPlan]
 
 
 def plan_batch(queries: Sequence[Query], pools: Sequence[Pool], *, dtype: torch.dtype) -> BatchPlan:
     """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
     device = pools[0].data.device
-    positions = [np.asarray(query.positions, dtype=np.int64) for query in queries]
+    positions, every = check_rows(queries, pools)
     ends = np.cumsum([len(each) for each in positions]).tolist()
-    for index, each in enumerate(positions):
-        if not len(each) or each[0] < 0 or (np.diff(each) <= 0).any():
-            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
     groups = []
-    for number, pool in enumerate(pools):
-        tables = [np.asarray(query.pages[number], dtype=np.int64) for query in queries]
-        for index, (each, table) in enumerate(zip(positions, tables, strict=True)):
-            _check(index, number, each, table, pool)
+    for pool, tables in zip(pools, every, strict=True):
         parts = _parts(positions, ends, tables, pool, dtype)
         pages = np.concatenate(
             [table[each // PAGE] for each, table in zip(positions, tables, strict=True)]
@@ -81,7 +74,27 @@ def plan_batch(queries: Sequence[Query], pools: Sequence[Pool], *, dtype: torch.
         groups.append(
             GroupPlan(pool.slots(_tensor(pages, device), _tensor(offsets, device)), parts)
         )
-    return BatchPlan(_tensor(np.concatenate(positions), device), ends, groups)
+    return BatchPlan(_tensor(np.concatenate(positions), device), groups)
+
+
+def check_rows(
+    queries: Sequence[Query], pools: Sequence[Pool]
+) -> tuple[list[Ints], list[list[Ints]]]:
+    """Return each sequence's positions and, per group, each one's page table.
+
+    ValueError if positions do not rise or a page that a row needs is not there.
+    """
+    positions = [np.asarray(query.positions, dtype=np.int64) for query in queries]
+    for index, each in enumerate(positions):
+        if not len(each) or each[0] < 0 or (np.diff(each) <= 0).any():
+            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+    every = []
+    for number, pool in enumerate(pools):
+        tables = [np.asarray(query.pages[number], dtype=np.int64) for query in queries]
+        for index, (each, table) in enumerate(zip(positions, tables, strict=True)):
+            _check(index, number, each, table, pool)
+        every.append(tables)
+    return positions, every
 
 
 def _check(index: int, group: int, positions: Ints, table: Ints, pool: Pool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,6 +154,9 @@ def _text(path: Path) -> str:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks for memory that is already zero and is not touched; torch would fill it
-    plain = np.zeros(shape, dtype=np.float32 if dtype.itemsize == 4 else np.int16)
-    return torch.from_numpy(plain).view(dtype)
+    # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    plain = np.frombuffer(memory, dtype=np.float32 if dtype.itemsize == 4 else np.int16)
+    return torch.from_numpy(plain).view(dtype).view(shape)

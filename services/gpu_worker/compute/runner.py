@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from common import log
 from common.devices import detect
 from common.errors import ConfigError
 from common.messages import ModelCard
+from common.ml.decoder.compiled import CompiledDecoder, WeightKind, load_kernels, serves
 from common.ml.decoder.files import DecoderFiles, find_decoder
 from common.ml.decoder.forward import Decoder
-from common.ml.decoder.plan import BatchPlan, plan_batch
 from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
@@ -24,7 +26,14 @@ from services.gpu_worker.compute.sampler import draw_tokens
 from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What pages and activations are, by what the weights are.
+_DTYPES: dict[WeightKind, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+_log = log.get("engine")
 
 
 class Query(NamedTuple):
@@ -40,10 +49,10 @@ class TorchRunner:
     def __init__(
         self,
         files: DecoderFiles,
-        decoder: Decoder,
+        decoder: Decoder | CompiledDecoder,
         pools: Sequence[Pool],
         *,
-        dtype: str,
+        dtype: WeightKind,
         threads: int,
     ) -> None:
         assert PAGE == border.PAGE
@@ -52,14 +61,15 @@ class TorchRunner:
         self._pools = list(pools)
         self._threads = threads
         self.name = files.name
-        self.dtype = dtype
+        self.dtype: str = dtype
         self.device = decoder.device.type
+        self.exact = isinstance(decoder, CompiledDecoder)
         self.fingerprint = files.fingerprint(kv_dtype=dtype, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
         pages = min(pool.pages for pool in pools)
         self.shape = Shape(
             windows=[pool.window for pool in pools],
-            page_bytes=[page_bytes(files.spec, len(pool.layers), decoder.dtype) for pool in pools],
+            page_bytes=[page_bytes(files.spec, len(pool.layers), _DTYPES[dtype]) for pool in pools],
             pages=pages,
             context=min(files.context, pages * PAGE),
             vocabulary=files.spec.vocabulary,
@@ -74,11 +84,15 @@ class TorchRunner:
         dtype: str = "auto",
         threads: int = 0,
         kv_bytes: int = 0,
+        exact: bool = False,
+        compiled: bool = True,
     ) -> TorchRunner:
         """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
 
         `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
-        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory.
+        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory. `exact` demands
+        that a row's bits depend on nothing beside it, as the compiled kernels have it and torch has not; without
+        `compiled` torch computes.
         """
         files = find_decoder(model)
         tokenizer_json(
@@ -89,14 +103,31 @@ class TorchRunner:
         threads = threads or detect().usable_cores
         torch.set_num_threads(threads)
         chosen = _dtype(files, dtype, place)
-        weights = load_weights(files.spec, files.weights, dtype=_DTYPES[chosen], device=place)
+        kernels = (
+            load_kernels() if compiled and place.type == "cpu" and serves(files.spec) else None
+        )
+        if kernels is None and (exact or chosen in {"int8", "int4"}):
+            why = "SPILLWAY_EXACT" if exact else f"chat_dtype {chosen!r}"
+            raise ConfigError(
+                f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
+                f"{place.type}; expected a C++ compiler here, or another setting"
+            )
+        stored = _DTYPES[chosen] if chosen in {"fp32", "bf16"} else torch.float32
+        weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
+        decoder: Decoder | CompiledDecoder
         with torch.inference_mode():
-            decoder = Decoder(files.spec, weights)
+            if kernels is None:
+                decoder = Decoder(files.spec, weights)
+            else:
+                decoder = CompiledDecoder(
+                    files.spec, weights, kernels, kind=chosen, threads=threads
+                )
             pages = page_count(files.spec, kv_bytes, dtype=_DTYPES[chosen], device=place)
             pools = [
                 Pool(files.spec, window, layers, pages, dtype=_DTYPES[chosen], device=place)
                 for window, layers in files.spec.groups
             ]
+        _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(files, decoder, pools, dtype=chosen, threads=threads)
 
     def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
@@ -106,10 +137,11 @@ class TorchRunner:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            hidden, plan = self._compute(batch)
-            self._check(hidden, plan, batch)
+            hidden = self._compute(batch)
+            ends = list(accumulate(len(rows.tokens) for rows in batch))
+            self._check(hidden, ends, batch)
             asked = [(index, rows.sample) for index, rows in enumerate(batch) if rows.sample]
-            last = [plan.ends[index] - 1 for index, _ in asked]
+            last = [ends[index] - 1 for index, _ in asked]
             logits = self._decoder.logits(hidden[last])
             self._check_logits(logits, [index for index, _ in asked], batch)
             found = draw_tokens(logits, [draw for _, draw in asked])
@@ -121,8 +153,7 @@ class TorchRunner:
     def logits(self, batch: Sequence[Rows]) -> Tensor:
         """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""
         with torch.inference_mode():
-            hidden, _ = self._compute(batch)
-            return self._decoder.logits(hidden)
+            return self._decoder.logits(self._compute(batch))
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return what the router must know to render, tokenize and name families for this model."""
@@ -148,8 +179,8 @@ class TorchRunner:
         """Return the tokenizer, without truncation and padding."""
         return tokenizer_json(self._files.directory)
 
-    def _compute(self, batch: Sequence[Rows]) -> tuple[Tensor, BatchPlan]:
-        """Return the hidden states of all rows, and the plan they were computed by."""
+    def _compute(self, batch: Sequence[Rows]) -> Tensor:
+        """Return the hidden states of all rows."""
         vocabulary = self.shape.vocabulary
         for index, rows in enumerate(batch):
             if len(rows.tokens) != len(rows.positions):
@@ -159,13 +190,12 @@ class TorchRunner:
             if not all(0 <= token < vocabulary for token in rows.tokens):
                 raise ValueError(f"sequence {index}: a token id outside 0 to {vocabulary - 1}")
         queries = [Query(rows.positions, rows.pages) for rows in batch]
-        plan = plan_batch(queries, self._pools, dtype=self._decoder.dtype)
         tokens = torch.tensor(
             [token for rows in batch for token in rows.tokens], device=self._decoder.device
         )
-        return self._decoder.hidden(tokens, plan, self._pools), plan
+        return self._decoder.hidden(tokens, queries, self._pools)
 
-    def _check(self, hidden: Tensor, plan: BatchPlan, batch: Sequence[Rows]) -> None:
+    def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[Rows]) -> None:
         """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
 
         A row attends to itself, so K or V that is not finite shows in its hidden state; left in a page, it would
@@ -174,12 +204,12 @@ class TorchRunner:
         bad = (~torch.isfinite(hidden).all(dim=-1)).nonzero()[:, 0].tolist()
         if not bad:
             return
-        owners = [bisect.bisect_right(plan.ends, row) for row in bad]
-        starts = [0, *plan.ends]
+        owners = [bisect.bisect_right(ends, row) for row in bad]
         for owner in set(owners):
-            for pool, group in zip(self._pools, plan.groups, strict=True):
-                own = slice(starts[owner] * pool.kv_heads, starts[owner + 1] * pool.kv_heads)
-                pool.clear(group.slots[own])
+            at = torch.tensor(batch[owner].positions, device=hidden.device)
+            for pool, table in zip(self._pools, batch[owner].pages, strict=True):
+                pages = torch.tensor(table, device=hidden.device)[at // PAGE]
+                pool.clear(pool.slots(pages, at % PAGE))
         positions = batch[owners[0]].positions
         raise StepFailed(
             owners[0],
@@ -211,10 +241,11 @@ def _place(device: str) -> torch.device:
     return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")
 
 
-def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> str:
-    if dtype in _DTYPES:
-        return dtype
+def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> WeightKind:
+    for known in _DTYPES:
+        if dtype == known:
+            return known
     if dtype != "auto":
-        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32 or bf16")
+        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
     native = place.type == "cuda" or "bf16" in cpu_flags()
     return "bf16" if native and stored_dtypes(files.weights) <= HALF_NAMES else "fp32"

@@ -1,0 +1,318 @@
+// `paged_attention` on a CPU: any positions, page tables, windows and grouped heads; fp32, bf16 and fp16 pages.
+//
+// A sequence's pages are taken in chunks that begin at fixed positions. Within a chunk a row goes page by page, chunks are
+// merged in order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and
+// however the chunks were shared out to threads.
+#pragma once
+#include <vector>
+
+#include "linear.h"
+
+namespace spillway {
+
+constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
+constexpr int QUERIES = 64;                // query heads that look at a page together
+constexpr float NOTHING = -1e30f;          // the largest score of no token
+
+// The pages of one layer group, (pages, layers, 2, kv heads, PAGE, dim), and every sequence's page table.
+struct Pages {
+  uint8_t* data;
+  Kind kind;
+  int64_t layers, window;                  // window 0: none
+  const int32_t* tables;                   // of all sequences, one after another; -1 is a page that is not resident
+  const int64_t* starts;                   // sequences + 1
+};
+
+struct Heads {
+  int64_t heads, kv_heads, dim;
+  int64_t shared() const { return heads / kv_heads; }
+  int64_t width() const { return up(dim, 32); }
+};
+
+// Rows of one sequence that look at pages together.
+struct Block {
+  int64_t sequence, first, last, page, pages;  // rows [first, last); logical pages [page, pages)
+};
+
+// Softmax over some of the tokens a query head sees: their largest score, and sums of weights and of weighted values.
+struct Partial {
+  std::vector<float> most, mass, sums;
+  void reset(int64_t queries, int64_t width) {
+    most.assign(queries, NOTHING);
+    mass.assign(queries, 0.0f);
+    sums.assign(queries * width, 0.0f);
+  }
+};
+
+inline void merge(float& most, float& mass, float* sums, float other_most, float other_mass, const float* other,
+                  int64_t width) {
+  const float now = most > other_most ? most : other_most;
+  const F both = exponential(F{most - now, other_most - now});
+  const F mine = splat(float(both[0])), its = splat(float(both[1]));
+  mass = mass * both[0] + other_mass * both[1];
+  for (int64_t d = 0; d < width; d += 16)
+    store(sums + d, fma(load<F>(sums + d), mine, load<F>(other + d) * its));
+  most = now;
+}
+
+// One page of one head, as the products want it. Keys: [dim or pair of dims][32 tokens]; values: [token or pair][width].
+struct Staged {
+  alignas(64) float keys[PAGE * 512], values[PAGE * 512];
+};
+
+// N numbers of 32 or 16 bits, of which `left` are there; the others are 0.
+template <class V, class T>
+inline V some(const T* from, int64_t left) {
+  constexpr int64_t N = sizeof(V) / sizeof(T);
+  if (left >= N) return load<V>(from);
+  V v{};
+  if (left > 0) std::memcpy(&v, from, left * sizeof(T));
+  return v;
+}
+
+inline F wide(const uint8_t* row, int64_t at, int64_t dim, Kind kind) {
+  if (kind == FP32) return some<F>((const float*)row + at, dim - at);
+  const H halves = some<H>((const uint16_t*)row + at, dim - at);
+  return kind == BF16 ? widen(halves) : widen16(halves);
+}
+
+// Stages one page while `ahead`, as many bytes before and after it, comes into the second cache.
+template <bool PAIRS>
+inline void stage(const uint8_t* keys, const uint8_t* values, const uint8_t* ahead, Kind kind, int64_t dim,
+                  int64_t width, Staged& s) {
+  const int64_t bytes = dim * (kind == FP32 ? 4 : 2), across = PAIRS ? width / 2 : width;
+  for (int64_t d = 0; d < across; d += 16)
+    for (int t0 = 0; t0 < PAGE; t0 += 16) {
+      F r[16];
+      for (int t = 0; t < 16; ++t) {
+        const uint8_t* row = keys + (t0 + t) * bytes;
+        prefetch_far(ahead + (row - keys) + d * 4);
+        r[t] = PAIRS ? some<F>((const uint16_t*)row + 2 * d, dim - 2 * d) : wide(row, d, dim, kind);
+      }
+      transpose(r);
+      for (int i = 0; i < 16; ++i) store(s.keys + (d + i) * PAGE + t0, r[i]);
+    }
+  if (PAIRS) {
+    for (int t = 0; t < PAGE; t += 2)
+      for (int64_t d = 0; d < width; d += 32) {
+        const uint16_t* row = (const uint16_t*)(values + t * bytes) + d;
+        prefetch_far(ahead + ((const uint8_t*)row - keys));
+        prefetch_far(ahead + ((const uint8_t*)row - keys) + bytes);
+        F* to = (F*)((int32_t*)s.values + t / 2 * width + d);
+        interleave(some<W>(row, dim - d), some<W>(row + dim, dim - d), to);
+      }
+    return;
+  }
+  for (int t = 0; t < PAGE; ++t)
+    for (int64_t d = 0; d < width; d += 16) {
+      const uint8_t* row = values + t * bytes;
+      prefetch_far(ahead + (row - keys) + d * (kind == FP32 ? 4 : 2));
+      store(s.values + t * width + d, wide(row, d, dim, kind));
+    }
+}
+
+// Scores of R query heads with the page's 32 tokens. `q` is fp32, or bf16 pairs.
+template <bool PAIRS, int R>
+inline void score(const float* const* q, const Staged& s, int64_t across, F (*out)[2]) {
+  for (int r = 0; r < R; ++r) out[r][0] = out[r][1] = F{};
+  for (int64_t d = 0; d < across; ++d) {
+    const F k0 = load<F>(s.keys + d * PAGE), k1 = load<F>(s.keys + d * PAGE + 16);
+    for (int r = 0; r < R; ++r) {
+      if (PAIRS) {
+        const I b = splat(((const int32_t*)q[r])[d]);
+        out[r][0] = dot_pairs(out[r][0], (I)k0, b);
+        out[r][1] = dot_pairs(out[r][1], (I)k1, b);
+      } else {
+        out[r][0] = fma(splat(q[r][d]), k0, out[r][0]);
+        out[r][1] = fma(splat(q[r][d]), k1, out[r][1]);
+      }
+    }
+  }
+}
+
+// sums[r] = sums[r] * keep[r] + weights[r] . values, two vectors of dimensions at a time.
+template <bool PAIRS, int R>
+inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, int64_t width, float* const* sums) {
+  for (int64_t d = 0; d < width; d += 32) {
+    F o[R][2];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v) * splat(keep[r]);
+    for (int t = 0; t < (PAIRS ? PAGE / 2 : PAGE); ++t) {
+      const F v0 = load<F>(s.values + t * width + d), v1 = load<F>(s.values + t * width + d + 16);
+      for (int r = 0; r < R; ++r) {
+        if (PAIRS) {
+          const I b = splat(((const int32_t*)p[r])[t]);
+          o[r][0] = dot_pairs(o[r][0], (I)v0, b);
+          o[r][1] = dot_pairs(o[r][1], (I)v1, b);
+        } else {
+          o[r][0] = fma(splat(p[r][t]), v0, o[r][0]);
+          o[r][1] = fma(splat(p[r][t]), v1, o[r][1]);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) store(sums[r] + d + 16 * v, o[r][v]);
+  }
+}
+
+template <bool PAIRS, int R>
+inline void look(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
+                 const Staged& s, int64_t width, float scale, float* most, float* mass, float* const* sums) {
+  static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  F x[R][2];
+  score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, x);
+  alignas(64) float p[R][PAGE];
+  float keep[R];
+  const F none = splat(-INFINITY);
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < 2; ++h) {
+      x[r][h] *= splat(scale);
+      if (!whole) {
+        const F at = load<F>(counting) + splat(float(16 * h));
+        const F last = splat(float(positions[r] - base));
+        x[r][h] = at > last ? none : x[r][h];
+        if (window) x[r][h] = at <= last - splat(float(window)) ? none : x[r][h];
+      }
+    }
+    const float top = largest(max(x[r][0], x[r][1])), now = top > most[r] ? top : most[r];
+    const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
+    keep[r] = exponential(splat(most[r] - now))[0];
+    most[r] = now;
+    mass[r] = mass[r] * keep[r] + sum(e0 + e1);
+    if (PAIRS) {
+      store((uint16_t*)p[r], narrow(e0));
+      store((uint16_t*)p[r] + 16, narrow(e1));
+    } else {
+      store(p[r], e0);
+      store(p[r] + 16, e1);
+    }
+  }
+  weigh<PAIRS, R>(p, keep, s, width, sums);
+}
+
+// Attend with some rows' heads that share one head of K and V to the pages [from, to) of their sequence.
+// `q` is (rows, heads, width) fp32, or (…, width / 2) bf16 pairs in the same room; results go into `out`.
+inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Block& block, int64_t head, int64_t from,
+                   int64_t to, const float* q, const int64_t* positions, float scale, Staged& staged, Partial& out) {
+  const int64_t shared = of.shared(), width = of.width(), queries = (block.last - block.first) * shared;
+  const bool pairs = pages.kind == BF16;
+  const int64_t bytes = (pages.kind == FP32 ? 4 : 2) * PAGE * of.dim, half = of.kv_heads * bytes;
+  const int32_t* table = pages.tables + pages.starts[block.sequence];
+  const float* rows[QUERIES];
+  float* sums[QUERIES];
+  int64_t where[QUERIES];
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t row = block.first + i / shared;
+    rows[i] = q + (row * of.heads + head * shared + i % shared) * width;
+    sums[i] = out.sums.data() + i * width;
+    where[i] = positions[row];
+  }
+  for (int64_t page = from; page < to; ++page) {
+    if (table[page] < 0) continue;
+    const uint8_t* keys = pages.data + (table[page] * pages.layers + layer) * 2 * half + head * bytes;
+    const int32_t next = page + 1 < to && table[page + 1] >= 0 ? table[page + 1] : table[page];
+    const uint8_t* ahead = keys + (int64_t(next) - table[page]) * pages.layers * 2 * half;
+    pairs ? stage<true>(keys, keys + half, ahead, pages.kind, of.dim, width, staged)
+          : stage<false>(keys, keys + half, ahead, pages.kind, of.dim, width, staged);
+    const int64_t base = page * PAGE;
+    const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
+    const int64_t parts = (queries + 7) / 8;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t a = part * queries / parts, n = (part + 1) * queries / parts - a;
+#define SPILLWAY_LOOK(R)                                                                                          \
+  case R:                                                                                                         \
+    pairs ? look<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, &out.most[a],     \
+                          &out.mass[a], sums + a)                                                                 \
+          : look<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, &out.most[a],    \
+                           &out.mass[a], sums + a);                                                               \
+    break;
+      switch (n) {
+        SPILLWAY_LOOK(1)
+        SPILLWAY_LOOK(2)
+        SPILLWAY_LOOK(3)
+        SPILLWAY_LOOK(4)
+        SPILLWAY_LOOK(5)
+        SPILLWAY_LOOK(6)
+        SPILLWAY_LOOK(7)
+        SPILLWAY_LOOK(8)
+      }
+#undef SPILLWAY_LOOK
+    }
+  }
+}
+
+// Attention of a whole step in one layer, called by every thread of a team; `out` is (rows, heads * dim).
+struct Attention {
+  std::vector<Block> blocks;
+  std::vector<int64_t> firsts;     // of each block, its first chunk among all
+  std::vector<Partial> partials;   // by (block, kv head, chunk), where chunks are shared out
+  bool split = false;
+
+  void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
+            int threads) {
+    blocks.clear(), firsts.assign(1, 0);
+    const int64_t most = std::max<int64_t>(1, QUERIES / of.shared());
+    int64_t first = 0, longest = 0;
+    for (int64_t s = 0; s < sequences; ++s) {
+      for (; first < ends[s]; first = std::min(first + most, ends[s])) {
+        const int64_t last = std::min(first + most, ends[s]);
+        const int64_t start = pages.window ? std::max<int64_t>(0, positions[first] - pages.window + 1) / PAGE : 0;
+        blocks.push_back({s, first, last, start, positions[last - 1] / PAGE + 1});
+        const int64_t chunks = (blocks.back().pages - 1) / CHUNK - start / CHUNK + 1;
+        firsts.push_back(firsts.back() + chunks);
+        longest = std::max(longest, chunks);
+      }
+    }
+    split = longest > 1 && int64_t(blocks.size()) * of.kv_heads < 4 * threads;
+    if (split && int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
+  }
+
+  void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float scale,
+           float* out) {
+    const int64_t width = of.width();
+    static thread_local Staged staged;
+    static thread_local Partial total, one;
+    auto chunk = [&](const Block& b, int64_t head, int64_t number, Partial& into) {
+      const int64_t begin = (b.page / CHUNK + number) * CHUNK;
+      into.reset((b.last - b.first) * of.shared(), width);
+      attend(of, pages, layer, b, head, std::max(b.page, begin), std::min(b.pages, begin + CHUNK), q, positions, scale,
+             staged, into);
+    };
+    auto add = [&](const Partial& from) {
+      for (size_t i = 0; i < from.most.size(); ++i)
+        merge(total.most[i], total.mass[i], total.sums.data() + i * width, from.most[i], from.mass[i],
+              from.sums.data() + i * width, width);
+    };
+    auto end = [&](const Block& b, int64_t head) {
+      const int64_t shared = of.shared();
+      for (int64_t i = 0; i < (b.last - b.first) * shared; ++i) {
+        float* to = out + ((b.first + i / shared) * of.heads + head * shared + i % shared) * of.dim;
+        const float inverse = 1.0f / total.mass[i];
+        for (int64_t d = 0; d < of.dim; ++d) to[d] = total.sums[i * width + d] * inverse;
+      }
+    };
+    const int64_t count = int64_t(blocks.size()), tasks = count * of.kv_heads;
+    if (split) {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < firsts.back() * of.kv_heads; ++task) {
+        const int64_t head = task % of.kv_heads, number = task / of.kv_heads;
+        int64_t b = 0;
+        while (firsts[b + 1] <= number) ++b;
+        chunk(blocks[b], head, number - firsts[b], partials[task]);
+      }
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < tasks; ++task) {
+      const Block& b = blocks[task / of.kv_heads];
+      const int64_t head = task % of.kv_heads, first = firsts[task / of.kv_heads];
+      total.reset((b.last - b.first) * of.shared(), width);
+      for (int64_t number = first; number < firsts[task / of.kv_heads + 1]; ++number) {
+        if (!split) chunk(b, head, number - first, one);
+        add(split ? partials[number * of.kv_heads + head] : one);
+      }
+      end(b, head);
+    }
+  }
+};
+
+}  // namespace spillway

@@ -1,0 +1,342 @@
+// One step of a decoder on the CPU, all layers in one call: what Python hands over are rows, positions and page tables.
+//
+// Sums and what runs between the linears are fp32; inputs of linears, keys, values and queries are rounded to what the
+// weights or the pages are. Every row's result is independent of the batch, of chunking and of where its pages lie.
+#include <omp.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+
+using namespace spillway;
+
+namespace {
+
+enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
+enum { BEFORE = 0, AFTER = 1, Q_NORM = 2, K_NORM = 3, LAST = 4 };
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
+
+struct Layer {
+  std::vector<float> before, after, q_norm, k_norm;
+  Linear qkv, out, gate_up, down;
+  int64_t group = 0, at = 0;
+};
+
+inline F tanh(F x) {
+  const F e = exponential(x + x);
+  return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+}
+
+inline F activate(F x, Activation kind) {
+  if (kind == SILU) return x / (splat(1.0f) + exponential(-x));
+  if (kind == GELU_TANH)
+    return splat(0.5f) * x * (splat(1.0f) + tanh(splat(0.7978845608f) * (x + splat(0.044715f) * x * x * x)));
+  F y;
+  for (int i = 0; i < 16; ++i) y[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+  return y;
+}
+
+// to = from / rms(from) * weight; sums go in the order of the row.
+inline void normalise(const float* from, const float* weight, float* to, int64_t size, float epsilon) {
+  F squares = F{};
+  int64_t i = 0;
+  for (; i + 16 <= size; i += 16) squares = fma(load<F>(from + i), load<F>(from + i), squares);
+  float total = sum(squares);
+  for (; i < size; ++i) total += from[i] * from[i];
+  const float inverse = 1.0f / std::sqrt(total / float(size) + epsilon);
+  for (i = 0; i < size; ++i) to[i] = from[i] * inverse * weight[i];
+}
+
+struct Model {
+  Heads heads{};
+  int64_t hidden = 0, inner = 0, vocabulary = 0;
+  float epsilon = 0;
+  Activation activation = SILU;
+  const void* table = nullptr;  // (vocabulary, hidden), fp32 or bf16
+  bool table_half = false;
+  std::vector<Layer> layers;
+  std::vector<float> last;
+  Linear head;
+
+  // A step's memory, kept from step to step.
+  Input input;
+  std::vector<float> joined, queries, attended, activated;
+  std::vector<Attention> attentions;
+
+  int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
+  int64_t padded_inner() const { return up(inner, TILE / 2); }
+};
+
+struct Scratch {
+  std::vector<float> row, tile;
+  float* of(int64_t size) {
+    if (int64_t(row.size()) < size) row.resize(size);
+    return row.data();
+  }
+  float* tile_of(int64_t rows) {
+    if (int64_t(tile.size()) < rows * TILE) tile.resize(rows * TILE);
+    return tile.data();
+  }
+};
+thread_local Scratch scratch;
+
+// Every tile of a linear for all rows; `end(tile, sums)` takes the sums.
+template <class End>
+void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
+  float* acc = scratch.tile_of(rows);
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t t = 0; t < linear.tiles; ++t) {
+    linear.tile(t, in, rows, acc);
+    end(t, acc);
+  }
+}
+
+void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* out, bool add) {
+  multiply(linear, in, rows, [&](int64_t t, const float* acc) {
+    const int64_t n = std::min<int64_t>(TILE, linear.outputs - t * TILE);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* to = out + r * linear.outputs + t * TILE;
+      if (add)
+        for (int64_t i = 0; i < n; ++i) to[i] += acc[r * TILE + i];
+      else
+        std::memcpy(to, acc + r * TILE, n * 4);
+    }
+  });
+}
+
+void shape(Model& m, Kind kind, int64_t rows, int64_t inputs) {
+#pragma omp single
+  m.input.shape(kind, rows, inputs);
+}
+
+void norm_inputs(Model& m, const float* rows, int64_t count, const std::vector<float>& weight, Kind kind) {
+  shape(m, kind, count, m.hidden);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < count; ++r) {
+    float* row = scratch.of(up(m.hidden, GROUP));
+    normalise(rows + r * m.hidden, weight.data(), row, m.hidden, m.epsilon);
+    m.input.put(r, row, m.hidden);
+  }
+}
+
+void plain_inputs(Model& m, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
+  shape(m, kind, count, inputs);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < count; ++r) {
+    float* row = scratch.of(up(inputs, GROUP));
+    std::memcpy(row, rows + r * stride, inputs * 4);
+    m.input.put(r, row, inputs);
+  }
+}
+
+void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, int64_t half, int64_t head,
+           const float* row) {
+  const int64_t at = ((((page * pages.layers + layer) * 2 + half) * of.kv_heads + head) * PAGE + offset) * of.dim;
+  if (pages.kind == FP32) {
+    std::memcpy((float*)pages.data + at, row, of.dim * 4);
+  } else {
+    uint16_t* to = (uint16_t*)pages.data + at;
+    for (int64_t d = 0; d < of.dim; ++d) to[d] = pages.kind == BF16 ? narrow(row[d]) : narrow16(row[d]);
+  }
+}
+
+// Queries, keys and values of each row: norms, rotation; keys and values go to their pages.
+void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const int64_t* positions,
+           const int64_t* sequences, const float* cosines, const float* sines) {
+  const int64_t dim = m.heads.dim, half = dim / 2, width = m.heads.width();
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    float* joined = m.joined.data() + r * m.wide();
+    const int32_t page = pages.tables[pages.starts[sequences[r]] + positions[r] / PAGE];
+    const float *c = cosines + r * dim, *s = sines + r * dim;
+    float* turned = scratch.of(2 * width);
+    for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
+      float* head = joined + h * dim;
+      const bool query = h < m.heads.heads;
+      const std::vector<float>& norm = query ? layer.q_norm : layer.k_norm;
+      if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
+      for (int64_t d = 0; d < half; ++d) {
+        turned[d] = head[d] * c[d] - head[d + half] * s[d];
+        turned[d + half] = head[d + half] * c[d + half] + head[d] * s[d + half];
+      }
+      if (!query) {
+        write(pages, m.heads, layer.at, page, positions[r] % PAGE, 0, h - m.heads.heads, turned);
+        continue;
+      }
+      float* to = m.queries.data() + (r * m.heads.heads + h) * width;
+      for (int64_t d = dim; d < width; ++d) turned[d] = 0;
+      if (pages.kind == BF16)
+        for (int64_t d = 0; d < width; d += 16) store((uint16_t*)to + d, narrow(load<F>(turned + d)));
+      else
+        std::memcpy(to, turned, width * 4);
+    }
+    for (int64_t h = 0; h < m.heads.kv_heads; ++h)
+      write(pages, m.heads, layer.at, page, positions[r] % PAGE, 1, h,
+            joined + (m.heads.heads + m.heads.kv_heads + h) * dim);
+  }
+}
+
+void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
+               const int64_t* sequences, const float* cosines, const float* sines, float* out) {
+  norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
+  multiply_into(layer.qkv, m.input, rows, m.joined.data(), false);
+  place(m, layer, pages, rows, positions, sequences, cosines, sines);
+  attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
+                m.attended.data());
+  const int64_t wide = m.heads.heads * m.heads.dim;
+  plain_inputs(m, m.attended.data(), rows, wide, wide, layer.out.kind);
+  multiply_into(layer.out, m.input, rows, out, true);
+  norm_inputs(m, out, rows, layer.after, layer.gate_up.kind);
+  // A tile holds 32 gates and, after them, what they let through.
+  const int64_t inner = m.padded_inner();
+  multiply(layer.gate_up, m.input, rows, [&](int64_t t, const float* acc) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int i = 0; i < TILE / 2; i += 16)
+        store(m.activated.data() + r * inner + t * TILE / 2 + i,
+              activate(load<F>(acc + r * TILE + i), m.activation) * load<F>(acc + r * TILE + TILE / 2 + i));
+  });
+  plain_inputs(m, m.activated.data(), rows, m.inner, inner, layer.down.kind);
+  multiply_into(layer.down, m.input, rows, out, true);
+}
+
+template <class T>
+void grow(std::vector<T>& memory, int64_t size) {
+  if (int64_t(memory.size()) < size) memory.resize(size);
+}
+
+}  // namespace
+
+extern "C" {
+
+void* spillway_model(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim, int64_t inner,
+                     int64_t vocabulary, float epsilon, int activation) {
+  auto m = std::make_unique<Model>();
+  m->heads = {heads, kv_heads, dim};
+  m->hidden = hidden, m->inner = inner, m->vocabulary = vocabulary, m->epsilon = epsilon;
+  m->activation = Activation(activation);
+  m->layers = std::vector<Layer>(layers);
+  return m.release();
+}
+
+void spillway_free(void* model) { delete (Model*)model; }
+
+// The table of words, which must outlive the model.
+void spillway_table(void* model, const void* table, int half) {
+  ((Model*)model)->table = table;
+  ((Model*)model)->table_half = half;
+}
+
+// A layer's place: its group, and its number in it.
+void spillway_place(void* model, int64_t layer, int64_t group, int64_t at) {
+  ((Model*)model)->layers[layer].group = group;
+  ((Model*)model)->layers[layer].at = at;
+}
+
+void spillway_norm(void* model, int64_t layer, int which, const float* weight, int64_t size) {
+  Model& m = *(Model*)model;
+  std::vector<float>& to = which == LAST     ? m.last
+                           : which == BEFORE ? m.layers[layer].before
+                           : which == AFTER  ? m.layers[layer].after
+                           : which == Q_NORM ? m.layers[layer].q_norm
+                                             : m.layers[layer].k_norm;
+  to.assign(weight, weight + size);
+}
+
+// Pack a matrix (outputs, inputs) of fp32 or bf16, and its bias; 1 if there is no memory for it.
+int spillway_linear(void* model, int64_t layer, int which, int kind, const void* weight, int half, int64_t outputs,
+                    int64_t inputs, const float* bias, int threads) {
+  Model& m = *(Model*)model;
+  Linear& to = which == HEAD      ? m.head
+               : which == QKV     ? m.layers[layer].qkv
+               : which == OUT     ? m.layers[layer].out
+               : which == GATE_UP ? m.layers[layer].gate_up
+                                  : m.layers[layer].down;
+  const int64_t row_bytes = inputs * (half ? 2 : 4), padded = m.padded_inner();
+  auto source = [&](int64_t output) -> int64_t {
+    if (which != GATE_UP) return output;
+    const int64_t in_tile = output % TILE, at = output / TILE * TILE / 2 + in_tile % (TILE / 2);
+    return at >= m.inner ? -1 : in_tile < TILE / 2 ? at : m.inner + at;
+  };
+  const int64_t count = which == GATE_UP ? 2 * padded : outputs;
+  to.pack(Kind(kind), count, inputs, half, [&](int64_t output) -> const void* {
+    const int64_t row = source(output);
+    return row < 0 ? nullptr : (const uint8_t*)weight + row * row_bytes;
+  }, threads);
+  if (!to.data) return 1;
+  if (bias) {
+    to.bias.assign(to.tiles * TILE, 0.0f);
+    for (int64_t o = 0; o < count; ++o)
+      if (source(o) >= 0) to.bias[o] = bias[source(o)];
+  }
+  return 0;
+}
+
+// Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last;
+// `turned` is (2, rows, dim), cosines and sines; `out` is (rows, hidden), before the last norm.
+void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, const float* turned,
+                   int64_t sequences, const int64_t* ends, int64_t groups, const Pages* pages, float* out, int threads) {
+  Model& m = *(Model*)model;
+  std::vector<int64_t> owners(rows);
+  for (int64_t r = 0, s = 0; r < rows; ++r) {
+    while (r >= ends[s]) ++s;
+    owners[r] = s;
+  }
+  grow(m.joined, rows * m.wide());
+  grow(m.queries, rows * m.heads.heads * m.heads.width());
+  grow(m.attended, rows * m.heads.heads * m.heads.dim);
+  grow(m.activated, rows * m.padded_inner());
+  grow(m.attentions, groups);
+  for (int64_t g = 0; g < groups; ++g) m.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < m.hidden; ++i) {
+        const int64_t at = tokens[r] * m.hidden + i;
+        out[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
+      }
+    for (Layer& layer : m.layers)
+      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), turned,
+                turned + rows * m.heads.dim, out);
+  }
+}
+
+// Logits (rows, vocabulary) of rows (rows, hidden) that a step returned.
+void spillway_logits(void* model, int64_t rows, const float* hidden, float* out, int threads) {
+  Model& m = *(Model*)model;
+#pragma omp parallel num_threads(threads)
+  {
+    norm_inputs(m, hidden, rows, m.last, m.head.kind);
+    multiply_into(m.head, m.input, rows, out, false);
+  }
+}
+
+// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise.
+void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t rows,
+                     const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends, float* out,
+                     int threads) {
+  const Heads of{heads, kv_heads, dim};
+  const int64_t width = of.width();
+  std::vector<float> queries(rows * heads * width);
+  Attention attention;
+  attention.plan(of, *pages, positions, ends, sequences, threads);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < rows * heads; ++i) {
+      float* row = scratch.of(width);
+      std::fill(row, row + width, 0.0f);
+      std::memcpy(row, q + i * dim, dim * 4);
+      if (pages->kind == BF16)
+        for (int64_t d = 0; d < width; d += 16)
+          store((uint16_t*)(queries.data() + i * width) + d, narrow(load<F>(row + d)));
+      else
+        std::memcpy(queries.data() + i * width, row, width * 4);
+    }
+    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out);
+  }
+}
+}

@@ -1,0 +1,198 @@
+// Vectors of 16 numbers in GCC's own notation: one source for AVX-512, AVX2 and processors with neither. Only products of
+// bf16 pairs and of bytes have instructions of their own, with plain forms beside them that give the same bits for bytes
+// and fp32 sums for bf16.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace spillway {
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
+typedef uint16_t W __attribute__((vector_size(64)));
+
+template <class V, class T>
+inline V load(const T* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class V, class T>
+inline void store(T* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+inline F splat(float x) { return x - F{}; }
+inline I splat(int32_t x) { return x - I{}; }
+inline F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
+}
+inline F max(F a, F b) { return a > b ? a : b; }
+inline F to_float(I v) { return __builtin_convertvector(v, F); }
+
+inline float largest(F v) {
+  float a[16], m;
+  store(a, v);
+  m = a[0];
+  for (int i = 1; i < 16; ++i) m = a[i] > m ? a[i] : m;
+  return m;
+}
+// The order of the additions is fixed: halves, quarters, eighths.
+inline float sum(F v) {
+  typedef float G __attribute__((vector_size(32)));
+  typedef float Q __attribute__((vector_size(16)));
+  G g[2];
+  std::memcpy(g, &v, 64);
+  const G a = g[0] + g[1];
+  Q q[2];
+  std::memcpy(q, &a, 32);
+  const Q b = q[0] + q[1];
+  return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+inline float widen(uint16_t half) {
+  const uint32_t bits = uint32_t(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline uint16_t narrow(float x) {  // to bf16, to the nearest, even among equals
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 64);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float widen16(uint16_t half) {  // from fp16
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+  if (exponent == 0) {
+    const float small = float(fraction) * 5.9604644775390625e-8f;
+    return sign ? -small : small;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+#endif
+}
+inline uint16_t narrow16(float x) {  // to fp16
+#if defined(__F16C__)
+  return _cvtss_sh(x, 0);
+#else
+  const _Float16 half = _Float16(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+#endif
+}
+inline F widen(H v) { return (F)(__builtin_convertvector(v, I) << 16); }
+inline F widen16(H v) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtph_ps((__m256i)v);
+#else
+  F w;
+  for (int i = 0; i < 16; ++i) w[i] = widen16(uint16_t(v[i]));
+  return w;
+#endif
+}
+inline H narrow(F v) {
+#if defined(__AVX512BF16__)
+  return (H)_mm512_cvtneps_pbh((__m512)v);
+#else
+  H h;
+  for (int i = 0; i < 16; ++i) h[i] = narrow(float(v[i]));
+  return h;
+#endif
+}
+
+// acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1], for bf16 pairs.
+inline F dot_pairs(F acc, I a, I b) {
+#if defined(__AVX512BF16__)
+  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  const I high = splat(int32_t(0xffff0000));
+  acc = fma((F)(a << 16), (F)(b << 16), acc);
+  return fma((F)(a & high), (F)(b & high), acc);
+#endif
+}
+// acc[i] += the four products of unsigned bytes a with signed bytes b.
+inline I dot_bytes(I acc, I a, I b) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#else
+  for (int i = 0; i < 4; ++i) acc += (a >> 8 * i & 255) * (b << (24 - 8 * i) >> 24);
+  return acc;
+#endif
+}
+
+inline F exponential(F x) {  // relative error below 2e-7; 0 from -87 down
+  const F least = splat(-87.0f), most = splat(88.0f);
+  const I under = x < least;
+  x = x < least ? least : x;
+  x = x > most ? most : x;
+  const F shifted = fma(x, splat(1.44269504f), splat(12582912.0f));
+  const F n = shifted - splat(12582912.0f);
+  F r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F p = fma(r, splat(1.9875691500e-4f), splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  const I power = ((I)shifted << 23) + splat(127 << 23);  // the low bits of `shifted` are n
+  const F scaled = p * (F)power;
+  return under ? F{} : scaled;
+}
+
+inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+inline void prefetch_far(const void* at) { __builtin_prefetch(at, 0, 2); }
+
+template <int S>
+inline void exchange(F* r) {
+#define LOW(l) ((l) & S ? 16 + (l) - S : (l))
+#define HIGH(l) ((l) & S ? 16 + (l) : (l) + S)
+#define ALL(f) {f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)}
+  const I low = ALL(LOW), high = ALL(HIGH);
+#undef LOW
+#undef HIGH
+#undef ALL
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i)
+    if (!(i & S)) {
+      const F a = r[i], b = r[i | S];
+      r[i] = __builtin_shuffle(a, b, low);
+      r[i | S] = __builtin_shuffle(a, b, high);
+    }
+}
+
+// Pairs of equal places of two rows of 32 halves, in order.
+inline void interleave(W a, W b, F* to) {
+#define PAIR(i) (i), 32 + (i)
+#define EIGHT(i) PAIR(i), PAIR(i + 1), PAIR(i + 2), PAIR(i + 3), PAIR(i + 4), PAIR(i + 5), PAIR(i + 6), PAIR(i + 7)
+  const W low = {EIGHT(0), EIGHT(8)}, high = {EIGHT(16), EIGHT(24)};
+#undef EIGHT
+#undef PAIR
+  store(to, __builtin_shuffle(a, b, low));
+  store(to + 1, __builtin_shuffle(a, b, high));
+}
+
+// Rows and columns of 16 x 16 numbers of 32 bits change places.
+inline void transpose(F* r) {
+  exchange<1>(r);
+  exchange<2>(r);
+  exchange<4>(r);
+  exchange<8>(r);
+}
+
+}  // namespace spillway

@@ -1,0 +1,25 @@
+"""Every build of the decoder's kernels that this processor can run, not only the best of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+
+from common.ml import library
+from common.ml.decoder.compiled import open_kernels
+
+
+def decoder_kernels() -> list[ctypes.CDLL]:
+    """Return the kernels for AVX-512 with and without bf16, for AVX2, and in plain C++, as far as they run here."""
+    flags = set(library.cpu_flags().split())
+    place = Path(tempfile.gettempdir()) / f"spillway-kernels-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    found = []
+    for source in library.DECODER:
+        if source.needs <= flags:
+            opened = open_kernels(library.compiled_for(source, place))
+            assert opened is not None
+            found.append(opened)
+    return found
