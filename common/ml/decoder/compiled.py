@@ -105,7 +105,8 @@ class CompiledDecoder:
             )
         )  # fmt: skip
         weakref.finalize(self, kernels.spillway_free, self._model)
-        self._embed = weights["model.embed_tokens.weight"].contiguous()
+        # A copy: a tensor from a file holds the whole file in memory.
+        self._embed = weights["model.embed_tokens.weight"].clone()
         kernels.spillway_table(self._model, _at(self._embed), _half(self._embed))
         for group, (_, layers) in enumerate(spec.groups):
             for at, layer in enumerate(layers):

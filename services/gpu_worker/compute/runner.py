@@ -112,7 +112,10 @@ class TorchRunner:
                 f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
                 f"{place.type}; expected a C++ compiler here, or another setting"
             )
-        stored = _DTYPES[chosen] if chosen in {"fp32", "bf16"} else torch.float32
+        # What is packed anew may come as it is stored; fp16 is widened.
+        as_stored = kernels is not None and stored_dtypes(files.weights) <= {"BF16"}
+        small = chosen in {"int8", "int4"}
+        stored = torch.float32 if small and not as_stored else _DTYPES[chosen]
         weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
         decoder: Decoder | CompiledDecoder
         with torch.inference_mode():
