@@ -90,6 +90,7 @@ class WorkerConfig(Common, frozen=True):
     chat_model: str = ""
     chat_dtype: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"
     chat_slo_s: Seconds = 120.0
+    itl_s: Seconds = 0.1
     exact: bool = False
     kv_bytes: Count = 0
     step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512

@@ -97,7 +97,7 @@ def fit(probes: Sequence[Probe]) -> LinearCost:
     """Fit the non-negative model with the least squared relative error; ValueError without probes."""
     if not probes or any(not probe.seconds > 0 for probe in probes):
         raise ValueError("fit: expected at least one probe, each with seconds above 0")
-    moments = Moments()
+    moments = Moments(2)
     for probe in probes:
-        moments.add(*probe)
+        moments.add((probe.items, probe.tokens), probe.seconds)
     return LinearCost(*moments.solve())

@@ -2,69 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
-
-UNKNOWNS = 3
-_SUBSETS = [chosen for size in (1, 2, 3) for chosen in combinations(range(UNKNOWNS), size)]
 
 
 class Moments:
-    """Weighted sums over measurements of seconds = b + a * items + c * tokens, with errors relative to the seconds.
+    """Weighted sums over measurements of seconds = b + a1 * x1 + a2 * x2 + …, with errors relative to the seconds.
 
     `fade` lets older ones weigh less; what was added as `lasting` does not fade, so that directions in which nothing
     has been measured lately stay where they were.
     """
 
-    def __init__(self) -> None:
-        self._fading = [[0.0] * UNKNOWNS for _ in range(UNKNOWNS)], [0.0] * UNKNOWNS
-        self._lasting = [[0.0] * UNKNOWNS for _ in range(UNKNOWNS)], [0.0] * UNKNOWNS
+    def __init__(self, factors: int) -> None:
+        """Begin with nothing known; `factors` is how many x there are."""
+        size = self._size = factors + 1
+        self._fading = [[0.0] * size for _ in range(size)], [0.0] * size
+        self._lasting = [[0.0] * size for _ in range(size)], [0.0] * size
+        self._subsets = [
+            chosen for count in range(1, size + 1) for chosen in combinations(range(size), count)
+        ]
 
     def add(
-        self,
-        items: int,
-        tokens: int,
-        seconds: float,
-        *,
-        weight: float = 1.0,
-        lasting: bool = False,
+        self, x: Sequence[float], seconds: float, *, weight: float = 1.0, lasting: bool = False
     ) -> None:
         """Add one measurement of `seconds` above 0."""
-        row = (1 / seconds, items / seconds, tokens / seconds)
+        row = [1 / seconds, *(each / seconds for each in x)]
         gram, target = self._lasting if lasting else self._fading
-        for i in range(UNKNOWNS):
-            target[i] += weight * row[i]
-            for j in range(UNKNOWNS):
-                gram[i][j] += weight * row[i] * row[j]
+        for i, left in enumerate(row):
+            target[i] += weight * left
+            line = gram[i]
+            for j, right in enumerate(row):
+                line[j] += weight * left * right
 
     def fade(self, memory: float) -> None:
         """Multiply the weight of everything added so far, but what is lasting, by `memory`."""
         gram, target = self._fading
-        for i in range(UNKNOWNS):
+        for i in range(self._size):
             target[i] *= memory
             gram[i] = [memory * value for value in gram[i]]
 
-    def solve(self) -> tuple[float, float, float]:
-        """Return the non-negative (b, a, c) with the least squared relative error.
+    def solve(self) -> list[float]:
+        """Return the non-negative b, a1, a2, … with the least squared relative error.
 
-        There are three unknowns, so each subset of them is solved exactly and the best feasible one kept.
+        There are few unknowns, so each subset of them is solved exactly and the best feasible one kept.
         """
+        size = self._size
         gram = [
-            [self._fading[0][i][j] + self._lasting[0][i][j] for j in range(UNKNOWNS)]
-            for i in range(UNKNOWNS)
+            [self._fading[0][i][j] + self._lasting[0][i][j] for j in range(size)]
+            for i in range(size)
         ]
-        target = [self._fading[1][i] + self._lasting[1][i] for i in range(UNKNOWNS)]
-        best, best_gain = (0.0, 0.0, 0.0), 0.0
-        for chosen in _SUBSETS:
+        target = [self._fading[1][i] + self._lasting[1][i] for i in range(size)]
+        best, best_gain = [0.0] * size, 0.0
+        for chosen in self._subsets:
             solution = _solve(gram, target, chosen)
             if solution is None or min(solution) < 0:
                 continue
-            full = [0.0, 0.0, 0.0]
+            full = [0.0] * size
             for place, value in zip(chosen, solution, strict=True):
                 full[place] = value
             # At a subset's optimum the squared error is a constant less this.
-            gain = sum(full[i] * target[i] for i in range(UNKNOWNS))
+            gain = sum(full[i] * target[i] for i in range(size))
             if gain > best_gain + 1e-9 * abs(best_gain):
-                best, best_gain = (full[0], full[1], full[2]), gain
+                best, best_gain = full, gain
         return best
 
 

@@ -20,18 +20,26 @@ _OUTLIER = 3.0
 _LEAST_ERROR = 0.02
 
 
-class OnlineCost:
-    """A device's costs, learned recursively (least squares with forgetting, Huber's weights)."""
+class OnlineFit:
+    """seconds = b + a1 * x1 + a2 * x2 + …, learned recursively (least squares with forgetting, Huber's weights).
 
-    def __init__(self, probes: Sequence[Probe], *, fixed: LinearCost | None = None) -> None:
-        """Begin with what was probed; a `fixed` model is known and never changes."""
-        self._fixed = fixed
-        self._moments = Moments()
-        for probe in probes:
-            self._moments.add(*probe, weight=_LASTING, lasting=True)
-        self.cost = fixed or LinearCost(*self._moments.solve())
+    `parts` are b, a1, a2, …, none negative; it is solved anew after every `solve_every` observations.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[tuple[Sequence[float], float]],
+        *,
+        factors: int,
+        solve_every: int = 1,
+    ) -> None:
+        """Begin with what was probed: pairs of x and seconds."""
+        self._moments = Moments(factors)
+        for x, seconds in probes:
+            self._moments.add(x, seconds, weight=_LASTING, lasting=True)
+        self.parts = self._moments.solve()
+        self._every, self._unsolved = solve_every, 0
         self._errors: deque[float] = deque(maxlen=_RECENT)
-        self._seen = 0
         self._share_explained = Explained()
 
     @property
@@ -39,15 +47,21 @@ class OnlineCost:
         """The share of the seconds' variance that the predictions explained, over what is remembered."""
         return self._share_explained.value
 
-    def observe(self, items: int, tokens: int, seconds: float) -> float:
-        """Learn from a batch that ran undisturbed; return measured over predicted seconds (1 if none were)."""
-        predicted = self.cost.seconds(items, tokens)
+    def seconds(self, x: Sequence[float]) -> float:
+        """Predict."""
+        return self.parts[0] + sum(a * each for a, each in zip(self.parts[1:], x, strict=True))
+
+    def observe(self, x: Sequence[float], seconds: float, *, learn: bool = True) -> float:
+        """Learn from what ran undisturbed; return measured over predicted seconds (1 if none were)."""
+        predicted = self.seconds(x)
         ratio = seconds / predicted if predicted > 0 else 1.0
         self._share_explained.add(predicted, seconds, _MEMORY)
-        if self._fixed is None and seconds > 0:
+        if learn and seconds > 0:
             self._moments.fade(_MEMORY)
-            self._moments.add(items, tokens, seconds, weight=self._weight(abs(ratio - 1)))
-            self.cost = LinearCost(*self._moments.solve())
+            self._moments.add(x, seconds, weight=self._weight(abs(ratio - 1)))
+            self._unsolved += 1
+            if self._unsolved >= self._every:
+                self.parts, self._unsolved = self._moments.solve(), 0
         return ratio
 
     def _weight(self, error: float) -> float:
@@ -55,6 +69,31 @@ class OnlineCost:
         self._errors.append(error)
         limit = _OUTLIER * max(usual, _LEAST_ERROR)
         return 1.0 if error <= limit else limit / error
+
+
+class OnlineCost:
+    """A device's costs of batches, as they are learned."""
+
+    def __init__(self, probes: Sequence[Probe], *, fixed: LinearCost | None = None) -> None:
+        """Begin with what was probed; a `fixed` model is known and never changes."""
+        self._fixed = fixed
+        self._fit = OnlineFit(
+            [((probe.items, probe.tokens), probe.seconds) for probe in probes], factors=2
+        )
+        if fixed is not None:
+            self._fit.parts = list(fixed)
+        self.cost = LinearCost(*self._fit.parts)
+
+    @property
+    def r2(self) -> float:
+        """The share of the seconds' variance that the predictions explained, over what is remembered."""
+        return self._fit.r2
+
+    def observe(self, items: int, tokens: int, seconds: float) -> float:
+        """Learn from a batch that ran undisturbed; return measured over predicted seconds (1 if none were)."""
+        ratio = self._fit.observe((items, tokens), seconds, learn=self._fixed is None)
+        self.cost = LinearCost(*self._fit.parts)
+        return ratio
 
 
 class Explained:

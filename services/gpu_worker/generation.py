@@ -16,6 +16,7 @@ import msgspec
 from common import log, tracing
 from common.bus import BusDown, BusFull, Consumer, Lease
 from common.clock import Clock
+from common.cost.step import Step, attended
 from common.errors import DeadlineExceeded
 from common.work.compute import ComputeThread
 from services.gpu_worker.decide.batch import Drawn, Rows, Runner
@@ -25,7 +26,7 @@ from services.gpu_worker.emitter import Emitter
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
-from services.gpu_worker.pace import Pace
+from services.gpu_worker.pace import Pace, size_of
 from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
@@ -165,7 +166,7 @@ class GenerationLoop:
                 await _wait(self._heard, _WAIT_S)
                 continue
             self._work.clear()
-            parts = self._scheduler.step()
+            parts = self._scheduler.step(self._budget())
             if parts:
                 await self._step(parts)
             elif self._scheduler.running or self._scheduler.waiting:
@@ -178,13 +179,13 @@ class GenerationLoop:
     async def _step(self, parts: list[Part]) -> None:
         jobs = [self._jobs[part.sequence.job] for part in parts]
         rows = [self._rows(job, part) for job, part in zip(jobs, parts, strict=True)]
-        count = sum(len(row.tokens) for row in rows)
-        predicted = self._pace.seconds(len(rows), count)
+        size = size_of(rows, self._runner.shape.windows)
+        predicted = self._pace.cost.seconds(size)
         self._consumer.working(predicted)
         self._note_waits(jobs)
         ran = await self._thread.run(run_step, self._runner, rows, [job.id for job in jobs])
         self._consumer.progressed()
-        self._observe(parts, ran, predicted, count)
+        self._observe(size, ran, predicted)
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
             if self._jobs.get(job.id) is job and not job.over:
                 try:
@@ -194,6 +195,13 @@ class GenerationLoop:
         self._steps += 1
         self._news.set()
         self._room.set()
+
+    def _budget(self) -> int:
+        """Return the rows of the next step: streams that decode keep their pace beside a prompt."""
+        last = [each.length - 1 for each in self._scheduler.running if each.decodes]
+        windows = self._runner.shape.windows
+        decoding = Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
+        return self._pace.budget(decoding, self._bounds.tokens)
 
     def _note_waits(self, jobs: Iterable[Generation]) -> None:
         now = time.monotonic()
@@ -299,12 +307,12 @@ class GenerationLoop:
 
     # -- cost ------------------------------------------------------------------------------------------
 
-    def _observe(self, parts: list[Part], ran: Ran, predicted: float, rows: int) -> None:
-        self._metrics.observe_step(ran, predicted, sequences=len(parts), rows=rows)
-        self._consumer.ran(len(parts), rows, ran.seconds)
+    def _observe(self, size: Step, ran: Ran, predicted: float) -> None:
+        self._metrics.observe_step(ran, predicted, sequences=size.sequences, rows=size.rows)
+        self._consumer.ran(size.sequences, size.rows, ran.seconds)
         self._observe_state()
         if not ran.isolated:
-            self._pace.observe(predicted, ran.seconds)
+            self._pace.cost.observe(size, ran.seconds)
 
     def _observe_state(self) -> None:
         self._metrics.observe_state(self._scheduler, self._steps - self._acked)
@@ -320,7 +328,7 @@ class GenerationLoop:
         depth = self._pace.depth
         self._metrics.work.depth_items.set(depth.items)
         self._metrics.work.depth_tokens.set(depth.tokens)
-        _log.info("depth_changed", slowness=round(self._pace.slowness, 2), **depth._asdict())
+        _log.info("depth_changed", token_s=self._pace.token_s, **depth._asdict())
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> Any:

@@ -45,10 +45,10 @@ class Generator:
         """Load the model and measure its steps; ConfigError says what cannot be had."""
         config = self._config
         self._runner = runner = _runner(config)
-        measured = measure(runner, config.step_tokens, config.max_running)
         self._pace = Pace(
-            measured,
+            measure(runner, config.step_tokens, config.max_running),
             slo_s=config.chat_slo_s,
+            itl_s=config.itl_s,
             context=runner.shape.context,
             fixed=runner.device == "sim",
         )
@@ -59,8 +59,8 @@ class Generator:
             dtype=runner.dtype,
             pages=runner.shape.pages,
             context=runner.shape.context,
-            token_s=measured.token_s,
-            **measured.step._asdict(),
+            token_s=self._pace.token_s,
+            step_s=self._pace.cost.parts,
             **{f"depth_{name}": value for name, value in self._pace.depth._asdict().items()},
         )
 

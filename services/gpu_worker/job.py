@@ -202,7 +202,15 @@ def build(
     for number in range(len(work.prompts) * work.n):
         prompt = work.prompts[number // work.n]
         most = len(prompt) + work.max_new
-        sequence = TokenSequence(lease.job, number, order + number, prompt, root=root, most=most)
+        sequence = TokenSequence(
+            lease.job,
+            number,
+            order + number,
+            prompt,
+            root=root,
+            most=most,
+            due_ms=lease.deadline_ms,
+        )
         choices.append(Choice(number, work, sequence, vocabulary))
     job = Generation(lease, work, choices, generation)
     job.restore([event for event in events if event.kind == "progress"])

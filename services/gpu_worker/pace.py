@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
-from common.cost.linear import Depth, LinearCost, Probe, fit
+from common.cost.linear import Depth
+from common.cost.step import Step, StepCost, attended
 from common.messages import Sampling, WorkerRecord
 from services.gpu_worker.decide.batch import PAGE, Draw, Rows, Runner
 
-# Sequences that decode together where depth is computed: more hide in a busy hour, fewer in a quiet one.
-_TYPICAL_BATCH = 32
+# Sequences that decode together where depth is computed, and their context: more hide in a busy hour, fewer in a
+# quiet one.
+_TYPICAL_BATCH, _TYPICAL_CONTEXT = 32, 512
 _STREAMS = 1024  # short ones a worker always has room for in its depth
 _SHORT_TOKENS = 32
 _REPEATS = 3
@@ -20,40 +22,41 @@ _PROBE_S = 1.0
 # Depth follows the measured speed when it has moved by this share, at most every so often.
 _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
-_MEMORY = 0.95
+# A prompt's chunk may make a step of running streams so many times as long, if that is more than their pace allows.
+_STRETCH = 2.0
 
 
-class Measured(NamedTuple):
-    """Seconds of a step = beta_s + alpha_items_s * sequences + alpha_tokens_s * rows; and a lane token's seconds."""
+def size_of(rows: Sequence[Rows], windows: Sequence[int | None]) -> Step:
+    """Return the size of a step."""
+    seen = 0.0
+    for each in rows:
+        positions = each.positions
+        seen += attended(positions[0], positions[-1], len(positions), windows)
+    return Step(len(rows), sum(len(each.positions) for each in rows), seen)
 
-    step: LinearCost
-    token_s: float
 
-
-def measure(runner: Runner, step_tokens: int, max_running: int) -> Measured:
+def measure(runner: Runner, step_tokens: int, max_running: int) -> list[tuple[Step, float]]:
     """Time a few steps on pages that hold nothing yet (this also warms the model)."""
     pages = runner.shape.pages
     longest = min(step_tokens, runner.shape.context - 1, pages * PAGE)
     batch = max(1, min(max_running, step_tokens, _TYPICAL_BATCH, pages))
-    shapes = {(1, 1), (batch, 1), (max(1, batch // 4), 1), (1, longest), (1, max(1, longest // 4))}
-    probes = [_probe(runner, count, rows) for count, rows in sorted(shapes)]
-    step = fit(probes)
-    # A lane's tokens are prompts and answers alike: half of them are taken to be of either kind.
-    decode_s = step.seconds(batch, batch) / batch
-    prompt_s = step.seconds(1, longest) / longest
-    return Measured(step, (decode_s + prompt_s) / 2)
+    far = max(0, min(runner.shape.context, pages * PAGE) - 1)
+    # sequences, rows each, first position
+    shapes = {(1, 1, 0), (batch, 1, 0), (max(1, batch // 4), 1, 0), (1, longest, 0)}
+    shapes |= {(1, max(1, longest // 4), 0), (1, 1, far), (1, min(longest, 64), max(0, far - 64))}
+    return [_probe(runner, *shape) for shape in sorted(shapes)]
 
 
-def _probe(runner: Runner, count: int, rows: int) -> Probe:
-    """Return the best of a few steps of `count` sequences with `rows` rows each."""
-    each = -(-rows // PAGE)
+def _probe(runner: Runner, count: int, rows: int, first: int) -> tuple[Step, float]:
+    """Return the best of a few steps of `count` sequences with `rows` rows each, the first of them at `first`."""
+    each = (first + rows - 1) // PAGE + 1
     groups = len(runner.shape.windows)
     batch = []
     for number in range(count):
         tokens = [(number * 31 + row * 7) % runner.shape.vocabulary for row in range(rows)]
         pages = [[number * each + page for page in range(each)] for _ in range(groups)]
-        draw = Draw(Sampling(), 0, rows, tokens, [])
-        batch.append(Rows(tokens, list(range(rows)), pages, draw))
+        draw = Draw(Sampling(), 0, first + rows, tokens, [])
+        batch.append(Rows(tokens, list(range(first, first + rows)), pages, draw))
     seconds, began = [], time.perf_counter()
     for turn in range(_REPEATS + 1):
         started = time.perf_counter()
@@ -63,7 +66,7 @@ def _probe(runner: Runner, count: int, rows: int) -> Probe:
             seconds.append(took)
         if time.perf_counter() - began > _PROBE_S:
             break
-    return Probe(count, count * rows, min(seconds or [took]))
+    return size_of(batch, runner.shape.windows), min(seconds or [took])
 
 
 class Pace:
@@ -75,28 +78,49 @@ class Pace:
     """
 
     def __init__(
-        self, measured: Measured, *, slo_s: float, context: int, fixed: bool = False
+        self,
+        probes: Sequence[tuple[Step, float]],
+        *,
+        slo_s: float,
+        context: int,
+        itl_s: float = 0.1,
+        fixed: bool = False,
     ) -> None:
-        self._measured, self._slo_s, self._context, self._fixed = measured, slo_s, context, fixed
-        self.slowness = 1.0
-        self._published = (1.0, time.monotonic())
+        """Begin with what was probed; `itl_s` is what running streams may wait for a token beside a prompt."""
+        self.cost = StepCost(probes, fixed=fixed)
+        self._slo_s, self._itl_s, self._context, self._fixed = slo_s, itl_s, context, fixed
+        self._longest = max(step.rows for step, _ in probes)
+        self._published = (self.token_s, time.monotonic())
+
+    @property
+    def token_s(self) -> float:
+        """Seconds a lane's token takes: half of them are taken to be prompts, half answers."""
+        batch, longest = _TYPICAL_BATCH, self._longest
+        decode = Step(batch, batch, batch * _TYPICAL_CONTEXT)
+        prompt = Step(1, longest, longest * longest / 2)
+        return self.cost.seconds(decode) / batch / 2 + self.cost.seconds(prompt) / longest / 2
 
     @property
     def depth(self) -> Depth:
         """What may be held, queued and running; always a few jobs of the longest kind."""
-        tokens = int(self._slo_s / max(1e-9, self._measured.token_s * self.slowness))
+        tokens = int(self._slo_s / max(1e-9, self.token_s))
         tokens = min(max(tokens, 4 * self._context), 10_000_000)
         return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
 
-    def seconds(self, sequences: int, rows: int) -> float:
-        """Predict a step."""
-        return self.slowness * self._measured.step.seconds(sequences, rows)
+    def budget(self, decoding: Step, most: int) -> int:
+        """Return how many rows a step may have beside streams that decode, so that they keep their pace.
 
-    def observe(self, predicted_s: float, took_s: float) -> None:
-        """Learn from a step that ran undisturbed."""
-        if predicted_s > 0:
-            now = self.slowness * took_s / predicted_s
-            self.slowness += (1 - _MEMORY) * (min(max(now, 0.2), 10.0) - self.slowness)
+        That is what fits into the time a token may take, or into twice the step they need alone; a page at least, so
+        that prompts go on, and at most `most`.
+        """
+        if not decoding.sequences:
+            return most
+        alone = self.cost.seconds(decoding)
+        _, _, row, each = self.cost.parts
+        per_row = row + each * _TYPICAL_CONTEXT
+        spare = max(self._itl_s, _STRETCH * alone) - alone
+        rows = int(spare / per_row) if per_row > 0 else most
+        return min(most, decoding.rows + max(PAGE, rows))
 
     def record(self, record: WorkerRecord) -> WorkerRecord:
         """Return the record with this depth; predicted seconds of a job are those of its tokens, and one step's."""
@@ -106,15 +130,17 @@ class Pace:
             depth_items=depth.items,
             depth_tokens=depth.tokens,
             alpha_items_s=0.0,
-            alpha_tokens_s=self.slowness * self._measured.token_s,
-            beta_s=self.seconds(1, 1),
+            alpha_tokens_s=self.token_s,
+            beta_s=self.cost.seconds(Step(1, 1, 1)),
         )
 
     def moved(self) -> bool:
         """True if the speed has moved so far, since the last time this said so, that a new depth is worth telling."""
         was, at = self._published
         now = time.monotonic()
-        if self._fixed or abs(self.slowness / was - 1) <= _DRIFT or now - at < _DRIFT_EVERY_S:
+        if self._fixed or now - at < _DRIFT_EVERY_S:
             return False
-        self._published = (self.slowness, now)
+        if abs(self.token_s / max(was, 1e-12) - 1) <= _DRIFT:
+            return False
+        self._published = (self.token_s, now)
         return True

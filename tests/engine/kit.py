@@ -29,7 +29,7 @@ from services.gpu_worker.decide.batch import Drawn, Rows, Runner
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.generation import GenerationLoop
 from services.gpu_worker.metrics import EngineMetrics
-from services.gpu_worker.pace import Measured, Pace, measure
+from services.gpu_worker.pace import Pace, measure
 from services.gpu_worker.sim import NAME, SimRunner
 
 FAMILY = Family(f"chat.{NAME}")
@@ -157,7 +157,7 @@ class Worker:
         self.runner: Any = runner or HeldRunner()
         self.registry = CollectorRegistry()
         self.stopping = asyncio.Event()
-        measured: Measured = measure(self.runner, bounds.tokens, bounds.running)
+        measured = measure(self.runner, bounds.tokens, bounds.running)
         if isinstance(self.runner, HeldRunner):
             self.runner.batches.clear()
         pace = Pace(measured, slo_s=60.0, context=self.runner.shape.context)

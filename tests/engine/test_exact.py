@@ -272,7 +272,8 @@ def test_numbers_that_are_not_finite_are_named_and_leave_nothing_behind(tmp_path
     runner = TorchRunner.load(
         str(tmp_path), device="cpu", dtype="fp32", threads=1, kv_bytes=1 << 20
     )
-    runner._decoder._embed[7] = float("nan")  # files with such weights are refused
+    with torch.inference_mode():
+        runner._decoder._embed[7] = float("nan")  # files with such weights are refused
     scatter = Scatter(runner, random.Random(8))
     good, bad = Line(scatter, [1, 2, 3]), Line(scatter, [4, 5, 7, 6])
     sample = Draw(GREEDY, 0, 3, [], [])

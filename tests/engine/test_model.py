@@ -49,7 +49,7 @@ def works(runner: TorchRunner) -> list[GenerateWork]:
                 scope="t",
                 prompts=[prompt],
                 n=draw.choice([1, 1, 2]),
-                max_new=draw.randint(5, 40),
+                max_new=draw.randint(20, 70),
                 sampling=sampling,
                 logprobs=draw.choice([-1, 2]),
                 min_new=draw.choice([0, 5]),
@@ -78,7 +78,7 @@ async def test_mixed_batches_give_what_each_gives_alone(
         )
 
     roomy = load(8 << 20)
-    few = load(10 * sum(roomy.shape.page_bytes))
+    few = load(9 * sum(roomy.shape.page_bytes))
     assert few.shape.pages < roomy.shape.pages
     asked = works(roomy)
     journal = Journal(bus, "r1")

@@ -104,6 +104,32 @@ def test_decode_goes_on_beside_a_long_prompt() -> None:
     assert run.history.index(steps[-1]) == 19
 
 
+def test_the_earliest_deadline_comes_first() -> None:
+    """Who is due sooner is admitted before who came sooner, and keeps its pages when they run out."""
+    scheduler = Scheduler(shape(8, [None]), Bounds(512, 8))
+
+    def one(order: int, due_ms: int) -> TokenSequence:
+        prompt = [order] * (3 * PAGE)
+        return TokenSequence(
+            "j", 0, order, prompt, root=root_id("0f", ""), most=4 * PAGE, due_ms=due_ms
+        )
+
+    late, soon, latest = one(0, 9000), one(1, 2000), one(2, 9500)
+    for sequence in (late, soon, latest):
+        scheduler.add(sequence)
+    steps = []
+    while parts := scheduler.step():
+        steps.append([part.sequence.order for part in parts])
+        for part in parts:
+            scheduler.commit(part, 1 if part.draws else None)
+            if part.sequence.length == part.sequence.most:
+                scheduler.drop([part.sequence])
+
+    assert steps[0] == [1, 0]  # two of three fit
+    assert soon.preempted == 0
+    assert steps[-1] == [2]
+
+
 def test_what_can_never_fit() -> None:
     """A sequence longer than the pools is known before it waits."""
     scheduler = Scheduler(shape(4, [None]), Bounds(32, 8))

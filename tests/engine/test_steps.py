@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.cost.linear import LinearCost
+from common.cost.step import Step
 from common.messages import Sampling, WorkerRecord
-from services.gpu_worker.decide.batch import Draw, Drawn, Rows, StepFailed
-from services.gpu_worker.pace import Measured, Pace
+from services.gpu_worker.decide.batch import PAGE, Draw, Drawn, Rows, StepFailed
+from services.gpu_worker.pace import Pace
 from services.gpu_worker.sim import SimRunner
 from services.gpu_worker.steps import Failure, run_step
 
@@ -52,20 +53,53 @@ def test_only_the_guilty_fail(rows: list[tuple[int, int]]) -> None:
     assert ran.isolated == bool(bad) or len(set(jobs)) == 1
 
 
+def probes(beta: float, row: float) -> list[tuple[Step, float]]:
+    """What a device without noise shows, whose steps cost `beta` and `row` a row."""
+    steps = [
+        Step(1, 1, 1),
+        Step(32, 32, 32),
+        Step(8, 8, 8),
+        Step(1, 512, 512 * 256),
+        Step(1, 1, 4000),
+    ]
+    return [(step, beta + row * step.rows) for step in steps]
+
+
 def test_depth_follows_the_speed() -> None:
     """Depth is what is computed within the deadline; a slower device tells less, but never less than a few jobs."""
-    step = LinearCost(0.01, 0.0, 0.0001)
-    pace = Pace(Measured(step, 0.001), slo_s=100.0, context=4096)
-    assert pace.depth == (100_000 // 32, 100_000)
+    pace = Pace(probes(0.01, 0.0001), slo_s=100.0, context=4096)
+    token_s = (0.01 / 32 + 0.01 / 512) / 2 + 0.0001
+    assert pace.token_s == pytest.approx(token_s)
+    assert pace.depth == (int(100 / token_s) // 32, int(100 / token_s))
     record = pace.record(
         WorkerRecord(worker="w", classes=["gpu"], device="cpu", depth_items=0, depth_tokens=0)
     )
-    assert (record.depth_tokens, record.alpha_tokens_s) == (100_000, 0.001)
-    assert record.beta_s == step.seconds(1, 1)
-    for _ in range(500):
-        pace.observe(pace.seconds(8, 8), 2 * step.seconds(8, 8))
-    assert abs(pace.slowness - 2) < 0.01
-    assert abs(pace.depth.tokens - 50_000) < 1000
+    assert (record.depth_tokens, record.alpha_tokens_s) == (pace.depth.tokens, pace.token_s)
+    assert record.beta_s == pytest.approx(0.0101)
+    for number in range(500):
+        step = Step(8, 8 + number % 3, 8000)
+        pace.cost.observe(step, 2 * (0.01 + 0.0001 * step.rows))
+    assert pace.cost.seconds(Step(8, 8, 8000)) == pytest.approx(0.0216, rel=0.02)
+    assert pace.depth.tokens < 0.75 * 100 / token_s
     assert not pace.moved()  # not so soon after the last time
-    slow = Pace(Measured(step, 10.0), slo_s=1.0, context=4096)
+    slow = Pace(probes(1.0, 10.0), slo_s=1.0, context=4096)
     assert slow.depth == (1024, 4 * 4096)
+
+
+@given(st.integers(0, 200), st.floats(1e-4, 0.5), st.floats(1e-6, 1e-2), st.integers(32, 2048))
+def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, most: int) -> None:
+    """A prompt's chunk beside them fits into the pace or twice their step; a page at least, and all if none run."""
+    pace = Pace(probes(beta, row), slo_s=100.0, context=4096, itl_s=0.1)
+    decoding = Step(streams, streams, streams * 100)
+
+    rows = pace.budget(decoding, most)
+
+    assert rows <= most
+    if not streams:
+        assert rows == most
+    elif rows < most:
+        assert rows >= streams + PAGE
+        alone = beta + row * streams
+        if rows > streams + PAGE:
+            with_prompt = beta + row * rows
+            assert with_prompt <= 1.01 * max(0.1, 2 * alone)

@@ -1,8 +1,9 @@
 """What runs in the next step: a pure function of the sequences, the page table and the limits; it changes nothing.
 
-Policy: first come, first served. Sequences that decode get their row first, then prompts that are under way, in chunks,
-then new sequences, in order of arrival, while budget, slots and pages suffice. When pages run out the latest sequence
-loses its own and is recomputed later; a page is never taken from an earlier one for a later one.
+Policy: earliest deadline first; with deadlines equally far from arrival that is first come, first served. Sequences
+that decode get their row first, then prompts that are under way, in chunks, then new sequences, in order of urgency,
+while budget, slots and pages suffice. When pages run out the least urgent sequence loses its own and is recomputed
+later; a page is never taken from a more urgent one for a less urgent one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def schedule(
     table: PageTable,
     bounds: Bounds,
 ) -> Plan:
-    """Plan the next step; `running` and `waiting` are in order of arrival, and the plan is empty only if both are.
+    """Plan the next step; `running` and `waiting` are in order of urgency, and the plan is empty only if both are.
 
     Each sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
     """
@@ -84,7 +85,9 @@ def schedule(
             ledger.release(preempt[-1])
         positions = _affordable(table, sequence, positions, min(ledger.left))
         if not positions and counts[sequence.order] and len(active) > 1:
-            preempt.append(active.pop())  # it is the latest, and the others need what it holds
+            preempt.append(
+                active.pop()
+            )  # it is the least urgent, and the others need what it holds
             ledger.release(preempt[-1])
             break
         if positions:

@@ -38,7 +38,7 @@ class Scheduler:
 
     def add(self, sequence: TokenSequence) -> None:
         """Take in a sequence that fits; it waits for its turn."""
-        insort(self.waiting, sequence, key=lambda item: item.order)
+        insort(self.waiting, sequence, key=lambda item: item.urgency)
 
     def drop(self, sequences: Iterable[TokenSequence]) -> None:
         """Let sequences go, with their pages at once; those it does not have are ignored."""
@@ -49,16 +49,20 @@ class Scheduler:
         self.running = [item for item in self.running if item.order not in gone]
         self.waiting = [item for item in self.waiting if item.order not in gone]
 
-    def step(self) -> list[Part]:
-        """Plan the next step, move pages and sequences accordingly, and return what to compute."""
-        plan = schedule(self.running, self.waiting, self.table, self.bounds)
+    def step(self, tokens: int | None = None) -> list[Part]:
+        """Plan the next step, of at most `tokens` rows if they are given; move pages and sequences accordingly.
+
+        Returns what to compute.
+        """
+        bounds = self.bounds if tokens is None else self.bounds._replace(tokens=tokens)
+        plan = schedule(self.running, self.waiting, self.table, bounds)
         self._apply(plan)
         parts = []
         for sequence, positions in plan.rows:
             self.table.grow(sequence, positions)
             parts.append(Part(sequence, positions, len(positions) == sequence.rows))
         rows = sum(len(part.positions) for part in parts)
-        room = rows < self.bounds.tokens and len(self.running) < self.bounds.running
+        room = rows < bounds.tokens and len(self.running) < bounds.running
         self.short = room and bool(self.waiting)
         return parts
 
@@ -72,7 +76,7 @@ class Scheduler:
         for sequence, survey in plan.admit:
             self.table.attach(sequence, survey)
             self.waiting.remove(sequence)
-            insort(self.running, sequence, key=lambda item: item.order)
+            insort(self.running, sequence, key=lambda item: item.urgency)
 
     def commit(self, part: Part, token: int | None) -> None:
         """The part was computed and gave `token` (None: it draws none); ignored if its sequence has left meanwhile."""

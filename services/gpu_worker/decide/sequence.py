@@ -16,7 +16,8 @@ class TokenSequence:
     `todo` are the ranges of positions whose keys and values are missing and needed, in rising order; the last of them
     ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
     layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
-    `order` is its place in the order of arrival; `most` is how many tokens it can become.
+    `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is how many tokens it can
+    become.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class TokenSequence:
         root: PageId,
         most: int,
         output: Iterable[int] = (),
+        due_ms: int = 0,
     ) -> None:
-        self.job, self.choice, self.order = job, choice, order
+        self.job, self.choice, self.order, self.due_ms = job, choice, order, due_ms
         self.prompt = list(prompt)
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)  # tokens by now
@@ -41,6 +43,11 @@ class TokenSequence:
         self.low: list[int] = []  # per group, the first logical page not yet let go for good
         self.preempted = 0
         self._ids: list[PageId] = []
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """What comes first: the earliest due; among equals, who came first."""
+        return self.due_ms, self.order
 
     @property
     def rows(self) -> int:
