@@ -52,6 +52,7 @@ SUITES = {
         Suite("L1", "Decode of one stream against llama.cpp", ("llama.cpp",)),
         Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp",)),
         Suite("L3", "Prompts against llama.cpp", ("llama.cpp",)),
+        Suite("L4", "Paged attention on the CPU"),
         Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("W2", "Predicted depth against exhaustive search, real encoders"),
         Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),

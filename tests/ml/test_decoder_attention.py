@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ml.decoder.attention import paged_attention
-from common.ml.decoder.compiled import attend
+from common.ml.decoder.compiled import attend, attend_partly, merge
 from common.ml.decoder.plan import BLOCK_ROWS, plan_batch
 from common.ml.decoder.pool import PAGE, Pool
 from common.ml.decoder.rope import RopeSpec
@@ -155,6 +155,17 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
         expected = _formula(q[row].to(dtype), keys, values, position, None)
         for each in found:
             assert torch.allclose(each[row].double(), expected, atol=4e-3)
+    # In two parts, as if one half of the pages lay elsewhere.
+    for kernels, both in zip(KERNELS, found[::2], strict=True):
+        parts = []
+        for half in (0, 1):
+            (table,) = query.pages
+            some = [page if number % 2 == half else -1 for number, page in enumerate(table)]
+            parts.append(attend_partly(kernels, q, pool, 1, [Query(query.positions, [some])], 1))
+        joined = merge(*parts)
+        # weights are rounded to bf16 beside those pages, so relative to another largest score
+        near = 4e-3 if dtype == torch.bfloat16 else 1e-5
+        assert torch.allclose(joined.sums / joined.mass[..., None], both, atol=near)
     for one, nine in zip(found[::2], found[1::2], strict=True):
         assert torch.equal(one, nine)  # however the chunks were shared out
 

@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
     if library is not None:
         library.spillway_model.restype = ctypes.c_void_p
         library.spillway_free.restype = None
+        library.spillway_read.restype = ctypes.c_float
     return library
 
 
@@ -204,8 +205,10 @@ class CompiledDecoder:
 class _Step:
     """What the kernels are told of a step's rows; it holds the memory that they look at."""
 
-    def __init__(self, queries: Sequence[Query], pools: Sequence[Pool]) -> None:
-        positions, tables = check_rows(queries, pools)
+    def __init__(
+        self, queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = True
+    ) -> None:
+        positions, tables = check_rows(queries, pools, whole=whole)
         self.positions = np.concatenate(positions)
         self._ends = np.cumsum([len(each) for each in positions])
         self._tables = [np.concatenate(own).astype(np.int32) for own in tables]
@@ -233,23 +236,62 @@ class _Step:
         return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
 
 
+class Partial(NamedTuple):
+    """Attention over some of the pages: unscaled sums (rows, heads, dim); largest score and mass (rows, heads)."""
+
+    sums: Tensor
+    most: Tensor
+    mass: Tensor
+
+
 def attend(
     kernels: ctypes.CDLL, q: Tensor, pool: Pool, layer: int, queries: Sequence[Query], threads: int
 ) -> Tensor:
     """Attend with fp32 rows (rows, heads, dim) over the pages of one layer, counted in its group; see `attention`."""
-    step = _Step(queries, [pool])
+    return _attend(kernels, q, pool, layer, _Step(queries, [pool]), threads, partial=False).sums
+
+
+def attend_partly(
+    kernels: ctypes.CDLL, q: Tensor, pool: Pool, layer: int, queries: Sequence[Query], threads: int
+) -> Partial:
+    """Attend over those pages that are resident (not -1 in the table); `merge` joins what disjoint ones gave."""
+    step = _Step(queries, [pool], whole=False)
+    return _attend(kernels, q, pool, layer, step, threads, partial=True)
+
+
+def merge(one: Partial, other: Partial) -> Partial:
+    """Return the attention over the pages of both."""
+    most = torch.maximum(one.most, other.most)
+    mine, its = torch.exp(one.most - most), torch.exp(other.most - most)
+    sums = one.sums * mine[..., None] + other.sums * its[..., None]
+    return Partial(sums, most, one.mass * mine + other.mass * its)
+
+
+def _attend(
+    kernels: ctypes.CDLL,
+    q: Tensor,
+    pool: Pool,
+    layer: int,
+    step: _Step,
+    threads: int,
+    *,
+    partial: bool,
+) -> Partial:
     q = q.contiguous()
-    out = torch.empty_like(q)
+    rows, heads, dim = q.shape
+    found = Partial(torch.empty_like(q), torch.empty(rows, heads), torch.empty(rows, heads))
     kernels.spillway_attend(
-        *map(_int64, (q.shape[1], pool.kv_heads, q.shape[2])),
+        *map(_int64, (heads, pool.kv_heads, dim)),
         step.pages,
         _int64(layer),
         *step.rows(q),
         *step.sequences(),
-        _at(out),
+        _at(found.sums),
+        _at(found.most) if partial else None,
+        _at(found.mass) if partial else None,
         threads,
     )
-    return out
+    return found
 
 
 def _half(tensor: Tensor) -> int:

@@ -78,11 +78,11 @@ def plan_batch(queries: Sequence[Query], pools: Sequence[Pool], *, dtype: torch.
 
 
 def check_rows(
-    queries: Sequence[Query], pools: Sequence[Pool]
+    queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = True
 ) -> tuple[list[Ints], list[list[Ints]]]:
     """Return each sequence's positions and, per group, each one's page table.
 
-    ValueError if positions do not rise or a page that a row needs is not there.
+    ValueError if positions do not rise or a page that a row needs is not there, unless some may be missing.
     """
     positions = [np.asarray(query.positions, dtype=np.int64) for query in queries]
     for index, each in enumerate(positions):
@@ -92,12 +92,14 @@ def check_rows(
     for number, pool in enumerate(pools):
         tables = [np.asarray(query.pages[number], dtype=np.int64) for query in queries]
         for index, (each, table) in enumerate(zip(positions, tables, strict=True)):
-            _check(index, number, each, table, pool)
+            _check(index, number, each, table, pool, whole=whole)
         every.append(tables)
     return positions, every
 
 
-def _check(index: int, group: int, positions: Ints, table: Ints, pool: Pool) -> None:
+def _check(
+    index: int, group: int, positions: Ints, table: Ints, pool: Pool, *, whole: bool
+) -> None:
     """Raise ValueError unless every page a row sees is resident and exists."""
     last = positions // PAGE
     if last[-1] >= len(table):
@@ -106,6 +108,8 @@ def _check(index: int, group: int, positions: Ints, table: Ints, pool: Pool) -> 
         )
     if (table >= pool.pages).any():
         raise ValueError(f"sequence {index}: page {table.max()} of group {group} does not exist")
+    if not whole:
+        return
     first = np.zeros_like(last)
     if pool.window is not None:
         first = np.maximum(positions - pool.window + 1, 0) // PAGE

@@ -162,7 +162,8 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
   F x[R][2];
   score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, x);
   alignas(64) float p[R][PAGE];
-  float keep[R];
+  F keep = F{};  // R is at most 8
+  float fresh[R];
   const F none = splat(-INFINITY);
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < 2; ++h) {
@@ -176,9 +177,9 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
     }
     const float top = largest(max(x[r][0], x[r][1])), now = top > most[r] ? top : most[r];
     const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
-    keep[r] = exponential(splat(most[r] - now))[0];
+    keep[r] = most[r] - now;
     most[r] = now;
-    mass[r] = mass[r] * keep[r] + sum(e0 + e1);
+    fresh[r] = sum(e0 + e1);
     if (PAIRS) {
       store((uint16_t*)p[r], narrow(e0));
       store((uint16_t*)p[r] + 16, narrow(e1));
@@ -187,7 +188,10 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
       store(p[r] + 16, e1);
     }
   }
-  weigh<PAIRS, R>(p, keep, s, width, sums);
+  float kept[16];
+  store(kept, exponential(keep));
+  for (int r = 0; r < R; ++r) mass[r] = mass[r] * kept[r] + fresh[r];
+  weigh<PAIRS, R>(p, kept, s, width, sums);
 }
 
 // Attend with some rows' heads that share one head of K and V to the pages [from, to) of their sequence.
@@ -267,8 +271,9 @@ struct Attention {
     if (split && int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
   }
 
+  // With `most` and `mass`, (rows, heads) each, sums stay unscaled: they can be merged with those over other pages.
   void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float scale,
-           float* out) {
+           float* out, float* most = nullptr, float* mass = nullptr) {
     const int64_t width = of.width();
     static thread_local Staged staged;
     static thread_local Partial total, one;
@@ -286,9 +291,10 @@ struct Attention {
     auto end = [&](const Block& b, int64_t head) {
       const int64_t shared = of.shared();
       for (int64_t i = 0; i < (b.last - b.first) * shared; ++i) {
-        float* to = out + ((b.first + i / shared) * of.heads + head * shared + i % shared) * of.dim;
-        const float inverse = 1.0f / total.mass[i];
-        for (int64_t d = 0; d < of.dim; ++d) to[d] = total.sums[i * width + d] * inverse;
+        const int64_t at = (b.first + i / shared) * of.heads + head * shared + i % shared;
+        const float inverse = most ? 1.0f : 1.0f / total.mass[i];
+        for (int64_t d = 0; d < of.dim; ++d) out[at * of.dim + d] = total.sums[i * width + d] * inverse;
+        if (most) most[at] = total.most[i], mass[at] = total.mass[i];
       }
     };
     const int64_t count = int64_t(blocks.size()), tasks = count * of.kv_heads;

@@ -314,10 +314,11 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   }
 }
 
-// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise.
+// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise. With `most` and `mass`,
+// (rows, heads), the sums are not divided by the mass, and pages may be missing: partials that can be merged.
 void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t rows,
                      const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends, float* out,
-                     int threads) {
+                     float* most, float* mass, int threads) {
   const Heads of{heads, kv_heads, dim};
   const int64_t width = of.width();
   std::vector<float> queries(rows * heads * width);
@@ -336,7 +337,26 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
       else
         std::memcpy(queries.data() + i * width, row, width * 4);
     }
-    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out);
+    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out, most, mass);
   }
+}
+
+// The sum of some memory, read as fast as it can be: the bandwidth that others are compared with.
+float spillway_read(const float* from, int64_t count, int threads) {
+  constexpr int64_t PIECE = 1 << 16;
+  float total = 0;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(+ : total)
+  for (int64_t piece = 0; piece < count / PIECE; ++piece) {
+    F sums[8] = {};
+    const float* at = from + piece * PIECE;
+    for (int64_t i = 0; i < PIECE; i += 128)
+      for (int j = 0; j < 8; ++j) {
+        prefetch(at + i + 16 * j + 1024);
+        sums[j] += load<F>(at + i + 16 * j);
+      }
+    for (int j = 1; j < 8; ++j) sums[0] += sums[j];
+    total += sum(sums[0]);
+  }
+  return total;
 }
 }

@@ -13,6 +13,7 @@ namespace spillway {
 
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
 typedef uint16_t W __attribute__((vector_size(64)));
 
@@ -38,24 +39,27 @@ inline F fma(F a, F b, F c) {
 inline F max(F a, F b) { return a > b ? a : b; }
 inline F to_float(I v) { return __builtin_convertvector(v, F); }
 
-inline float largest(F v) {
-  float a[16], m;
-  store(a, v);
-  m = a[0];
-  for (int i = 1; i < 16; ++i) m = a[i] > m ? a[i] : m;
-  return m;
+// All numbers of a vector, joined in a fixed order: halves, quarters, eighths.
+typedef float F8 __attribute__((vector_size(32)));
+typedef float F4 __attribute__((vector_size(16)));
+template <class Join>
+inline float joined(F v, Join join) {
+  F8 a[2];
+  std::memcpy(a, &v, 64);
+  a[0] = join(a[0], a[1]);
+  F4 b[2];
+  std::memcpy(b, a, 32);
+  b[0] = join(b[0], b[1]);
+  b[1] = (F4)__builtin_shuffle(b[0], (I4){2, 3, 2, 3});
+  b[0] = join(b[0], b[1]);
+  const float x = b[0][0], y = b[0][1];
+  return join(x, y);
 }
-// The order of the additions is fixed: halves, quarters, eighths.
+inline float largest(F v) {
+  return joined(v, [](auto a, auto b) { return a > b ? a : b; });
+}
 inline float sum(F v) {
-  typedef float G __attribute__((vector_size(32)));
-  typedef float Q __attribute__((vector_size(16)));
-  G g[2];
-  std::memcpy(g, &v, 64);
-  const G a = g[0] + g[1];
-  Q q[2];
-  std::memcpy(q, &a, 32);
-  const Q b = q[0] + q[1];
-  return (b[0] + b[2]) + (b[1] + b[3]);
+  return joined(v, [](auto a, auto b) { return a + b; });
 }
 
 inline float widen(uint16_t half) {
