@@ -49,7 +49,7 @@ inline void merge(float& most, float& mass, float* sums, float other_most, float
   const float now = most > other_most ? most : other_most;
   const F both = exponential(F{most - now, other_most - now});
   const F mine = splat(float(both[0])), its = splat(float(both[1]));
-  mass = mass * both[0] + other_mass * both[1];
+  mass = fma(splat(mass), mine, splat(other_mass * both[1]))[0];
   for (int64_t d = 0; d < width; d += 16)
     store(sums + d, fma(load<F>(sums + d), mine, load<F>(other + d) * its));
   most = now;
@@ -162,8 +162,7 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
   F x[R][2];
   score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, x);
   alignas(64) float p[R][PAGE];
-  F keep = F{};  // R is at most 8
-  float fresh[R];
+  F keep = F{}, fresh = F{}, before = F{};  // R is at most 8
   const F none = splat(-INFINITY);
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < 2; ++h) {
@@ -188,9 +187,12 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
       store(p[r] + 16, e1);
     }
   }
+  for (int r = 0; r < R; ++r) before[r] = mass[r];
+  keep = exponential(keep);
+  const F after = fma(before, keep, fresh);
+  for (int r = 0; r < R; ++r) mass[r] = after[r];
   float kept[16];
-  store(kept, exponential(keep));
-  for (int r = 0; r < R; ++r) mass[r] = mass[r] * kept[r] + fresh[r];
+  store(kept, keep);
   weigh<PAIRS, R>(p, kept, s, width, sums);
 }
 

@@ -32,6 +32,12 @@ inline I splat(int32_t x) { return x - I{}; }
 inline F fma(F a, F b, F c) {
 #if defined(__AVX512F__)
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
+  z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+  std::memcpy(&c, z, 64);
+  return c;
 #else
   return a * b + c;
 #endif
