@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,8 @@ TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REACH_S = 10.0
 BUILD_PACKAGES = frozenset({"numpy", "pybind11", "setuptools", "wheel"})
+# Large, and only some tests need them: `make setup-full` installs them.
+FULL_PACKAGES = frozenset({"triton"})
 SHOWN = (
     "Collecting",
     "Downloading",
@@ -127,11 +130,15 @@ def pip(venv_python: Path, *words: str, fatal: bool = True) -> bool:
     return process.returncode == 0
 
 
-def build_tools(lock: Path) -> str:
-    """Return the lock file's entries of the packages that builds need."""
-    entries = re.split(r"\n(?=[A-Za-z0-9])", lock.read_text(encoding="utf-8"))
-    chosen = [entry for entry in entries if re.split(r"[=\s]", entry)[0] in BUILD_PACKAGES]
-    return "\n".join(chosen) + "\n"
+def install_locked(venv_python: Path, wanted: "Callable[[str], bool]", *flags: str) -> None:
+    """Install the lock file's packages whose names are wanted."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=[A-Za-z0-9])", text)
+    chosen = [entry for entry in entries if wanted(re.split(r"[=\s]", entry)[0])]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as some:
+        some.write("\n".join(chosen) + "\n")
+        some.flush()
+        pip(venv_python, "install", "--no-deps", "--require-hashes", *flags, "-r", some.name)
 
 
 def has_nvidia() -> bool:
@@ -178,8 +185,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", default=str(ROOT / ".venv"), help="where to install")
     parser.add_argument("--check", action="store_true", help="only check the prerequisites")
+    parser.add_argument("--full", action="store_true", help="only install what some tests need")
     args = parser.parse_args()
     place = Path(args.venv).resolve()
+    if args.full:
+        install_locked(place / "bin" / "python", FULL_PACKAGES.__contains__)
+        return
     stamp = place / ".spillway-setup"
     if not args.check and stamp.exists() and stamp.read_text() == stamp_text():
         return
@@ -193,15 +204,10 @@ def main() -> None:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     stamp.unlink(missing_ok=True)
-    lock = ROOT / "requirements.lock"
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as tools:
-        tools.write(build_tools(lock))
-        tools.flush()
-        say("installing the tools that builds need")
-        pip(python, "install", "--no-deps", "--require-hashes", "-r", tools.name)
+    say("installing the tools that builds need")
+    install_locked(python, BUILD_PACKAGES.__contains__)
     say("installing the lock file's packages (hnswlib is compiled here)")
-    flags = ("--no-deps", "--require-hashes", "--no-build-isolation")
-    pip(python, "install", *flags, "-r", str(lock))
+    install_locked(python, lambda name: name not in FULL_PACKAGES, "--no-build-isolation")
     install_torch(python)
     say("installing spillway")
     ours = ("-e", str(ROOT), "-e", str(ROOT / "client"))

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# `make setup-full`: programs that only some tests need, from Debian's packages: Redis 7.0, kubectl, Chromium,
-# Prometheus. Needs root.
+# `make setup-full`: what only some tests need. Triton, from the lock file; and programs from Debian's packages: Redis 7.0,
+# kubectl, Chromium, Prometheus. Needs root.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+.venv/bin/python scripts/setup.py --full
 
 # program: the package that has it
 declare -A packages=(

@@ -18,6 +18,8 @@ from tests.servers import Cluster, Server
 PROFILE = os.environ.get("SPILLWAY_PROFILE", "test")
 SEED = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))
 os.environ["SPILLWAY_SEED"] = str(SEED)  # the same for every process of this run
+# Kernels for CUDA run in Triton's interpreter, which must be known before anything of Triton is loaded.
+os.environ["TRITON_INTERPRET"] = "1"
 _COMMON: dict[str, Any] = {
     "deadline": None,
     "print_blob": True,

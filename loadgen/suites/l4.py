@@ -15,7 +15,7 @@ from common.devices import detect
 from common.errors import ConfigError
 from common.ml.decoder.attention import paged_attention
 from common.ml.decoder.compiled import attend, load_kernels
-from common.ml.decoder.plan import plan_batch
+from common.ml.decoder.plan import plan_groups
 from common.ml.decoder.pool import PAGE, Pool
 from common.ml.decoder.spec import parse_decoder
 from loadgen import stats
@@ -139,7 +139,7 @@ def _read(kernels: ctypes.CDLL, memory: torch.Tensor, threads: int, _number: int
 
 def _plain(pool: Pool, queries: list[Query], q: torch.Tensor) -> float:
     """Return the seconds of one layer by the reference: pages gathered, then torch's fused attention."""
-    plan, best = plan_batch(queries, [pool], dtype=torch.bfloat16).groups[0], float("inf")
+    plan, best = plan_groups(queries, [pool])[0], float("inf")
     rows = q.to(torch.bfloat16)
     for _ in range(3):
         began = time.perf_counter()

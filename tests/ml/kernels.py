@@ -1,11 +1,13 @@
-"""Every build of the decoder's kernels that this processor can run, not only the best of them."""
+"""Every build of the decoder's kernels that this processor can run, not only the best; and those for CUDA."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 from common.ml import library
 from common.ml.decoder.compiled import open_kernels
@@ -23,3 +25,10 @@ def decoder_kernels() -> list[ctypes.CDLL]:
             assert opened is not None
             found.append(opened)
     return found
+
+
+def triton_attention() -> ModuleType | None:
+    """Return the CUDA kernels as Triton's interpreter runs them, or None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("common.ml.decoder.triton_attention")

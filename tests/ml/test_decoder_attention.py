@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from common.ml.decoder.attention import paged_attention
 from common.ml.decoder.compiled import attend, attend_partly, merge
-from common.ml.decoder.plan import BLOCK_ROWS, plan_batch
+from common.ml.decoder.plan import BLOCK_ROWS, plan_groups
 from common.ml.decoder.pool import PAGE, Pool
 from common.ml.decoder.rope import RopeSpec
 from common.ml.decoder.spec import DecoderSpec
-from tests.ml.kernels import decoder_kernels
+from tests.ml.kernels import decoder_kernels, triton_attention
 
 KERNELS = decoder_kernels()
+TRITON = triton_attention()
 LAYERS = 2
 DIM = 8
 
@@ -110,21 +111,24 @@ def test_any_rows_on_any_pages(
                 if visible:  # earlier steps' K and V, by the layout of a page
                     pool.data[page, layer, 0, :, at % PAGE] = keys[-1][layer, at]
                     pool.data[page, layer, 1, :, at % PAGE] = values[-1][layer, at]
-    plan = plan_batch(queries, [pool], dtype=torch.float32)
+    plan = plan_groups(queries, [pool])
     rows = sum(len(positions) for positions in sequences)
 
     for layer in range(LAYERS):
         q = torch.randn(rows, heads, DIM)
         pool.write(
             layer,
-            plan.groups[0].slots,
+            plan[0].slots,
             torch.cat([k[layer, query.positions] for k, query in zip(keys, queries, strict=True)]),
             torch.cat(
                 [v[layer, query.positions] for v, query in zip(values, queries, strict=True)]
             ),
         )
-        found = [paged_attention(q, pool, layer, plan.groups[0])]
+        found = [paged_attention(q, pool, layer, plan[0])]
         found += [attend(each, q, pool, layer, queries, threads=2) for each in KERNELS]
+        if TRITON is not None and layer == 0:
+            blocks = TRITON.plan_blocks(queries, [pool], heads // kv_heads)[0]
+            found.append(TRITON.paged_attention(q, pool, layer, blocks))
         at = 0
         for query, k, v in zip(queries, keys, values, strict=True):
             for position in query.positions:
@@ -145,7 +149,7 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
     keys, values = torch.randn(2, length, kv_heads, dim).to(dtype)
     query = Query([length - 3, length - 1], [list(range(29, 29 - (length // PAGE + 1), -1))])
     whole = Query(list(range(length)), query.pages)
-    slots = plan_batch([whole], [pool], dtype=torch.float32).groups[0].slots
+    slots = plan_groups([whole], [pool])[0].slots
     pool.write(1, slots, keys, values)
     q = torch.randn(2, heads, dim)
 
@@ -155,6 +159,11 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
         expected = _formula(q[row].to(dtype), keys, values, position, None)
         for each in found:
             assert torch.allclose(each[row].double(), expected, atol=4e-3)
+    if TRITON is not None:
+        blocks = TRITON.plan_blocks([query], [pool], heads // kv_heads)[0]
+        assert blocks.chunks > 1
+        by_triton = TRITON.paged_attention(q, pool, 1, blocks)
+        assert torch.allclose(by_triton, found[0], atol=4e-3)
     # In two parts, as if one half of the pages lay elsewhere.
     for kernels, both in zip(KERNELS, found[::2], strict=True):
         parts = []
@@ -177,16 +186,22 @@ def test_more_rows_than_a_block() -> None:
     spec = _spec(4, 2, 300)
     pool = _pool(spec, 40)
     query = Query(list(range(length)), [list(range(length // PAGE + 1))])
-    plan = plan_batch([query], [pool], dtype=torch.float32)
+    plan = plan_groups([query], [pool])
     q = torch.randn(length, 4, DIM)
     keys, values = torch.randn(2, length, 2, DIM)
-    pool.write(1, plan.groups[0].slots, keys, values)
+    pool.write(1, plan[0].slots, keys, values)
 
-    found = paged_attention(q, pool, 1, plan.groups[0])
+    found = paged_attention(q, pool, 1, plan[0])
 
     for position in (0, 1, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS, length - 1):
         expected = _formula(q[position], keys, values, position, 300)
         assert torch.allclose(found[position].double(), expected, atol=1e-5)
+
+
+def test_triton_is_there() -> None:
+    """The tests above include the CUDA kernel only where Triton's interpreter can run it."""
+    if TRITON is None:
+        pytest.skip("Triton is not installed (make setup-full)")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +224,7 @@ def test_a_plan_that_cannot_be_right_is_refused(
     pool = _pool(_spec(2, 1, window), 4)
 
     with pytest.raises(ValueError, match=complaint):
-        plan_batch([Query(positions, [table])], [pool], dtype=torch.float32)
+        plan_groups([Query(positions, [table])], [pool])
 
 
 def test_decode_rows_of_like_length_share_a_part() -> None:
@@ -222,7 +237,7 @@ def test_decode_rows_of_like_length_share_a_part() -> None:
         Query([length], [[next(free) for _ in range(length // PAGE + 1)]]) for length in lengths
     ]
 
-    parts = plan_batch(queries, [pool], dtype=torch.float32).groups[0].parts
+    parts = plan_groups(queries, [pool])[0].parts
 
     read = sum(len(part.blocks) for part in parts)
     assert len(parts) <= 4

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.ml.decoder.attention import paged_attention
-from common.ml.decoder.plan import BatchPlan, Query, plan_batch
+from common.ml.decoder.plan import Query, plan_groups
 from common.ml.decoder.pool import Pool
 from common.ml.decoder.rotate import angles, frequencies, rotate
 from common.ml.decoder.spec import DecoderSpec
@@ -36,6 +37,28 @@ class Layer(NamedTuple):
     down: Linear
 
 
+class Attention(NamedTuple):
+    """One way to attend over pages.
+
+    `plan(queries, pools, shared)` works out a step for every layer group, with `shared` query heads on one head of K
+    and V: something with the rows' `positions` and their `slots` for `Pool.write`. `attend(q, pool, layer, planned)` is
+    as `paged_attention`.
+    """
+
+    plan: Callable[[Sequence[Query], Sequence[Pool], int], Sequence[Any]]
+    attend: Callable[[Tensor, Pool, int, Any], Tensor]
+
+
+def attention_on(device: torch.device) -> Attention:
+    """Return the fastest way on a device: Triton's kernel on CUDA, which torch brings there, else the reference."""
+    if device.type == "cuda":
+        with contextlib.suppress(ImportError):
+            from common.ml.decoder import triton_attention  # noqa: PLC0415 - there on CUDA only
+
+            return Attention(triton_attention.plan_blocks, triton_attention.paged_attention)
+    return Attention(plan_groups, paged_attention)
+
+
 class Decoder:
     """A loaded model without its pages; every call says where they are."""
 
@@ -53,6 +76,7 @@ class Decoder:
             for at, layer in enumerate(layers)
         }
         self._act = _activation(spec)
+        self._attention = attention_on(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,12 +93,13 @@ class Decoder:
 
         ValueError if positions do not rise or a page that a row needs is not there.
         """
-        plan = plan_batch(queries, pools, dtype=self.dtype)
-        turned = angles(plan.positions, self._inverse, self.spec.rope.attention, self.dtype)
+        groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
+        positions = groups[0].positions
+        turned = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
         rows = F.embedding(tokens, self._embed)
         for number, layer in enumerate(self._layers):
             group, at = self._places[number]
-            rows = rows + self._attend(layer, rows, turned, plan, pools[group], group, at)
+            rows = rows + self._attend(layer, rows, turned, groups[group], pools[group], at)
             gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
             rows = rows + _apply(layer.down, self._act(gate) * up)
         return rows
@@ -88,9 +113,8 @@ class Decoder:
         layer: Layer,
         rows: Tensor,
         turned: Tensor,
-        plan: BatchPlan,
+        plan: Any,
         pool: Pool,
-        group: int,
         at: int,
     ) -> Tensor:
         spec = self.spec
@@ -100,8 +124,8 @@ class Decoder:
         q, k, v = joined[:, : spec.heads], joined[:, spec.heads : values], joined[:, values:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        pool.write(at, plan.groups[group].slots, rotate(k, turned), v)
-        found = paged_attention(rotate(q, turned), pool, at, plan.groups[group])
+        pool.write(at, plan.slots, rotate(k, turned), v)
+        found = self._attention.attend(rotate(q, turned), pool, at, plan)
         return _apply(layer.out, found.flatten(1))
 
     def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:

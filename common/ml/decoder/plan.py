@@ -46,35 +46,30 @@ class Part(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """One layer group's share of a step: where its rows' K and V go (for `Pool.write`), and its parts."""
+    """One layer group's share of a step: its rows' positions, where their K and V go, and its parts."""
 
     slots: Tensor
+    positions: Tensor
     parts: list[Part]
 
 
-class BatchPlan(NamedTuple):
-    """One step over all sequences: positions of all rows, a plan per group."""
-
-    positions: Tensor
-    groups: list[GroupPlan]
-
-
-def plan_batch(queries: Sequence[Query], pools: Sequence[Pool], *, dtype: torch.dtype) -> BatchPlan:
+def plan_groups(
+    queries: Sequence[Query], pools: Sequence[Pool], _shared: int = 1
+) -> list[GroupPlan]:
     """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
     device = pools[0].data.device
     positions, every = check_rows(queries, pools)
     ends = np.cumsum([len(each) for each in positions]).tolist()
+    flat = np.concatenate(positions)
     groups = []
     for pool, tables in zip(pools, every, strict=True):
-        parts = _parts(positions, ends, tables, pool, dtype)
+        parts = _parts(positions, ends, tables, pool, pool.data.dtype)
         pages = np.concatenate(
             [table[each // PAGE] for each, table in zip(positions, tables, strict=True)]
         )
-        offsets = np.concatenate(positions) % PAGE
-        groups.append(
-            GroupPlan(pool.slots(_tensor(pages, device), _tensor(offsets, device)), parts)
-        )
-    return BatchPlan(_tensor(np.concatenate(positions), device), groups)
+        slots = pool.slots(_tensor(pages, device), _tensor(flat % PAGE, device))
+        groups.append(GroupPlan(slots, _tensor(flat, device), parts))
+    return groups
 
 
 def check_rows(
