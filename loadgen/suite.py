@@ -53,6 +53,8 @@ SUITES = {
         Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp",)),
         Suite("L3", "Prompts against llama.cpp", ("llama.cpp",)),
         Suite("L4", "Paged attention on the CPU"),
+        Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("X2", "What smaller weights cost"),
         Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("W2", "Predicted depth against exhaustive search, real encoders"),
         Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),

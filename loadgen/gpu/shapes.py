@@ -29,6 +29,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 8192,
         "vocab_size": 32_000,
     },
+    "llama-85m": _LLAMA
+    | {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "intermediate_size": 2048,
+        "vocab_size": 8192,
+    },
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,

@@ -16,7 +16,7 @@ import msgspec
 from common import log, tracing
 from common.bus import BusDown, BusFull, Consumer, Lease
 from common.clock import Clock
-from common.cost.step import Step, attended
+from common.cost.step import Step
 from common.errors import DeadlineExceeded
 from common.work.compute import ComputeThread
 from services.gpu_worker.decide.batch import Drawn, Rows, Runner
@@ -26,7 +26,7 @@ from services.gpu_worker.emitter import Emitter
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
-from services.gpu_worker.pace import Pace, size_of
+from services.gpu_worker.pace import Pace, decoding_of, size_of
 from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
@@ -166,7 +166,8 @@ class GenerationLoop:
                 await _wait(self._heard, _WAIT_S)
                 continue
             self._work.clear()
-            parts = self._scheduler.step(self._budget())
+            decoding = decoding_of(self._scheduler.running, self._runner.shape.windows)
+            parts = self._scheduler.step(self._pace.budget(decoding, self._bounds.tokens))
             if parts:
                 await self._step(parts)
             elif self._scheduler.running or self._scheduler.waiting:
@@ -195,13 +196,6 @@ class GenerationLoop:
         self._steps += 1
         self._news.set()
         self._room.set()
-
-    def _budget(self) -> int:
-        """Return the rows of the next step: streams that decode keep their pace beside a prompt."""
-        last = [each.length - 1 for each in self._scheduler.running if each.decodes]
-        windows = self._runner.shape.windows
-        decoding = Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
-        return self._pace.budget(decoding, self._bounds.tokens)
 
     def _note_waits(self, jobs: Iterable[Generation]) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ from common.cost.linear import Depth
 from common.cost.step import Step, StepCost, attended
 from common.messages import Sampling, WorkerRecord
 from services.gpu_worker.decide.batch import PAGE, Draw, Rows, Runner
+from services.gpu_worker.decide.sequence import TokenSequence
 
 # Sequences that decode together where depth is computed, and their context: more hide in a busy hour, fewer in a
 # quiet one.
@@ -33,6 +34,12 @@ def size_of(rows: Sequence[Rows], windows: Sequence[int | None]) -> Step:
         positions = each.positions
         seen += attended(positions[0], positions[-1], len(positions), windows)
     return Step(len(rows), sum(len(each.positions) for each in rows), seen)
+
+
+def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None]) -> Step:
+    """Return the size of the step in which those that decode get a token each."""
+    last = [sequence.length - 1 for sequence in running if sequence.decodes]
+    return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
 
 
 def measure(runner: Runner, step_tokens: int, max_running: int) -> list[tuple[Step, float]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.ml.compiled import find
-from common.ml.decoder.plan import Query, check_rows
+from common.ml.decoder.plan import Query, lay_out
 from common.ml.decoder.pool import Pool
 from common.ml.decoder.rotate import angles, frequencies
 from common.ml.decoder.spec import DecoderSpec
@@ -208,11 +208,9 @@ class _Step:
     def __init__(
         self, queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = True
     ) -> None:
-        positions, tables = check_rows(queries, pools, whole=whole)
-        self.positions = np.concatenate(positions)
-        self._ends = np.cumsum([len(each) for each in positions])
-        self._tables = [np.concatenate(own).astype(np.int32) for own in tables]
-        self._starts = [np.cumsum([0, *map(len, own)]) for own in tables]
+        step = lay_out(queries, pools, whole=whole)
+        self.positions, self._ends, self._starts = step.positions, step.ends, step.starts
+        self._tables = [table.astype(np.int32) for table in step.tables]
         self.pages = (_Pages * len(pools))(
             *(
                 _Pages(

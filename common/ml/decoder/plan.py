@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -53,67 +54,104 @@ class GroupPlan(NamedTuple):
     parts: list[Part]
 
 
-def plan_groups(
-    queries: Sequence[Query], pools: Sequence[Pool], _shared: int = 1
-) -> list[GroupPlan]:
-    """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
-    device = pools[0].data.device
-    positions, every = check_rows(queries, pools)
-    ends = np.cumsum([len(each) for each in positions]).tolist()
-    flat = np.concatenate(positions)
-    groups = []
-    for pool, tables in zip(pools, every, strict=True):
-        parts = _parts(positions, ends, tables, pool, pool.data.dtype)
-        pages = np.concatenate(
-            [table[each // PAGE] for each, table in zip(positions, tables, strict=True)]
-        )
-        slots = pool.slots(_tensor(pages, device), _tensor(flat % PAGE, device))
-        groups.append(GroupPlan(slots, _tensor(flat, device), parts))
-    return groups
+class Layout(NamedTuple):
+    """A step's rows, sequence after sequence: their positions, where each sequence's rows end, and its pages per group.
+
+    A group's page tables lie one after another in `tables[group]`; a sequence's begins at `starts[group][sequence]`.
+    """
+
+    positions: Ints
+    ends: Ints
+    tables: list[Ints]
+    starts: list[Ints]
+
+    def pages(self, group: int) -> Ints:
+        """Return the physical page of every row."""
+        begin = np.repeat(self.starts[group][:-1], np.diff(self.ends, prepend=0))
+        found: Ints = self.tables[group][begin + self.positions // PAGE]
+        return found
 
 
-def check_rows(
-    queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = True
-) -> tuple[list[Ints], list[list[Ints]]]:
-    """Return each sequence's positions and, per group, each one's page table.
+def lay_out(queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = True) -> Layout:
+    """Join the sequences of a step.
 
     ValueError if positions do not rise or a page that a row needs is not there, unless some may be missing.
     """
-    positions = [np.asarray(query.positions, dtype=np.int64) for query in queries]
-    for index, each in enumerate(positions):
-        if not len(each) or each[0] < 0 or (np.diff(each) <= 0).any():
-            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
-    every = []
-    for number, pool in enumerate(pools):
-        tables = [np.asarray(query.pages[number], dtype=np.int64) for query in queries]
-        for index, (each, table) in enumerate(zip(positions, tables, strict=True)):
-            _check(index, number, each, table, pool, whole=whole)
-        every.append(tables)
-    return positions, every
+    positions = _joined(query.positions for query in queries)
+    ends = np.cumsum([len(query.positions) for query in queries])
+    _check_rising(positions, ends)
+    tables, starts = [], []
+    for group, pool in enumerate(pools):
+        tables.append(_joined(query.pages[group] for query in queries))
+        starts.append(np.cumsum([0, *(len(query.pages[group]) for query in queries)]))
+        made = Layout(positions, ends, tables, starts)
+        _check_pages(made, group, pool, whole=whole)
+    return Layout(positions, ends, tables, starts)
 
 
-def _check(
-    index: int, group: int, positions: Ints, table: Ints, pool: Pool, *, whole: bool
-) -> None:
+def _joined(lists: Iterable[Sequence[int]]) -> Ints:
+    return np.array(list(chain.from_iterable(lists)), dtype=np.int64)
+
+
+def _check_rising(positions: Ints, ends: Ints) -> None:
+    counts = np.diff(ends, prepend=0)
+    first = np.zeros(len(positions) + 1, dtype=bool)
+    first[ends - counts] = True
+    bad = np.flatnonzero((np.diff(positions, prepend=-1) <= 0) & ~first[:-1] | (positions < 0))
+    empty = np.flatnonzero(counts == 0)
+    if len(bad) or len(empty):
+        index = int(empty[0]) if len(empty) else int(np.searchsorted(ends, bad[0], side="right"))
+        raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+
+
+def _check_pages(step: Layout, group: int, pool: Pool, *, whole: bool) -> None:
     """Raise ValueError unless every page a row sees is resident and exists."""
+    positions, table, starts = step.positions, step.tables[group], step.starts[group]
+
+    def owner(row: int) -> int:
+        return int(np.searchsorted(step.ends, row, side="right"))
+
     last = positions // PAGE
-    if last[-1] >= len(table):
+    counts = np.diff(step.ends, prepend=0)
+    beyond = np.flatnonzero(last >= np.repeat(np.diff(starts), counts))
+    if len(beyond):
+        index = owner(beyond[-1])
         raise ValueError(
-            f"sequence {index}: position {positions[-1]} has no page in group {group} of {len(table)}"
+            f"sequence {index}: position {positions[beyond[-1]]} has no page in group {group} of "
+            f"{starts[index + 1] - starts[index]}"
         )
-    if (table >= pool.pages).any():
-        raise ValueError(f"sequence {index}: page {table.max()} of group {group} does not exist")
+    if len(table) and table.max() >= pool.pages:
+        at = int(table.argmax())
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        raise ValueError(f"sequence {index}: page {table[at]} of group {group} does not exist")
     if not whole:
         return
     first = np.zeros_like(last)
     if pool.window is not None:
         first = np.maximum(positions - pool.window + 1, 0) // PAGE
     absent = np.concatenate(([0], np.cumsum(table < 0)))
-    if (absent[last + 1] > absent[first]).any():
-        where = positions[np.argmax(absent[last + 1] > absent[first])]
+    begin = np.repeat(starts[:-1], counts)
+    gone = np.flatnonzero(absent[begin + last + 1] > absent[begin + first])
+    if len(gone):
         raise ValueError(
-            f"sequence {index}: position {where} sees a page of group {group} that is not resident"
+            f"sequence {owner(gone[0])}: position {positions[gone[0]]} sees a page of group {group} that is not "
+            "resident"
         )
+
+
+def plan_groups(
+    queries: Sequence[Query], pools: Sequence[Pool], _shared: int = 1
+) -> list[GroupPlan]:
+    """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
+    device, step = pools[0].data.device, lay_out(queries, pools)
+    positions = np.split(step.positions, step.ends[:-1])
+    flat, groups = _tensor(step.positions, device), []
+    for group, pool in enumerate(pools):
+        tables = np.split(step.tables[group], step.starts[group][1:-1])
+        parts = _parts(positions, step.ends.tolist(), tables, pool, pool.data.dtype)
+        slots = pool.slots(_tensor(step.pages(group), device), flat % PAGE)
+        groups.append(GroupPlan(slots, flat, parts))
+    return groups
 
 
 def _parts(

@@ -16,7 +16,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.ml.decoder.plan import Query, check_rows
+from common.ml.decoder.plan import Query, lay_out
 from common.ml.decoder.pool import PAGE, Pool
 
 CHUNK = 16  # pages
@@ -25,7 +25,7 @@ _NOTHING = -1.0e30
 _INTERPRETED = bool(
     triton.knobs.runtime.interpret
 )  # it multiplies the bits of bf16 as if they were numbers
-_FIRST, _ROWS, _TABLE, _FROM, _TO = range(5)
+_ROWS, _FROM, _TO = 1, 3, 4
 
 
 class Blocks(NamedTuple):
@@ -48,29 +48,23 @@ def plan_blocks(queries: Sequence[Query], pools: Sequence[Pool], shared: int) ->
 
     ValueError if positions do not rise or a page that a row needs is not there.
     """
-    device = pools[0].data.device
-    positions, every = check_rows(queries, pools)
-    flat = np.concatenate(positions)
-    found = []
-    for pool, tables in zip(pools, every, strict=True):
-        starts = np.cumsum([0, *map(len, tables)])
+    device, step = pools[0].data.device, lay_out(queries, pools)
+    flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
+    for group, pool in enumerate(pools):
         blocks, first = [], 0
-        size = max(1, QUERIES // shared)
-        for rows, start in zip(positions, starts, strict=False):
-            for at in range(0, len(rows), size):
-                some = rows[at : at + size]
-                low = 0 if pool.window is None else max(0, int(some[0]) - pool.window + 1)
-                page, end = low // PAGE, int(some[-1]) // PAGE + 1
-                blocks.append((first + at, len(some), int(start), page, end))
-            first += len(rows)
-        table = np.concatenate(tables).astype(np.int32)
-        pages = np.concatenate([t[p // PAGE] for p, t in zip(positions, tables, strict=True)])
+        for end, start in zip(step.ends.tolist(), step.starts[group].tolist(), strict=False):
+            for at in range(first, end, size):
+                last = min(at + size, end)
+                seen = 0 if pool.window is None else step.positions[at] - pool.window + 1
+                pages = max(0, int(seen)) // PAGE, int(step.positions[last - 1]) // PAGE + 1
+                blocks.append((at, last - at, start, *pages))
+            first = end
         chunks = max((b[_TO] - 1) // CHUNK - b[_FROM] // CHUNK + 1 for b in blocks)
         found.append(
             Blocks(
-                pool.slots(_tensor(pages, device), _tensor(flat % PAGE, device)),
-                _tensor(flat, device),
-                _tensor(table, device),
+                pool.slots(_tensor(step.pages(group), device), flat % PAGE),
+                flat,
+                _tensor(step.tables[group].astype(np.int32), device),
                 _tensor(np.array(blocks, dtype=np.int32), device),
                 max(b[_ROWS] for b in blocks),
                 chunks,

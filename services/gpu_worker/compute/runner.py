@@ -204,7 +204,7 @@ class TorchRunner:
         A row attends to itself, so K or V that is not finite shows in its hidden state; left in a page, it would
         spoil whoever gets that page next.
         """
-        bad = (~torch.isfinite(hidden).all(dim=-1)).nonzero()[:, 0].tolist()
+        bad = _not_finite(hidden)
         if not bad:
             return
         owners = [bisect.bisect_right(ends, row) for row in bad]
@@ -221,7 +221,7 @@ class TorchRunner:
         )
 
     def _check_logits(self, logits: Tensor, asked: Sequence[int], batch: Sequence[Rows]) -> None:
-        bad = (~torch.isfinite(logits).all(dim=-1)).nonzero()[:, 0].tolist()
+        bad = _not_finite(logits)
         if bad:
             index = asked[bad[0]]
             position = int(batch[index].positions[-1])
@@ -229,6 +229,12 @@ class TorchRunner:
                 index,
                 f"model {self.name}: the logits at position {position} are not finite (NaN or infinity)",
             )
+
+
+def _not_finite(rows: Tensor) -> list[int]:
+    """Return the rows that hold NaN or infinity: their sums do, too."""
+    found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()
+    return found
 
 
 def _place(device: str) -> torch.device:
