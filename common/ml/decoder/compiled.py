@@ -63,6 +63,7 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
     library = open_library(path)
     if library is not None:
         library.spillway_model.restype = ctypes.c_void_p
+        library.spillway_pack.restype = ctypes.c_void_p
         library.spillway_free.restype = None
         library.spillway_read.restype = ctypes.c_float
     return library
@@ -232,6 +233,31 @@ class _Step:
     def sequences(self) -> tuple[object, ...]:
         """Return the number of sequences, and where their rows end."""
         return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
+
+
+class PackedLinear:
+    """One linear alone, of fp32 or bf16 weights (outputs, inputs): for tests and measurements."""
+
+    def __init__(
+        self, kernels: ctypes.CDLL, weight: Tensor, kind: WeightKind, threads: int
+    ) -> None:
+        """Pack; ConfigError if memory does not suffice."""
+        self._kernels, self._threads, self.outputs = kernels, threads, weight.shape[0]
+        weight = weight.contiguous()
+        sizes = (_int64(weight.shape[0]), _int64(weight.shape[1]))
+        packed = kernels.spillway_pack(_KINDS[kind], _at(weight), _half(weight), *sizes, threads)
+        if packed is None:
+            raise ConfigError(f"there is no memory for {tuple(weight.shape)} weights as {kind}")
+        self._packed = ctypes.c_void_p(packed)
+        weakref.finalize(self, kernels.spillway_drop, self._packed)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return fp32 (rows, outputs) of contiguous fp32 (rows, inputs)."""
+        out = torch.empty(len(rows), self.outputs)
+        self._kernels.spillway_multiply(
+            self._packed, _int64(len(rows)), _at(rows), _at(out), self._threads
+        )
+        return out
 
 
 class Partial(NamedTuple):

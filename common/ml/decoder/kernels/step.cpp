@@ -341,6 +341,34 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
   }
 }
 
+// One linear alone: packed, multiplied with fp32 rows (rounded as its kind has it), dropped.
+void* spillway_pack(int kind, const void* weight, int half, int64_t outputs, int64_t inputs, int threads) {
+  auto linear = std::make_unique<Linear>();
+  const int64_t row_bytes = inputs * (half ? 2 : 4);
+  linear->pack(Kind(kind), outputs, inputs, half,
+               [&](int64_t output) -> const void* { return (const uint8_t*)weight + output * row_bytes; }, threads);
+  return linear->data ? linear.release() : nullptr;
+}
+
+void spillway_multiply(const void* packed, int64_t rows, const float* from, float* to, int threads) {
+  const Linear& linear = *(const Linear*)packed;
+  static thread_local Input input;  // kept: what it costs to take memory is not the linear's
+  Input& in = input;
+  in.shape(linear.kind, rows, linear.inputs);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = scratch.of(up(linear.inputs, GROUP));
+      std::memcpy(row, from + r * linear.inputs, linear.inputs * 4);
+      in.put(r, row, linear.inputs);
+    }
+    multiply_into(linear, in, rows, to, false);
+  }
+}
+
+void spillway_drop(void* packed) { delete (Linear*)packed; }
+
 // The sum of some memory, read as fast as it can be: the bandwidth that others are compared with.
 float spillway_read(const float* from, int64_t count, int threads) {
   constexpr int64_t PIECE = 1 << 16;

@@ -1,0 +1,77 @@
+"""K1: linears of a few and of many rows: packed kernels beside torch and oneDNN's packed weights, in one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from common.devices import detect
+from common.errors import ConfigError
+from common.ml.decoder.compiled import PackedLinear, WeightKind, load_kernels
+from loadgen.document import Body, Options
+
+# inputs, outputs: L's four matrices; MiniLM's
+SHAPES = {
+    "L qkv": (2048, 3072), "L out": (2048, 2048), "L gate, up": (2048, 16_384), "L down": (8192, 2048),
+    "MiniLM up": (384, 1536), "MiniLM down": (1536, 384),
+}  # fmt: skip
+ROWS = (1, 2, 4, 8, 16, 32, 512)
+KINDS: tuple[WeightKind, ...] = ("bf16", "int8", "int4")
+
+
+def run(options: Options) -> Body:
+    """Time every shape, the best of several in turn (quick: two)."""
+    kernels, threads = load_kernels(), detect().usable_cores
+    if kernels is None:
+        raise ConfigError("K1: there are no compiled kernels here; expected a C++ compiler")
+    torch.set_num_threads(threads)
+    body, rows, wins = Body(), [], 0
+    for name, (inputs, outputs) in SHAPES.items():
+        weight = torch.randn(outputs, inputs) * inputs**-0.5
+        half = weight.to(torch.bfloat16)
+        packed = torch.ops.mkldnn._reorder_linear_weight(half)
+        ours = [PackedLinear(kernels, weight, kind, threads) for kind in KINDS]
+        for count in ROWS:
+            x = torch.randn(count, inputs)
+            x16 = x.to(torch.bfloat16)
+            calls: list[Callable[[], object]] = [
+                lambda half=half, x16=x16: torch.nn.functional.linear(x16, half),
+                lambda packed=packed, x16=x16: torch.ops.mkldnn._linear_pointwise(
+                    x16, packed, None, "none", [], ""
+                ),
+                *(lambda each=each, x=x: each(x) for each in ours),
+            ]
+            best = _best(calls, options.rounds(40 if count < 100 else 12, 2))
+            gflops = [2 * count * inputs * outputs / seconds / 1e9 for seconds in best]
+            wins += gflops[2] >= max(gflops[:2])
+            rows.append([name, str(count), *(f"{rate:.0f}" for rate in gflops)])
+            body.samples[f"{name}/{count}"] = best
+    columns = [
+        "matrix",
+        "rows",
+        "torch bf16",
+        "oneDNN packed bf16",
+        "ours bf16",
+        "ours int8",
+        "ours int4",
+    ]
+    body.table("GFLOP/s", columns, rows)
+    body.notes.append(
+        f"{threads} threads, the best of several, each in turn. Ours takes fp32 rows and rounds them itself; the others "
+        f"are given bf16. bf16 is at least as fast as the better of torch and oneDNN in {wins} of {len(rows)} cells. "
+        "The decoder takes ours throughout, since a row's bits must not depend on how many there are; the encoder "
+        "takes oneDNN, which is faster where inputs are few."
+    )
+    return body
+
+
+def _best(calls: list[Callable[[], object]], times: int) -> list[float]:
+    found = [float("inf")] * len(calls)
+    for _ in range(times):
+        for number, call in enumerate(calls):
+            began = time.perf_counter()
+            call()
+            found[number] = min(found[number], time.perf_counter() - began)
+    return found
