@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -37,30 +38,21 @@ def run(options: Options) -> Body:
             x = torch.randn(count, inputs)
             x16 = x.to(torch.bfloat16)
             calls: list[Callable[[], object]] = [
-                lambda half=half, x16=x16: torch.nn.functional.linear(x16, half),
-                lambda packed=packed, x16=x16: torch.ops.mkldnn._linear_pointwise(
-                    x16, packed, None, "none", [], ""
-                ),
-                *(lambda each=each, x=x: each(x) for each in ours),
+                partial(torch.nn.functional.linear, x16, half),
+                partial(torch.ops.mkldnn._linear_pointwise, x16, packed, None, "none", [], ""),
+                *(partial(each, x) for each in ours),
             ]
             best = _best(calls, options.rounds(40 if count < 100 else 12, 2))
             gflops = [2 * count * inputs * outputs / seconds / 1e9 for seconds in best]
             wins += gflops[2] >= max(gflops[:2])
             rows.append([name, str(count), *(f"{rate:.0f}" for rate in gflops)])
             body.samples[f"{name}/{count}"] = best
-    columns = [
-        "matrix",
-        "rows",
-        "torch bf16",
-        "oneDNN packed bf16",
-        "ours bf16",
-        "ours int8",
-        "ours int4",
-    ]
+    columns = ["matrix", "rows", "torch bf16", "oneDNN packed bf16"]
+    columns += [f"ours {kind}" for kind in KINDS]
     body.table("GFLOP/s", columns, rows)
     body.notes.append(
-        f"{threads} threads, the best of several, each in turn. Ours takes fp32 rows and rounds them itself; the others "
-        f"are given bf16. bf16 is at least as fast as the better of torch and oneDNN in {wins} of {len(rows)} cells. "
+        f"{threads} threads, the best of several, each in turn. Ours takes fp32 rows and rounds them itself; the "
+        f"others are given bf16. bf16 is at least as fast as the better of torch and oneDNN in {wins} of {len(rows)} cells. "
         "The decoder takes ours throughout, since a row's bits must not depend on how many there are; the encoder "
         "takes oneDNN, which is faster where inputs are few."
     )
