@@ -52,9 +52,9 @@ def run(options: Options) -> Body:
     body.table("GFLOP/s", columns, rows)
     body.notes.append(
         f"{threads} threads, the best of several, each in turn. Ours takes fp32 rows and rounds them itself; the "
-        f"others are given bf16. bf16 is at least as fast as the better of torch and oneDNN in {wins} of {len(rows)} cells. "
-        "The decoder takes ours throughout, since a row's bits must not depend on how many there are; the encoder "
-        "takes oneDNN, which is faster where inputs are few."
+        "others are given bf16. bf16 is at least as fast as the better of torch and oneDNN in "
+        f"{wins} of {len(rows)} cells. The decoder takes ours throughout, since a row's bits must not depend on how "
+        "many there are; the encoder takes oneDNN, which is faster where inputs are few."
     )
     return body
 
