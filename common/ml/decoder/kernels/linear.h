@@ -87,23 +87,25 @@ struct Input {
   }
 };
 
-// The sums of M rows and V vectors of outputs over `steps` steps, going on with those in `acc` (rows of TILE).
+// The sums of M rows and V vectors of outputs over the inputs [from, to), added to those in `acc` (rows of TILE). In
+// fp32 every 32 inputs have a sum of their own, so that rounding does not add up along many.
+constexpr int64_t STRETCH = 32;
 template <int M, int V>
 inline void step_fp32(const float* w, const float* const* x, int64_t from, int64_t to, float* acc) {
-  F s[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
-  for (int64_t k = from; k < to; ++k) {
-    F b[V];
-    for (int v = 0; v < V; ++v) {
-      b[v] = load<F>(w + k * TILE + 16 * v);
-      prefetch(w + k * TILE + 16 * v + 16 * TILE);
+  for (int64_t first = from; first < to; first += STRETCH) {
+    F s[M][V] = {};
+    for (int64_t k = first; k < first + STRETCH; ++k) {
+      F b[V];
+      for (int v = 0; v < V; ++v) {
+        b[v] = load<F>(w + k * TILE + 16 * v);
+        prefetch(w + k * TILE + 16 * v + 16 * TILE);
+      }
+      for (int m = 0; m < M; ++m)
+        for (int v = 0; v < V; ++v) s[m][v] = fma(splat(x[m][k]), b[v], s[m][v]);
     }
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) s[m][v] = fma(splat(x[m][k]), b[v], s[m][v]);
+      for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, load<F>(acc + m * TILE + 16 * v) + s[m][v]);
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
 template <int M, int V>
