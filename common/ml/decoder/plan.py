@@ -80,13 +80,15 @@ def lay_out(queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = Tr
     positions = _joined(query.positions for query in queries)
     ends = np.cumsum([len(query.positions) for query in queries])
     _check_rising(positions, ends)
-    tables, starts = [], []
+    tables = [_joined(query.pages[group] for query in queries) for group in range(len(pools))]
+    starts = [
+        np.cumsum([0, *(len(query.pages[group]) for query in queries)])
+        for group in range(len(pools))
+    ]
+    step = Layout(positions, ends, tables, starts)
     for group, pool in enumerate(pools):
-        tables.append(_joined(query.pages[group] for query in queries))
-        starts.append(np.cumsum([0, *(len(query.pages[group]) for query in queries)]))
-        made = Layout(positions, ends, tables, starts)
-        _check_pages(made, group, pool, whole=whole)
-    return Layout(positions, ends, tables, starts)
+        _check_pages(step, group, pool, whole=whole)
+    return step
 
 
 def _joined(lists: Iterable[Sequence[int]]) -> Ints:

@@ -85,9 +85,8 @@ def schedule(
             ledger.release(preempt[-1])
         positions = _affordable(table, sequence, positions, min(ledger.left))
         if not positions and counts[sequence.order] and len(active) > 1:
-            preempt.append(
-                active.pop()
-            )  # it is the least urgent, and the others need what it holds
+            # it is the least urgent, and the others need what it holds
+            preempt.append(active.pop())
             ledger.release(preempt[-1])
             break
         if positions:

@@ -1,5 +1,5 @@
-// Linears over a few or many rows. A row of the result is one chain of additions along the inputs, whatever rows are
-// computed beside it: its bits never depend on the batch.
+// Linears over a few or many rows. A row of the result is added up along the inputs in one order (in fp32 by stretches),
+// whatever rows are computed beside it: its bits never depend on the batch.
 //
 // Weights are packed into tiles of 64 outputs, read front to back once a step:
 //   fp32 [input][64]; bf16 [pair of inputs][64][2]; bytes and nibbles in groups of 64 inputs, [scale, fp32][64] and then
