@@ -155,7 +155,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    # Private: shared memory gets no huge pages unless the system is told to give it some.
+    memory = mmap.mmap(
+        -1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     plain = np.frombuffer(memory, dtype=np.float32 if dtype.itemsize == 4 else np.int16)

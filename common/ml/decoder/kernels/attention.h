@@ -55,9 +55,11 @@ inline void merge(float& most, float& mass, float* sums, float other_most, float
   most = now;
 }
 
-// One page of one head, as the products want it. Keys: [dim or pair of dims][32 tokens]; values: [token or pair][width].
+// One page of one head as the products want it, and the queries that look at it. A unit is a number, or a pair of bf16.
+// Keys: [4 tokens][16 dims][dim % 4] of lanes dim % 16 / 4, each the four tokens; queries likewise, four times the same.
+// Values: [token or pair][width]; in pairs the dims of a group of 32 lie as `pair_up` leaves them.
 struct Staged {
-  alignas(64) float keys[PAGE * 512], values[PAGE * 512];
+  alignas(64) float keys[PAGE * 512], values[PAGE * 512], queries[QUERIES * 4 * 512];
 };
 
 // N numbers of 32 or 16 bits, of which `left` are there; the others are 0.
@@ -76,78 +78,100 @@ inline F wide(const uint8_t* row, int64_t at, int64_t dim, Kind kind) {
   return kind == BF16 ? widen(halves) : widen16(halves);
 }
 
-// Stages one page while `ahead`, as many bytes before and after it, comes into the second cache.
+// The next page, which comes into the first cache bit by bit while this one is computed: its values as this one is
+// staged, its keys with the products. All at once, it would only wait for memory.
+struct Ahead {
+  const uint8_t *keys, *values, *more_keys;
+  int64_t stride;                          // bytes a call; 0 to stay where it is
+};
+
 template <bool PAIRS>
-inline void stage(const uint8_t* keys, const uint8_t* values, const uint8_t* ahead, Kind kind, int64_t dim,
-                  int64_t width, Staged& s) {
+inline void stage(const uint8_t* keys, const uint8_t* values, Ahead ahead, Kind kind, int64_t dim, int64_t width,
+                  Staged& s) {
   const int64_t bytes = dim * (kind == FP32 ? 4 : 2), across = PAIRS ? width / 2 : width;
-  for (int64_t d = 0; d < across; d += 16)
-    for (int t0 = 0; t0 < PAGE; t0 += 16) {
-      F r[16];
-      for (int t = 0; t < 16; ++t) {
-        const uint8_t* row = keys + (t0 + t) * bytes;
-        prefetch_far(ahead + (row - keys) + d * 4);
-        r[t] = PAIRS ? some<F>((const uint16_t*)row + 2 * d, dim - 2 * d) : wide(row, d, dim, kind);
+  float* to = s.keys;
+  for (int t = 0; t < PAGE; t += 4)
+    for (int64_t d = 0; d < across; d += 16, to += 64) {
+      F r[4];
+      for (int i = 0; i < 4; ++i) {
+        const uint8_t* row = keys + (t + i) * bytes;
+        if (i & 1) prefetch(ahead.values), ahead.values += ahead.stride;
+        r[i] = PAIRS ? some<F>((const uint16_t*)row + 2 * d, dim - 2 * d) : wide(row, d, dim, kind);
       }
-      transpose(r);
-      for (int i = 0; i < 16; ++i) store(s.keys + (d + i) * PAGE + t0, r[i]);
+      transpose_lanes(r);
+      for (int i = 0; i < 4; ++i) store(to + 16 * i, r[i]);
     }
   if (PAIRS) {
     for (int t = 0; t < PAGE; t += 2)
       for (int64_t d = 0; d < width; d += 32) {
         const uint16_t* row = (const uint16_t*)(values + t * bytes) + d;
-        prefetch_far(ahead + ((const uint8_t*)row - keys));
-        prefetch_far(ahead + ((const uint8_t*)row - keys) + bytes);
-        F* to = (F*)((int32_t*)s.values + t / 2 * width + d);
-        interleave(some<W>(row, dim - d), some<W>(row + dim, dim - d), to);
+        prefetch(ahead.values), ahead.values += ahead.stride;
+        pair_up(some<W>(row, dim - d), some<W>(row + dim, dim - d), (F*)(s.values + t / 2 * width + d));
       }
     return;
   }
   for (int t = 0; t < PAGE; ++t)
     for (int64_t d = 0; d < width; d += 16) {
       const uint8_t* row = values + t * bytes;
-      prefetch_far(ahead + (row - keys) + d * (kind == FP32 ? 4 : 2));
+      if (d & 16) prefetch(ahead.values), ahead.values += ahead.stride;
       store(s.values + t * width + d, wide(row, d, dim, kind));
     }
 }
 
-// Scores of R query heads with the page's 32 tokens. `q` is fp32, or bf16 pairs.
-template <bool PAIRS, int R>
-inline void score(const float* const* q, const Staged& s, int64_t across, F (*out)[2]) {
-  for (int r = 0; r < R; ++r) out[r][0] = out[r][1] = F{};
-  for (int64_t d = 0; d < across; ++d) {
-    const F k0 = load<F>(s.keys + d * PAGE), k1 = load<F>(s.keys + d * PAGE + 16);
-    for (int r = 0; r < R; ++r) {
-      if (PAIRS) {
-        const I b = splat(((const int32_t*)q[r])[d]);
-        out[r][0] = dot_pairs(out[r][0], (I)k0, b);
-        out[r][1] = dot_pairs(out[r][1], (I)k1, b);
-      } else {
-        out[r][0] = fma(splat(q[r][d]), k0, out[r][0]);
-        out[r][1] = fma(splat(q[r][d]), k1, out[r][1]);
-      }
-    }
+inline F dot(F acc, F k, F q, bool pairs) { return pairs ? dot_pairs(acc, (I)k, (I)q) : fma(k, q, acc); }
+
+// Lays out a query head of as many units as `stage` does keys.
+inline void spread(const float* q, int64_t across, float* to) {
+  for (int64_t d = 0; d < across; d += 16, to += 64) {
+    const F v = load<F>(q + d);
+    store(to, lanes<0, 0, 0, 0>(v, v)), store(to + 16, lanes<1, 1, 1, 1>(v, v));
+    store(to + 32, lanes<2, 2, 2, 2>(v, v)), store(to + 48, lanes<3, 3, 3, 3>(v, v));
   }
 }
 
+// Scores of R query heads with the page's 32 tokens.
+template <bool PAIRS, int R>
+inline void score(const float* const* q, const Staged& s, int64_t across, Ahead ahead, F (*out)[2]) {
+  constexpr int FOURS = PAGE / 4, SOME = R == 1 ? 8 : R <= 4 ? 4 : 2;  // sums that fit into registers
+  F sums[R][FOURS];
+  for (int from = 0; from < FOURS; from += SOME) {
+    F acc[R][SOME] = {};
+    const float* keys = s.keys + from * 4 * across;
+    for (int64_t u = 0; u < 4 * across; u += 16) {
+      F k[SOME];
+      for (int i = 0; i < SOME; ++i) {
+        k[i] = load<F>(keys + i * 4 * across + u);
+        if (i & 1) prefetch(ahead.keys), ahead.keys += ahead.stride;
+      }
+      for (int r = 0; r < R; ++r) {
+        const F b = load<F>(q[r] + u);
+        for (int i = 0; i < SOME; ++i) acc[r][i] = dot(acc[r][i], k[i], b, PAIRS);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < SOME; ++i) sums[r][from + i] = acc[r][i];
+  }
+  for (int r = 0; r < R; ++r) out[r][0] = sum_lanes(sums[r]), out[r][1] = sum_lanes(sums[r] + 4);
+}
+
+// Where `pair_up` puts a dim.
+inline int64_t paired(int64_t d) { return d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4; }
+
 // sums[r] = sums[r] * keep[r] + weights[r] . values, two vectors of dimensions at a time.
 template <bool PAIRS, int R>
-inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, int64_t width, float* const* sums) {
+inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, int64_t width, Ahead ahead,
+                  float* const* sums) {
   for (int64_t d = 0; d < width; d += 32) {
     F o[R][2];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < 2; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v) * splat(keep[r]);
     for (int t = 0; t < (PAIRS ? PAGE / 2 : PAGE); ++t) {
+      prefetch(ahead.more_keys), ahead.more_keys += ahead.stride;
       const F v0 = load<F>(s.values + t * width + d), v1 = load<F>(s.values + t * width + d + 16);
       for (int r = 0; r < R; ++r) {
-        if (PAIRS) {
-          const I b = splat(((const int32_t*)p[r])[t]);
-          o[r][0] = dot_pairs(o[r][0], (I)v0, b);
-          o[r][1] = dot_pairs(o[r][1], (I)v1, b);
-        } else {
-          o[r][0] = fma(splat(p[r][t]), v0, o[r][0]);
-          o[r][1] = fma(splat(p[r][t]), v1, o[r][1]);
-        }
+        const F b = PAIRS ? (F)splat(((const int32_t*)p[r])[t]) : splat(p[r][t]);
+        o[r][0] = dot(o[r][0], v0, b, PAIRS);
+        o[r][1] = dot(o[r][1], v1, b, PAIRS);
       }
     }
     for (int r = 0; r < R; ++r)
@@ -157,10 +181,11 @@ inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, in
 
 template <bool PAIRS, int R>
 inline void look(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
-                 const Staged& s, int64_t width, float scale, float* most, float* mass, float* const* sums) {
+                 const Staged& s, int64_t width, float scale, Ahead ahead, float* most, float* mass,
+                 float* const* sums) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   F x[R][2];
-  score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, x);
+  score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, ahead, x);
   alignas(64) float p[R][PAGE];
   F keep = F{}, fresh = F{}, before = F{};  // R is at most 8
   const F none = splat(-INFINITY);
@@ -193,7 +218,7 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
   for (int r = 0; r < R; ++r) mass[r] = after[r];
   float kept[16];
   store(kept, keep);
-  weigh<PAIRS, R>(p, kept, s, width, sums);
+  weigh<PAIRS, R>(p, kept, s, width, ahead, sums);
 }
 
 // Attend with some rows' heads that share one head of K and V to the pages [from, to) of their sequence.
@@ -202,6 +227,7 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
                    int64_t to, const float* q, const int64_t* positions, float scale, Staged& staged, Partial& out) {
   const int64_t shared = of.shared(), width = of.width(), queries = (block.last - block.first) * shared;
   const bool pairs = pages.kind == BF16;
+  const int64_t across = pairs ? width / 2 : width;
   const int64_t bytes = (pages.kind == FP32 ? 4 : 2) * PAGE * of.dim, half = of.kv_heads * bytes;
   const int32_t* table = pages.tables + pages.starts[block.sequence];
   const float* rows[QUERIES];
@@ -209,28 +235,31 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
   int64_t where[QUERIES];
   for (int64_t i = 0; i < queries; ++i) {
     const int64_t row = block.first + i / shared;
-    rows[i] = q + (row * of.heads + head * shared + i % shared) * width;
+    float* laid = staged.queries + i * 4 * across;
+    spread(q + (row * of.heads + head * shared + i % shared) * width, across, laid);
+    rows[i] = laid;
     sums[i] = out.sums.data() + i * width;
     where[i] = positions[row];
   }
   for (int64_t page = from; page < to; ++page) {
     if (table[page] < 0) continue;
     const uint8_t* keys = pages.data + (table[page] * pages.layers + layer) * 2 * half + head * bytes;
-    const int32_t next = page + 1 < to && table[page + 1] >= 0 ? table[page + 1] : table[page];
-    const uint8_t* ahead = keys + (int64_t(next) - table[page]) * pages.layers * 2 * half;
+    const int32_t next = page + 1 < block.pages && table[page + 1] >= 0 ? table[page + 1] : table[page];
+    const uint8_t* following = keys + (int64_t(next) - table[page]) * pages.layers * 2 * half;
+    Ahead ahead{following, following + half, following + bytes / 2, pages.kind == FP16 ? 32 : 64};
     pairs ? stage<true>(keys, keys + half, ahead, pages.kind, of.dim, width, staged)
           : stage<false>(keys, keys + half, ahead, pages.kind, of.dim, width, staged);
     const int64_t base = page * PAGE;
     const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
     const int64_t parts = (queries + 7) / 8;
-    for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t part = 0; part < parts; ++part, ahead.stride = 0) {
       const int64_t a = part * queries / parts, n = (part + 1) * queries / parts - a;
 #define SPILLWAY_LOOK(R)                                                                                          \
   case R:                                                                                                         \
-    pairs ? look<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, &out.most[a],     \
-                          &out.mass[a], sums + a)                                                                 \
-          : look<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, &out.most[a],    \
-                           &out.mass[a], sums + a);                                                               \
+    pairs ? look<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,            \
+                          &out.most[a], &out.mass[a], sums + a)                                                   \
+          : look<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,           \
+                           &out.most[a], &out.mass[a], sums + a);                                                 \
     break;
       switch (n) {
         SPILLWAY_LOOK(1)
@@ -295,7 +324,8 @@ struct Attention {
       for (int64_t i = 0; i < (b.last - b.first) * shared; ++i) {
         const int64_t at = (b.first + i / shared) * of.heads + head * shared + i % shared;
         const float inverse = most ? 1.0f : 1.0f / total.mass[i];
-        for (int64_t d = 0; d < of.dim; ++d) out[at * of.dim + d] = total.sums[i * width + d] * inverse;
+        for (int64_t d = 0; d < of.dim; ++d)
+          out[at * of.dim + d] = total.sums[i * width + (pages.kind == BF16 ? paired(d) : d)] * inverse;
         if (most) most[at] = total.most[i], mass[at] = total.mass[i];
       }
     };
