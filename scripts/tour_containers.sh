@@ -106,7 +106,7 @@ else
 fi
 
 # -- one of each is killed, while a stream and an ingest run -----------------------------------------------------
-story=(chat --seed 1 --min-tokens "${TOKENS:-600}" 'Tell me a long story')
+story=(chat --seed 1 --min-tokens "${TOKENS:-3000}" 'Tell me a long story')
 client "${story[@]}" >"$work/undisturbed"
 say "an undisturbed story has $(wc -c <"$work/undisturbed") bytes"
 for n in $(seq 200); do
@@ -118,7 +118,7 @@ for service in $services; do
     stream=$!
     client ingest "kill-${service//_/-}" /notes >"$work/ingested" &
     ingest=$!
-    sleep "${PAUSE:-4}"
+    until [ -s "$work/killed" ]; do kill -0 $stream || fail "the stream's client failed"; sleep 0.1; done
     kill -0 $stream || fail "the stream ended before the kill: TOKENS= is too small"
     at=$EPOCHREALTIME
     inside "$service" sh -c 'kill -9 -1' || true # all that runs in it, its init then ends and the container with it
