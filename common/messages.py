@@ -126,7 +126,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
 
     Generation of a choice ends at one of `stop_ids` (unless `ignore_eos`), before the text of one of `stop`, or after
     `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
-    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart.
+    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
+    those that are not.
     """
 
     fingerprint: str
@@ -140,6 +141,7 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     stop_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: int = -1
+    low: bool = False
     forced: list[int] | None = None
     turn: SessionTurn | None = None
 

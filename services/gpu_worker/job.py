@@ -210,6 +210,7 @@ def build(
             root=root,
             most=most,
             due_ms=lease.deadline_ms,
+            low=work.low,
         )
         choices.append(Choice(number, work, sequence, vocabulary))
     job = Generation(lease, work, choices, generation)

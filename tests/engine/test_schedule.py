@@ -104,17 +104,28 @@ def test_decode_goes_on_beside_a_long_prompt() -> None:
     assert run.history.index(steps[-1]) == 19
 
 
-def test_the_earliest_deadline_comes_first() -> None:
-    """Who is due sooner is admitted before who came sooner, and keeps its pages when they run out."""
+@pytest.mark.parametrize("low", [False, True])
+def test_the_earliest_deadline_comes_first(*, low: bool) -> None:
+    """Who is due sooner is admitted before who came sooner, and keeps its pages when they run out.
+
+    What is of low priority comes last, however soon it is due.
+    """
     scheduler = Scheduler(shape(8, [None]), Bounds(512, 8))
 
     def one(order: int, due_ms: int) -> TokenSequence:
         prompt = [order] * (3 * PAGE)
         return TokenSequence(
-            "j", 0, order, prompt, root=root_id("0f", ""), most=4 * PAGE, due_ms=due_ms
+            "j",
+            0,
+            order,
+            prompt,
+            root=root_id("0f", ""),
+            most=4 * PAGE,
+            due_ms=due_ms,
+            low=low and order == 2,
         )
 
-    late, soon, latest = one(0, 9000), one(1, 2000), one(2, 9500)
+    late, soon, latest = one(0, 9000), one(1, 2000), one(2, 1000 if low else 9500)
     for sequence in (late, soon, latest):
         scheduler.add(sequence)
     steps = []

@@ -10,7 +10,7 @@ import pytest
 from common.messages import Logprob, Piece
 from tests.router.mesh import Mesh
 from tests.router.scripted import FINGERPRINT, NAME, Generator, Scene, byte_tokenizer
-from tests.router.talk import asks, post, stream, text_of
+from tests.router.talk import CHAT, asks, post, stream, text_of
 
 
 async def test_an_answer_has_openais_shape(http: aiohttp.ClientSession, model: Generator) -> None:
@@ -179,6 +179,17 @@ async def test_options_reach_the_worker(http: aiohttp.ClientSession, model: Gene
     assert (plain.sampling.temperature, plain.sampling.top_p) == (0.7, 0.9)
     assert (plain.stop_ids, plain.max_new, plain.fingerprint) == ([end], 1024, FINGERPRINT)
     assert plain.sampling.seed != other.sampling.seed
+
+
+async def test_a_low_request_is_generated_last(
+    http: aiohttp.ClientSession, model: Generator
+) -> None:
+    """The worker is told what others go before, on either route."""
+    for path, body in ((CHAT, asks()), ("/v1/completions", {"model": NAME, "prompt": "a"})):
+        for headers in ({}, {"Spillway-Priority": "low"}):
+            status, _, _ = await post(http, body, path, **headers)
+            assert status == 200
+            assert model.works[-1].low is bool(headers)
 
 
 BAD: list[tuple[dict[str, Any], int, str, str]] = [

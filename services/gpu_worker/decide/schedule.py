@@ -1,9 +1,9 @@
 """What runs in the next step: a pure function of the sequences, the page table and the limits; it changes nothing.
 
-Policy: earliest deadline first; with deadlines equally far from arrival that is first come, first served. Sequences
-that decode get their row first, then prompts that are under way, in chunks, then new sequences, in order of urgency,
-while budget, slots and pages suffice. When pages run out the least urgent sequence loses its own and is recomputed
-later; a page is never taken from a more urgent one for a less urgent one.
+Policy: what is of low priority last, and the earliest deadline first; with deadlines equally far from arrival that is
+first come, first served. Sequences that decode get their row first, then prompts that are under way, in chunks, then
+new sequences, in order of urgency, while budget, slots and pages suffice. When pages run out the least urgent sequence
+loses its own and is recomputed later; a page is never taken from a more urgent one for a less urgent one.
 """
 
 from __future__ import annotations

@@ -31,8 +31,10 @@ class TokenSequence:
         most: int,
         output: Iterable[int] = (),
         due_ms: int = 0,
+        low: bool = False,
     ) -> None:
-        self.job, self.choice, self.order, self.due_ms = job, choice, order, due_ms
+        self.job, self.choice, self.order = job, choice, order
+        self.due_ms, self.low_priority = due_ms, low
         self.prompt = list(prompt)
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)  # tokens by now
@@ -45,9 +47,9 @@ class TokenSequence:
         self._ids: list[PageId] = []
 
     @property
-    def urgency(self) -> tuple[int, int]:
-        """What comes first: the earliest due; among equals, who came first."""
-        return self.due_ms, self.order
+    def urgency(self) -> tuple[bool, int, int]:
+        """What comes first: what is not of low priority, the earliest due, who came first."""
+        return self.low_priority, self.due_ms, self.order
 
     @property
     def rows(self) -> int:

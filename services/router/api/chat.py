@@ -58,7 +58,7 @@ async def understood(
     specs, default = await router.cards.specs(), await router.cards.generate_default()
     generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
     short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= router.proved
-    call = partial(chats.chat, raw, specs, default, caller.tenant, past)
+    call = partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
     ask, made = await router.pool.run(call, inline=short)
     if made is not None:
         router.proved.add(specs[ask.model].fingerprint)

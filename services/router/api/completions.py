@@ -26,7 +26,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         return again
     specs, default = await router.cards.specs(), await router.cards.generate_default()
     most = router.config.max_tokens
-    call = partial(completions.completion, raw, specs, default, caller.tenant, most)
+    call = partial(completions.completion, raw, specs, default, caller.tenant, most, low=caller.low)
     ask, made = await router.pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
     view = View(
         kind="completion",

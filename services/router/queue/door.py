@@ -51,6 +51,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     body_hash: bytes = b""
 
     @property
+    def low(self) -> bool:
+        """True if others go before it."""
+        return self.share < 1
+
+    @property
     def attached(self) -> bool:
         """True if a disconnect cancels the request."""
         return self.resume_s <= 0 and not self.idempotency_key

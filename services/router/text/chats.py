@@ -72,7 +72,13 @@ def peek(raw: bytes) -> Peek:
 
 
 def chat(
-    raw: bytes, specs: dict[str, Spec], default: str, scope: str, history: History | None = None
+    raw: bytes,
+    specs: dict[str, Spec],
+    default: str,
+    scope: str,
+    history: History | None = None,
+    *,
+    low: bool = False,
 ) -> tuple[ChatAsk, Generation | None]:
     """Parse the body of POST /v1/chat/completions, and render and tokenize it unless it is to be grounded first."""
     body = decode(raw, ChatBody)
@@ -93,6 +99,7 @@ def chat(
             spec,
             max_new=body.max_completion_tokens or body.max_tokens or 0,
             logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+            low=low,
         ),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,

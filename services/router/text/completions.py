@@ -34,7 +34,13 @@ class CompletionAsk(Struct, frozen=True):
 
 
 def completion(
-    raw: bytes, specs: dict[str, Spec], default: str, scope: str, most_tokens: int
+    raw: bytes,
+    specs: dict[str, Spec],
+    default: str,
+    scope: str,
+    most_tokens: int,
+    *,
+    low: bool = False,
 ) -> tuple[CompletionAsk, Generation]:
     """Parse and tokenize the body of POST /v1/completions; at most `most_tokens` tokens in all its prompts."""
     body = decode(raw, CompletionBody)
@@ -60,6 +66,7 @@ def completion(
             spec,
             max_new=body.max_tokens or _DEFAULT_NEW,
             logprobs=-1 if body.logprobs is None else body.logprobs,
+            low=low,
         ),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,

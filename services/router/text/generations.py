@@ -57,6 +57,7 @@ def generation_of(
         stop_ids=options.stop_ids,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
+        low=options.low,
         forced=forced,
         turn=turn,
     )

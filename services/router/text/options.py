@@ -17,7 +17,10 @@ DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 
 
 class Options(Struct, frozen=True, omit_defaults=True):
-    """What a GenerateWork needs beside its prompts; `max_new` 0: what is left of the context, at most DEFAULT_NEW."""
+    """What a GenerateWork needs beside its prompts; `max_new` 0: what is left of the context, at most DEFAULT_NEW.
+
+    A `low` one is generated after those that are not.
+    """
 
     sampling: Sampling
     max_new: int = 0
@@ -27,6 +30,7 @@ class Options(Struct, frozen=True, omit_defaults=True):
     stop_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: int = -1
+    low: bool = False
 
 
 def _bias(given: dict[str, float] | None, encoder: TextEncoder) -> dict[int, float]:
@@ -69,7 +73,9 @@ def _sampling(body: GenerateBody, spec: Spec) -> Sampling:
     return msgspec.structs.replace(spec.sampling, **said, seed=seed, bias=bias)
 
 
-def options_of(body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int) -> Options:
+def options_of(
+    body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int, low: bool
+) -> Options:
     """Return a body's options, with the model's defaults where the client says nothing; the seed is fixed here."""
     stop_ids = body.stop_token_ids or []
     if stop_ids:
@@ -90,4 +96,5 @@ def options_of(body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int) -
         stop_ids=sorted({*spec.stop_ids, *stop_ids}),
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
+        low=low,
     )
