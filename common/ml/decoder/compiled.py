@@ -20,7 +20,7 @@ from common.errors import ConfigError
 from common.ml.compiled import find
 from common.ml.decoder.plan import Query, lay_out
 from common.ml.decoder.pool import Pool
-from common.ml.decoder.rotate import angles, frequencies
+from common.ml.decoder.rotate import frequencies
 from common.ml.decoder.spec import DecoderSpec
 from common.ml.library import DECODER
 from common.ml.native import open_library
@@ -99,7 +99,7 @@ class CompiledDecoder:
                     _int64,
                     (
                         spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim,
-                        spec.intermediate, spec.vocabulary,
+                        spec.intermediate,
                     ),
                 ),
                 ctypes.c_float(spec.epsilon),
@@ -118,7 +118,8 @@ class CompiledDecoder:
         self._norm(0, _LAST, weights.pop("model.norm.weight"))
         head = self._embed if spec.tied else weights.pop("lm_head.weight")
         self._linear(0, _HEAD, kind, [head], [])
-        self._inverse = frequencies(spec.rope, spec.head_dim)
+        inverse = frequencies(spec.rope, spec.head_dim).contiguous()
+        kernels.spillway_turn(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
 
     def hidden(self, tokens: Tensor, queries: Sequence[Query], pools: Sequence[Pool]) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return fp32 (rows, hidden) before the last norm.
@@ -126,14 +127,10 @@ class CompiledDecoder:
         ValueError if positions do not rise or a page that a row needs is not there.
         """
         step = _Step(queries, pools)
-        scale = self.spec.rope.attention
-        turned = angles(torch.from_numpy(step.positions), self._inverse, scale, torch.float32)
-        turned = turned.contiguous()
         out = torch.empty(len(step.positions), self.spec.hidden)
         self._kernels.spillway_step(
             self._model,
             *step.rows(tokens),
-            _at(turned),
             *step.sequences(),
             _int64(len(pools)),
             step.pages,

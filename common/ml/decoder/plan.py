@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -77,68 +77,46 @@ def lay_out(queries: Sequence[Query], pools: Sequence[Pool], *, whole: bool = Tr
 
     ValueError if positions do not rise or a page that a row needs is not there, unless some may be missing.
     """
-    positions = _joined(query.positions for query in queries)
+    for index, query in enumerate(queries):
+        if not _rises(query.positions):
+            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+        for group, pool in enumerate(pools):
+            _check_pages(index, query, group, pool, whole=whole)
     ends = np.cumsum([len(query.positions) for query in queries])
-    _check_rising(positions, ends)
     tables = [_joined(query.pages[group] for query in queries) for group in range(len(pools))]
     starts = [
         np.cumsum([0, *(len(query.pages[group]) for query in queries)])
         for group in range(len(pools))
     ]
-    step = Layout(positions, ends, tables, starts)
-    for group, pool in enumerate(pools):
-        _check_pages(step, group, pool, whole=whole)
-    return step
+    return Layout(_joined(query.positions for query in queries), ends, tables, starts)
 
 
 def _joined(lists: Iterable[Sequence[int]]) -> Ints:
     return np.array(list(chain.from_iterable(lists)), dtype=np.int64)
 
 
-def _check_rising(positions: Ints, ends: Ints) -> None:
-    counts = np.diff(ends, prepend=0)
-    first = np.zeros(len(positions) + 1, dtype=bool)
-    first[ends - counts] = True
-    bad = np.flatnonzero((np.diff(positions, prepend=-1) <= 0) & ~first[:-1] | (positions < 0))
-    empty = np.flatnonzero(counts == 0)
-    if len(bad) or len(empty):
-        index = int(empty[0]) if len(empty) else int(np.searchsorted(ends, bad[0], side="right"))
-        raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+def _rises(positions: Sequence[int]) -> bool:
+    return len(positions) > 0 and positions[0] >= 0 and all(a < b for a, b in pairwise(positions))
 
 
-def _check_pages(step: Layout, group: int, pool: Pool, *, whole: bool) -> None:
+def _check_pages(index: int, query: Query, group: int, pool: Pool, *, whole: bool) -> None:
     """Raise ValueError unless every page a row sees is resident and exists."""
-    positions, table, starts = step.positions, step.tables[group], step.starts[group]
-
-    def owner(row: int) -> int:
-        return int(np.searchsorted(step.ends, row, side="right"))
-
-    last = positions // PAGE
-    counts = np.diff(step.ends, prepend=0)
-    beyond = np.flatnonzero(last >= np.repeat(np.diff(starts), counts))
-    if len(beyond):
-        index = owner(beyond[-1])
+    # Plain lists: a step has few sequences, and numpy takes longer to begin than this to end.
+    positions, table = query.positions, query.pages[group]
+    if positions[-1] // PAGE >= len(table):
         raise ValueError(
-            f"sequence {index}: position {positions[beyond[-1]]} has no page in group {group} of "
-            f"{starts[index + 1] - starts[index]}"
+            f"sequence {index}: position {positions[-1]} has no page in group {group} of {len(table)}"
         )
-    if len(table) and table.max() >= pool.pages:
-        at = int(table.argmax())
-        index = int(np.searchsorted(starts, at, side="right")) - 1
-        raise ValueError(f"sequence {index}: page {table[at]} of group {group} does not exist")
-    if not whole:
+    if (page := max(table)) >= pool.pages:
+        raise ValueError(f"sequence {index}: page {page} of group {group} does not exist")
+    if not whole or min(table) >= 0:
         return
-    first = np.zeros_like(last)
-    if pool.window is not None:
-        first = np.maximum(positions - pool.window + 1, 0) // PAGE
-    absent = np.concatenate(([0], np.cumsum(table < 0)))
-    begin = np.repeat(starts[:-1], counts)
-    gone = np.flatnonzero(absent[begin + last + 1] > absent[begin + first])
-    if len(gone):
-        raise ValueError(
-            f"sequence {owner(gone[0])}: position {positions[gone[0]]} sees a page of group {group} that is not "
-            "resident"
-        )
+    for position in positions:
+        first = 0 if pool.window is None else max(position - pool.window + 1, 0) // PAGE
+        if min(table[first : position // PAGE + 1]) < 0:
+            raise ValueError(
+                f"sequence {index}: position {position} sees a page of group {group} that is not resident"
+            )
 
 
 def plan_groups(

@@ -58,9 +58,10 @@ def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
 
 def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines, (2, rows, 1, dim), of `positions` (rows), scaled (yarn), in `dtype`."""
-    turned = positions.to(torch.float32)[:, None] * inverse[None, :]
-    turned = torch.cat((turned, turned), dim=-1)[:, None, :]
-    return (torch.stack((turned.cos(), turned.sin())) * scale).to(dtype)
+    turned = torch.outer(positions.to(torch.float32), inverse)
+    turned = torch.stack((turned.cos(), turned.sin()))
+    turned = (turned if scale == 1 else turned * scale).to(dtype)
+    return torch.cat((turned, turned), dim=-1)[:, :, None, :]
 
 
 def rotate(rows: Tensor, turned: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -232,7 +233,9 @@ class TorchRunner:
 
 
 def _not_finite(rows: Tensor) -> list[int]:
-    """Return the rows that hold NaN or infinity: their sums do, too."""
+    """Return the rows that hold NaN or infinity: their sums do, too, and the sum of all."""
+    if math.isfinite(rows.sum()):
+        return []
     found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()
     return found
 

@@ -80,17 +80,20 @@ def schedule(
     while at < len(active):
         sequence = active[at]
         positions = sequence.next_rows(counts[sequence.order]) if counts[sequence.order] else []
-        while table.wants(sequence, positions) > min(ledger.left) and active[-1] is not sequence:
+        wants = table.wants(sequence, positions)
+        while wants > min(ledger.left) and active[-1] is not sequence:
             preempt.append(active.pop())
             ledger.release(preempt[-1])
-        positions = _affordable(table, sequence, positions, min(ledger.left))
+        if wants > min(ledger.left):
+            positions = _affordable(table, sequence, positions, min(ledger.left))
+            wants = table.wants(sequence, positions)
         if not positions and counts[sequence.order] and len(active) > 1:
             # it is the least urgent, and the others need what it holds
             preempt.append(active.pop())
             ledger.release(preempt[-1])
             break
         if positions:
-            ledger.take(table.wants(sequence, positions))
+            ledger.take(wants)
             rows.append((sequence, positions))
         at += 1
     admit = [] if preempt else _admit(active, rows, waiting, table, ledger, bounds, left)

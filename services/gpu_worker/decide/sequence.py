@@ -54,6 +54,9 @@ class TokenSequence:
     @property
     def rows(self) -> int:
         """Rows still to be computed before the next token can be drawn."""
+        if len(self.todo) == 1:  # nearly always, and asked of every sequence at every step
+            start, end = self.todo[0]
+            return end - start
         return sum(end - start for start, end in self.todo)
 
     @property

@@ -110,6 +110,8 @@ class PageTable:
 
     def grow(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Allocate what rows at `positions` need; IndexError if a pool cannot give it."""
+        if not self.wants(sequence, positions):
+            return
         for page in touched(positions):
             for pool, held in zip(self.pools, sequence.pages, strict=True):
                 held.extend([-1] * (page + 1 - len(held)))

@@ -52,18 +52,19 @@ inline void normalise(const float* from, const float* weight, float* to, int64_t
 
 struct Model {
   Heads heads{};
-  int64_t hidden = 0, inner = 0, vocabulary = 0;
+  int64_t hidden = 0, inner = 0;
   float epsilon = 0;
   Activation activation = SILU;
   const void* table = nullptr;  // (vocabulary, hidden), fp32 or bf16
   bool table_half = false;
   std::vector<Layer> layers;
-  std::vector<float> last;
+  std::vector<float> last, frequencies;
+  float turn_scale = 1;
   Linear head;
 
   // A step's memory, kept from step to step.
   Input input;
-  std::vector<float> joined, queries, attended, activated;
+  std::vector<float> joined, queries, attended, activated, turned;
   std::vector<Attention> attentions;
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
@@ -143,15 +144,25 @@ void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int
   }
 }
 
+// Cosines, then sines, of a position's angles.
+void turn(const Model& m, int64_t position, float* to) {
+  const int64_t half = m.heads.dim / 2;
+  for (int64_t d = 0; d < half; ++d) {
+    const float angle = float(position) * m.frequencies[d];
+    to[d] = std::cos(angle) * m.turn_scale;
+    to[d + half] = std::sin(angle) * m.turn_scale;
+  }
+}
+
 // Queries, keys and values of each row: norms, rotation; keys and values go to their pages.
 void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const int64_t* positions,
-           const int64_t* sequences, const float* cosines, const float* sines) {
+           const int64_t* sequences) {
   const int64_t dim = m.heads.dim, half = dim / 2, width = m.heads.width();
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
     float* joined = m.joined.data() + r * m.wide();
     const int32_t page = pages.tables[pages.starts[sequences[r]] + positions[r] / PAGE];
-    const float *c = cosines + r * dim, *s = sines + r * dim;
+    const float *c = m.turned.data() + r * dim, *s = c + half;
     float* turned = scratch.of(2 * width);
     for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
       float* head = joined + h * dim;
@@ -160,7 +171,7 @@ void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const
       if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
       for (int64_t d = 0; d < half; ++d) {
         turned[d] = head[d] * c[d] - head[d + half] * s[d];
-        turned[d + half] = head[d + half] * c[d + half] + head[d] * s[d + half];
+        turned[d + half] = head[d + half] * c[d] + head[d] * s[d];
       }
       if (!query) {
         write(pages, m.heads, layer.at, page, positions[r] % PAGE, 0, h - m.heads.heads, turned);
@@ -180,10 +191,10 @@ void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const
 }
 
 void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
-               const int64_t* sequences, const float* cosines, const float* sines, float* out) {
+               const int64_t* sequences, float* out) {
   norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
   multiply_into(layer.qkv, m.input, rows, m.joined.data(), false);
-  place(m, layer, pages, rows, positions, sequences, cosines, sines);
+  place(m, layer, pages, rows, positions, sequences);
   attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
                 m.attended.data());
   const int64_t wide = m.heads.heads * m.heads.dim;
@@ -212,10 +223,10 @@ void grow(std::vector<T>& memory, int64_t size) {
 extern "C" {
 
 void* spillway_model(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim, int64_t inner,
-                     int64_t vocabulary, float epsilon, int activation) {
+                     float epsilon, int activation) {
   auto m = std::make_unique<Model>();
   m->heads = {heads, kv_heads, dim};
-  m->hidden = hidden, m->inner = inner, m->vocabulary = vocabulary, m->epsilon = epsilon;
+  m->hidden = hidden, m->inner = inner, m->epsilon = epsilon;
   m->activation = Activation(activation);
   m->layers = std::vector<Layer>(layers);
   return m.release();
@@ -274,10 +285,17 @@ int spillway_linear(void* model, int64_t layer, int which, int kind, const void*
   return 0;
 }
 
-// Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last;
-// `turned` is (2, rows, dim), cosines and sines; `out` is (rows, hidden), before the last norm.
-void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, const float* turned,
-                   int64_t sequences, const int64_t* ends, int64_t groups, const Pages* pages, float* out, int threads) {
+// How heads turn: by position * frequency, (dim / 2) of them; cosines and sines are scaled.
+void spillway_turn(void* model, const float* frequencies, float scale) {
+  Model& m = *(Model*)model;
+  m.frequencies.assign(frequencies, frequencies + m.heads.dim / 2);
+  m.turn_scale = scale;
+}
+
+// Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last; `out` is
+// (rows, hidden), before the last norm.
+void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t sequences,
+                   const int64_t* ends, int64_t groups, const Pages* pages, float* out, int threads) {
   Model& m = *(Model*)model;
   std::vector<int64_t> owners(rows);
   for (int64_t r = 0, s = 0; r < rows; ++r) {
@@ -288,19 +306,21 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
   grow(m.queries, rows * m.heads.heads * m.heads.width());
   grow(m.attended, rows * m.heads.heads * m.heads.dim);
   grow(m.activated, rows * m.padded_inner());
+  grow(m.turned, rows * m.heads.dim);
   grow(m.attentions, groups);
   for (int64_t g = 0; g < groups; ++g) m.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows; ++r) {
+      turn(m, positions[r], m.turned.data() + r * m.heads.dim);
       for (int64_t i = 0; i < m.hidden; ++i) {
         const int64_t at = tokens[r] * m.hidden + i;
         out[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
       }
+    }
     for (Layer& layer : m.layers)
-      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), turned,
-                turned + rows * m.heads.dim, out);
+      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), out);
   }
 }
 
