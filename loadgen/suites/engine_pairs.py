@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from common.devices import detect
@@ -20,6 +21,7 @@ from loadgen.pairs import Blocks, Measured, Side, measure_sides
 RIVAL = "llama.cpp"
 VERSION = "llama-cpp-python 0.3.36"
 SHAPE = "llama-1b"  # reference shape L
+SHAPES = {"L": SHAPE, "M": "llama-85m"}
 KINDS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 MOST_STREAMS = 32
 
@@ -77,29 +79,40 @@ class Model:
 
 
 @contextlib.asynccontextmanager
-async def both(kind: str, options: Options, *, shape: str = SHAPE) -> AsyncIterator[list[Model]]:
+async def both(
+    kind: str, options: Options, *, shape: str = SHAPE, rival: str = RIVAL
+) -> AsyncIterator[list[Model]]:
     """Start our engine with weights of one kind, and the rival with the same ones if it is set up."""
-    models = options.setup_dir / "models"
-    directory = models / shape
+    directory = options.setup_dir / "models" / shape
     shapes.write(directory, shapes.SHAPES[shape], "cpu")
     threads = str(detect().usable_cores)
     ours = Model([sys.executable, "-m", "loadgen.decoding", str(directory), kind, threads])
-    python = rivals.python(RIVAL, options.setup_dir)
+    python = rivals.python(rival, options.setup_dir)
     async with contextlib.AsyncExitStack() as stack:
         found = [await stack.enter_async_context(ours)]
         if python is not None:
-            script, file = str(ROOT / "loadgen" / "rival_llama.py"), models / f"{shape}-{kind}.gguf"
-            if not file.exists():
-                fresh = file.with_suffix(".new")
-                words = [str(python), script, "write", str(directory), str(fresh), kind]
-                await asyncio.to_thread(subprocess.run, words, check=True)
-                fresh.rename(file)
-            theirs = Model([str(python), script, "serve", str(file), threads, str(MOST_STREAMS)])
-            found.append(await stack.enter_async_context(theirs))
+            if rival == RIVAL:
+                words = await asyncio.to_thread(_llama, python, directory, kind, threads)
+            else:
+                script = ROOT / "loadgen" / "rival_engines.py"
+                words = [str(python), "-P", str(script), rival, str(directory), kind, threads]
+            found.append(await stack.enter_async_context(Model(words)))
         yield found
 
 
-def rival(measured: bool) -> Rival:
+def _llama(python: Path, directory: Path, kind: str, threads: str) -> list[str]:
+    """Return what starts llama.cpp, with its file written."""
+    script = ROOT / "loadgen" / "rival_llama.py"
+    file = directory.with_name(f"{directory.name}-{kind}.gguf")
+    if not file.exists():
+        fresh = file.with_suffix(".new")
+        words = [str(python), str(script), "write", str(directory), str(fresh), kind]
+        subprocess.run(words, check=True)
+        fresh.rename(file)
+    return [str(python), str(script), "serve", str(file), threads, str(MOST_STREAMS)]
+
+
+def llama(measured: bool) -> Rival:
     """Return what is said of llama.cpp."""
     setting = {"threads": detect().usable_cores, "n_ubatch": 512, "weights": list(KINDS.values())}
     return Rival(RIVAL, VERSION, [setting], setting, measured)
@@ -115,9 +128,10 @@ def run(body: Body, options: Options, measure: Any) -> Body:
     """Run an async measurement of a row that needs the rival."""
     asyncio.run(measure(body, options))
     there = rivals.python(RIVAL, options.setup_dir) is not None
-    body.rivals.append(rival(there))
+    body.rivals.append(llama(there))
     body.notes.append(
-        f"{SHAPE}: hidden 2048, 16 layers, 32 heads on 8, inner 8192, vocabulary 32,000, random weights. "
+        "L: hidden 2048, 16 layers, 32 heads on 8, inner 8192, vocabulary 32,000; M: hidden 768, 12 layers, 12 heads "
+        "on 4, inner 2048, vocabulary 8,192; random weights. "
         "int8 and int4: 64 inputs share an fp32 scale here, 32 an fp16 one in Q8_0 and Q4_0; either way 8.5 and 4.5 "
         "bits a weight. Both take the likeliest token of every stream after every step."
     )

@@ -47,7 +47,10 @@ def equality(body: Body, result: Result) -> None:
         f"parts: {each.key} at byte {each.at}, gap {each.gap:.2g}" for each in allowed[:10]
     ]
     parted = len(allowed) > MAY_PART * max(1, result.sequences)
-    body.met["equality"] = "missed" if parted or len(result.differences) > len(allowed) else "goal"
+    if parted or len(result.differences) > len(allowed):
+        body.met["equality"] = "missed"
+    else:
+        body.met["equality"] = "must" if allowed else "goal"
 
 
 def _row(between: Stages, stage: Stage) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import median
 
 from loadgen import stats
 from loadgen.document import Body, Options
 from loadgen.gpu import shapes
 from loadgen.suites import engine_pairs
-from loadgen.suites.engine_pairs import KINDS, SHAPE, both, compare, told, weight_bytes
+from loadgen.suites.engine_pairs import KINDS, SHAPES, both, compare, told, weight_bytes
 
 CONTEXT, STEPS = 64, 16
 
@@ -20,23 +21,31 @@ def run(options: Options) -> Body:
 
 async def _measure(body: Body, options: Options) -> None:
     rows = []
-    for kind, theirs in KINDS.items():
-        async with both(kind, options) as models:
+    for (name, shape), (kind, theirs) in product(SHAPES.items(), KINDS.items()):
+        async with both(kind, options, shape=shape) as models:
             work = {"streams": 1, "context": CONTEXT, "steps": STEPS}
             blocks = await compare(models, options.rounds(60, 2), "decode", **work)
             memory = [f"{model.rss_bytes() / 2**30:.2f}" for model in models]
             start = [f"{model.started_s:.1f}" for model in models]
         ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
         speeds = [STEPS / median(side) for side in (blocks.ours, blocks.theirs)]
-        read = speeds[0] * weight_bytes(kind, shapes.SHAPES[SHAPE]) / 1e9
+        read = speeds[0] * weight_bytes(kind, shapes.SHAPES[shape]) / 1e9
         rows.append(
             [
-                f"{kind} / {theirs}", f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", told(ratio), f"{read:.1f}",
+                name, f"{kind} / {theirs}", f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", told(ratio), f"{read:.1f}",
                 " / ".join(memory), " / ".join(start), f"{len(blocks.ours)} ({blocks.dropped})",
             ]
         )  # fmt: skip
-        body.samples[kind] = blocks.samples()
-        body.met[f"one stream, {kind}"] = stats.verdict(ratio, 1.0, 0.7)
-    columns = ["weights", "ours tokens/s", "llama.cpp tokens/s", "ratio [95 %]", "ours GB/s"]
+        body.samples[kind if name == "L" else f"{name}/{kind}"] = blocks.samples()
+        if name == "L":
+            body.met[f"one stream, {kind}"] = stats.verdict(ratio, 1.0, 0.7)
+    columns = [
+        "shape",
+        "weights",
+        "ours tokens/s",
+        "llama.cpp tokens/s",
+        "ratio [95 %]",
+        "ours GB/s",
+    ]
     columns += ["memory GiB", "start s", "pairs (blocks dropped)"]
     body.table(f"One stream, {CONTEXT} to {CONTEXT + STEPS} tokens of context", columns, rows)
