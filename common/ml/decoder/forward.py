@@ -94,6 +94,10 @@ class Decoder:
         ValueError if positions do not rise or a page that a row needs is not there.
         """
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
+        return self.run(tokens, groups, pools)
+
+    def run(self, tokens: Tensor, groups: Sequence[Any], pools: Sequence[Pool]) -> Tensor:
+        """Compute a step that `Attention.plan` has worked out."""
         positions = groups[0].positions
         turned = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
         rows = F.embedding(tokens, self._embed)

@@ -75,7 +75,8 @@ class Pool:
     def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
         """Return, for rows' page ids and offsets in them, indices to be passed to `write`."""
         first = pages * (len(self.layers) * 2 * self.kv_heads)
-        return ((first[:, None] + self._heads[None, :]) * PAGE + offsets[:, None]).reshape(-1)
+        heads = torch.arange(self.kv_heads, device=pages.device)
+        return ((first[:, None] + heads) * PAGE + offsets[:, None]).reshape(-1)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store rows (rows, kv heads, dim) of a layer (counted in the group)."""

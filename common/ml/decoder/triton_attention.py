@@ -43,12 +43,18 @@ class Blocks(NamedTuple):
     chunks: int
 
 
-def plan_blocks(queries: Sequence[Query], pools: Sequence[Pool], shared: int) -> list[Blocks]:
+def plan_blocks(
+    queries: Sequence[Query],
+    pools: Sequence[Pool],
+    shared: int,
+    device: torch.device | None = None,
+) -> list[Blocks]:
     """Work out a step for every layer group; `shared` query heads are on one head of K and V.
 
-    ValueError if positions do not rise or a page that a row needs is not there.
+    The tensors are on `device`, or where the pools are. ValueError if positions do not rise or a page that a row
+    needs is not there.
     """
-    device, step = pools[0].data.device, lay_out(queries, pools)
+    device, step = device or pools[0].data.device, lay_out(queries, pools)
     flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
     for group, pool in enumerate(pools):
         blocks, first = [], 0
@@ -166,4 +172,5 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -18,6 +18,7 @@ from common.messages import ModelCard
 from common.ml.decoder.compiled import CompiledDecoder, WeightKind, load_kernels, serves
 from common.ml.decoder.files import DecoderFiles, find_decoder
 from common.ml.decoder.forward import Decoder
+from common.ml.decoder.graphs import GraphedDecoder, graphed
 from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
@@ -50,7 +51,7 @@ class TorchRunner:
     def __init__(
         self,
         files: DecoderFiles,
-        decoder: Decoder | CompiledDecoder,
+        decoder: Decoder | GraphedDecoder | CompiledDecoder,
         pools: Sequence[Pool],
         *,
         dtype: WeightKind,
@@ -118,10 +119,10 @@ class TorchRunner:
         small = chosen in {"int8", "int4"}
         stored = torch.float32 if small and not as_stored else _DTYPES[chosen]
         weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
-        decoder: Decoder | CompiledDecoder
+        decoder: Decoder | GraphedDecoder | CompiledDecoder
         with torch.inference_mode():
             if kernels is None:
-                decoder = Decoder(files.spec, weights)
+                decoder = graphed(Decoder(files.spec, weights))
             else:
                 decoder = CompiledDecoder(
                     files.spec, weights, kernels, kind=chosen, threads=threads
