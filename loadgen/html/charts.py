@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,9 @@ def of(found: Mapping[str, Any]) -> Charts:
     return draw(found["samples"]) if draw else []
 
 
-def _ratio(samples: Mapping[str, Any], key: str, must: float, goal: float) -> Ratio | None:
+def _ratio(
+    samples: Mapping[str, Any], key: str, must: float | None, goal: float | None
+) -> Ratio | None:
     """Return how many times faster than the rival the pairs under `key` show us; None if they are not there."""
     if key not in samples:
         return None
@@ -32,7 +35,9 @@ def _ratio(samples: Mapping[str, Any], key: str, must: float, goal: float) -> Ra
 
 
 def _ratios(
-    samples: Mapping[str, Any], title: str, levels: Mapping[str, tuple[float, float]]
+    samples: Mapping[str, Any],
+    title: str,
+    levels: Mapping[str, tuple[float | None, float | None]],
 ) -> Charts:
     found = [_ratio(samples, key, *level) for key, level in levels.items()]
     kept = [each for each in found if each is not None]
@@ -41,7 +46,7 @@ def _ratios(
 
 def _e1(samples: Mapping[str, Any]) -> Charts:
     goals = {"process": 1.4, "mesh": 1.3, "infinity": 1.3}
-    levels = {
+    levels: dict[str, tuple[float | None, float | None]] = {
         key: (1.0, goals[key.split("/")[0]])
         for key in samples
         if "/" in key and key.split("/")[0] in goals
@@ -50,7 +55,9 @@ def _e1(samples: Mapping[str, Any]) -> Charts:
 
 
 def _e2(samples: Mapping[str, Any]) -> Charts:
-    levels = {key: (0.6, 0.75) if key.startswith("1 ") else (0.85, 0.95) for key in samples}
+    levels: dict[str, tuple[float | None, float | None]] = {
+        key: (0.6, 0.75) if key.startswith("1 ") else (0.85, 0.95) for key in samples
+    }
     return _ratios(samples, "The mesh against its own engine", levels)
 
 
@@ -208,6 +215,54 @@ def _w3(samples: Mapping[str, Any]) -> Charts:
     ]
 
 
+def _beside(must: float | None) -> Callable[[Mapping[str, Any]], Charts]:
+    """Return the plot of an engine's rows, all against the same level."""
+
+    def draw(samples: Mapping[str, Any]) -> Charts:
+        return _ratios(samples, "Ours against the rival", dict.fromkeys(samples, (must, None)))
+
+    return draw
+
+
+def _l4(samples: Mapping[str, Any]) -> Charts:
+    seconds = {
+        side: [
+            _MS * stats.percentiles([pair[n] for pair in one["pairs_s"]])["p50"]
+            for one in samples.values()
+        ]
+        for n, side in enumerate(("attention", "reading 512 MiB"))
+    }
+    return [
+        ("Decode attention over as many bytes", plots.bars(list(samples), seconds, "milliseconds"))
+    ]
+
+
+def _k1(samples: Mapping[str, Any]) -> Charts:
+    counts = list(dict.fromkeys(int(key.rpartition("/")[2]) for key in samples))
+    matrices = list(dict.fromkeys(key.rpartition("/")[0] for key in samples))
+    faster = {
+        name: [
+            min(samples[f"{name}/{count}"][:2]) / samples[f"{name}/{count}"][2] for count in counts
+        ]
+        for name in matrices
+    }
+    at = [math.log2(count) for count in counts]
+    title = "bf16: how many times as fast as the better of torch and oneDNN"
+    return [(title, plots.lines(at, faster, "rows, as powers of 2", "times"))]
+
+
+def _n2(samples: Mapping[str, Any]) -> Charts:
+    errors = {name: [100 * error for error in samples[name]] for name in ("S", "M")}
+    shares = samples["shares"]
+    whole = sum(shares.values())
+    parts = {"share": [100 * spent / whole for spent in shares.values()]}
+    marks = [Mark("goal (median)", 10), Mark("must (median)", 15)]
+    return [
+        ("Error of a step's prediction", plots.cdf(errors, "%", marks)),
+        ("Where a step of 32 streams goes", plots.bars(list(shares), parts, "%")),
+    ]
+
+
 def _ms(values: list[float]) -> list[float]:
     return [value * _MS for value in values]
 
@@ -215,5 +270,6 @@ def _ms(values: list[float]) -> list[float]:
 _CHARTS: dict[str, Callable[[Mapping[str, Any]], Charts]] = {
     "E1": _e1, "E2": _e2, "R1": _r1, "R1C": _r1c, "F1": _kills, "F1C": _kills, "F1A": _kills, "F2": _stops,
     "F2C": _stops, "F3": _f3, "F4": _drains, "F4C": _drains, "F5": _f5, "C1": _c1, "Q1": _q1, "X1": _x1,
-    "W1": _w1, "W2": _w2, "W3": _w3,
+    "W1": _w1, "W2": _w2, "W3": _w3, "L1": _beside(0.7), "L2": _beside(1.0), "L3": _beside(0.8), "L4": _l4,
+    "L5": _beside(None), "K1": _k1, "N2": _n2,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loadgen import exactness
-from loadgen.gpu import chat, shapes, windve
+from loadgen.gpu import chat, engine, shapes, windve
 from services.gpu_worker.compute.runner import TorchRunner
 
 
@@ -41,6 +41,25 @@ def test_rehearsal_fills_every_cell_and_resumes(
     monkeypatch.setattr(exactness, "measure", never)
     monkeypatch.setattr(TorchRunner, "load", never)
     assert _run(path) == 0
+
+
+def test_engine_rehearsal_fills_every_cell(tmp_path: Path) -> None:
+    """Peaks, attention that equals torch's, and decode beside the roofline; none is measured twice."""
+    path = tmp_path / "engine.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert engine.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert engine.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert {name.split("/")[0] for name in cells} == {"peak", "attention", "decode"}
+    for name, cell in cells.items():
+        if name.startswith("attention"):
+            assert cell["worst"] < 1e-4
+        if name.startswith("decode"):
+            assert cell["share"] > 0
+    before = path.read_text()
+    assert engine.main(words) == 0
+    assert path.read_text() == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")

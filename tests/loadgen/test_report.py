@@ -50,7 +50,7 @@ def test_every_figure_is_there_or_named_as_missing() -> None:
     for name in suite.SUITES:
         there = (report.RESULTS / f"{name}.json").exists()
         assert there or f"({name})" in missing
-    for module in ("loadgen.gpu.chat", "loadgen.gpu.embeddings"):
+    for module in ("loadgen.gpu.chat", "loadgen.gpu.embeddings", "loadgen.gpu.engine"):
         assert f"python -m {module} --device cuda --json" in missing
 
 
