@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -140,7 +141,13 @@ def _flex(device: torch.device) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415 - slow to import
 
     if device.type == "cpu":
-        return flex_attention
+
+        def plain(*given: Tensor, **more: bool) -> Tensor:
+            with warnings.catch_warnings(action="ignore"):  # that it is not compiled
+                found: Tensor = flex_attention(*given, **more)
+                return found
+
+        return plain
     compiled: Callable[..., Tensor] = torch.compile(flex_attention)
     return compiled
 
