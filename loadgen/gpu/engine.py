@@ -142,7 +142,7 @@ def _flex(device: torch.device) -> Callable[..., Tensor]:
 
     if device.type == "cpu":
 
-        def plain(*given: Tensor, **more: bool) -> Tensor:
+        def plain(*given: Any, **more: Any) -> Tensor:
             with warnings.catch_warnings(action="ignore"):  # that it is not compiled
                 found: Tensor = flex_attention(*given, **more)
                 return found
