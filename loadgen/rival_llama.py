@@ -90,7 +90,7 @@ class Model:
     def __init__(self, path: Path, threads: int, streams: int) -> None:
         import llama_cpp  # type: ignore[import-not-found]  # noqa: PLC0415 - in its environment only
 
-        self._library = llama_cpp
+        self._library, self._filled = llama_cpp, (0, 0)
         llama_cpp.llama_backend_init()
         parameters = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
@@ -107,6 +107,7 @@ class Model:
 
     def clear(self) -> None:
         """Forget all sequences."""
+        self._filled = (0, 0)
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), 1)
 
     def run(self, rows: list[tuple[int, int, int]], *, logits: bool) -> list[int]:
@@ -127,8 +128,14 @@ class Model:
         return found
 
     def fill(self, streams: int, context: int) -> list[int]:
-        """Begin sequences of random tokens; return a token for each to go on with."""
+        """Begin sequences of random tokens, or go back to them; return a token for each to go on with."""
+        if self._filled == (streams, context):
+            memory = self._library.llama_get_memory(self._context)
+            for sequence in range(streams):
+                self._library.llama_memory_seq_rm(memory, sequence, context, -1)
+            return [1] * streams
         self.clear()
+        self._filled = (streams, context)
         draw = np.random.default_rng(1)
         for sequence in range(streams):
             tokens = draw.integers(0, self.vocabulary, context)
