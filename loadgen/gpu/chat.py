@@ -9,7 +9,6 @@ measured again, and none is begun after `--minutes`; the status is then 3, and t
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
@@ -27,7 +26,7 @@ import torch
 from common.messages import Sampling
 from loadgen import exactness, random_models
 from loadgen.gpu import shapes
-from loadgen.gpu.record import Record
+from loadgen.gpu.record import Record, arguments
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Draw, Drawn, Rows
 from services.gpu_worker.decide.pages import root_id
@@ -207,21 +206,7 @@ def show(cells: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what is not measured yet: 0 done and exact, 1 not exact, 3 cells are left for another run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal: one tiny shape")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
-    parser.add_argument(
-        "--models", type=Path, help="keep the random weights here (27 GB); default: a temporary one"
-    )
-    parser.add_argument("--json", type=Path, required=True)
-    args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error(
-            "--device cuda: torch sees no CUDA device here; rehearse with --device cpu --tiny"
-        )
+    args = arguments(__doc__, argv, models="27 GB")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     record = Record(args.json, args.device, args.minutes)

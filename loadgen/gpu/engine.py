@@ -9,7 +9,6 @@ and of its products at the measured speed of a large matrix product. Resumable a
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
@@ -27,24 +26,17 @@ from torch import Tensor
 
 from common.ml.decoder.forward import attention_on
 from common.ml.decoder.pool import PAGE, Pool
-from common.ml.decoder.spec import parse_decoder
+from common.ml.decoder.spec import DecoderSpec, parse_decoder
 from common.ml.decoder.weights import wanted
 from loadgen.gpu import shapes
 from loadgen.gpu.chat import AGAIN, STEP_TOKENS, Burst, prompts
-from loadgen.gpu.record import Record
-from services.gpu_worker.compute.runner import TorchRunner
+from loadgen.gpu.record import Record, arguments
+from services.gpu_worker.compute.runner import Query, TorchRunner
 
 SHAPE, TINY = "llama-8b", "tiny"
 STREAMS, CONTEXTS = (1, 8, 64, 256), (512, 4096)
 PROMPT, NEW, REPEATS = 256, 128, 3
 KV_BYTES = 16 << 30  # 256 streams of 384 tokens, and room
-
-
-class Query(NamedTuple):
-    """One decode row."""
-
-    positions: list[int]
-    pages: list[list[int]]
 
 
 def timed(device: torch.device, work: Callable[[], object], times: int = 20) -> float:
@@ -82,8 +74,7 @@ def decode(runner: TorchRunner, streams: int, limits: dict[str, Any], tiny: bool
         burst = Burst(runner, given, new, STEP_TOKENS[-1])
         burst.run()
         speeds.append(burst.decode_tokens_per_s)
-    config = shapes.SHAPES[TINY if tiny else SHAPE]
-    spec = parse_decoder(config, where="config.json")
+    spec = _spec(tiny)
     sizes = {name: torch.Size(size).numel() for name, size in wanted(spec)}
     read = sum(sizes.values()) - sizes["model.embed_tokens.weight"]  # of the table a row each
     token_bytes = 4 * spec.layers * spec.kv_heads * spec.head_dim
@@ -101,8 +92,7 @@ def decode(runner: TorchRunner, streams: int, limits: dict[str, Any], tiny: bool
 
 def attention(device: torch.device, streams: int, context: int, tiny: bool) -> dict[str, Any]:
     """Time one layer's decode attention: over pages, and torch's two over keys and values that lie in one piece."""
-    config = shapes.SHAPES[TINY if tiny else SHAPE]
-    spec = parse_decoder(config, where="config.json")
+    spec = _spec(tiny)
     each = context // PAGE
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
     pool = Pool(spec, None, [0], streams * each, dtype=kind, device=device)
@@ -127,6 +117,10 @@ def attention(device: torch.device, streams: int, context: int, tiny: bool) -> d
     found["flex"] = timed(device, lambda: flex(whole, keys, values, enable_gqa=True))
     nbytes = 2 * keys.numel() * keys.element_size()
     return {"seconds": found, "pages_bytes_per_s": nbytes / found["pages"], "worst": float(worst)}
+
+
+def _spec(tiny: bool) -> DecoderSpec:
+    return parse_decoder(shapes.SHAPES[TINY if tiny else SHAPE], where="config.json")
 
 
 def _joined(pool: Pool, queries: list[Query]) -> tuple[Tensor, Tensor]:
@@ -169,19 +163,7 @@ def show(cells: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what is not measured yet: 0 done, 3 cells are left for another run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal: one tiny shape")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
-    parser.add_argument("--models", type=Path, help="keep the random weights here (16 GB)")
-    parser.add_argument("--json", type=Path, required=True)
-    args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error(
-            "--device cuda: torch sees no CUDA device here; rehearse with --device cpu --tiny"
-        )
+    args = arguments(__doc__, argv, models="16 GB")
     device = torch.device(args.device)
     record = Record(args.json, args.device, args.minutes)
     with torch.inference_mode():

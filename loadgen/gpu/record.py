@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,31 @@ class Record:
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
         fresh.replace(self._path)
+
+
+def arguments(
+    about: str | None, words: Sequence[str] | None, *, models: str = ""
+) -> argparse.Namespace:
+    """Read a check's command line; with `models`, how much it takes, random weights can be kept.
+
+    Where a CUDA device is asked for and torch sees none, it ends with a sentence that names the rehearsal.
+    """
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal: one tiny shape")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
+    if models:
+        told = f"keep the random weights here ({models}); default: a temporary one"
+        parser.add_argument("--models", type=Path, help=told)
+    parser.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args(words)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            "--device cuda: torch sees no CUDA device here; rehearse with --device cpu --tiny"
+        )
+    return args
 
 
 def cpu_name() -> str:

@@ -9,7 +9,6 @@ the estimator that workers use at their start. Resumable: a cell that is in the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import multiprocessing as mp
@@ -23,12 +22,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.cost.estimate import estimate, tune, tune_beside
 from common.ml.encoder import Encoder
 from loadgen.gpu.embeddings import make_model
-from loadgen.gpu.record import Record
+from loadgen.gpu.record import Record, arguments
 
 LENGTH = 75
 LENGTHS = (75, 256, 500)
@@ -160,18 +157,7 @@ def measure(record: Record, directory: str, shape: str, device: str, *, tiny: bo
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure every cell that is left; 3 if some still are."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal: one tiny shape")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after so long")
-    parser.add_argument("--json", type=Path, required=True)
-    args = parser.parse_args(words)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error(
-            "--device cuda: torch sees no CUDA device here; rehearse with --device cpu --tiny"
-        )
+    args = arguments(__doc__, words)
     record = Record(args.json, args.device, args.minutes)
     for shape in ("tiny",) if args.tiny else ("minilm", "large"):
         with tempfile.TemporaryDirectory() as directory:

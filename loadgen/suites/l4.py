@@ -22,6 +22,7 @@ from loadgen import stats
 from loadgen.document import Body, Options
 from loadgen.pairs import measure_pairs
 from loadgen.suites.engine_pairs import told
+from services.gpu_worker.compute.runner import Query
 
 CONTEXT, READ_BYTES = 2048, 512 << 20
 
@@ -34,13 +35,6 @@ class Shape(NamedTuple):
     heads: int
     kv_heads: int
     dim: int
-
-
-class Query(NamedTuple):
-    """One decode row."""
-
-    positions: list[int]
-    pages: list[list[int]]
 
 
 SHAPES = (

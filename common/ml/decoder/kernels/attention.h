@@ -85,6 +85,7 @@ struct Ahead {
   int64_t stride;                          // bytes a call; 0 to stay where it is
 };
 
+// Lays out one page of one head.
 template <bool PAIRS>
 inline void stage(const uint8_t* keys, const uint8_t* values, Ahead ahead, Kind kind, int64_t dim, int64_t width,
                   Staged& s) {
