@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from common import log
 from common.config import WorkerConfig
 from common.messages import Sampling
+from common.pages.identity import PAGE
 from services.gpu_worker.compute.runner import TorchRunner
-from services.gpu_worker.decide.batch import PAGE, Draw, Rows
+from services.gpu_worker.decide.batch import Draw, Rows
 
 STEP = 512  # rows a step computes at most, as a worker's default is
 _GREEDY = Sampling(temperature=0.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
+from common.pages.identity import PAGE
 from services.gpu_worker.compute.runner import TorchRunner
-from services.gpu_worker.decide.batch import PAGE, Draw, Rows
+from services.gpu_worker.decide.batch import Draw, Rows
 
 
 class Scatter:

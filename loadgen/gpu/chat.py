@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from common.messages import Sampling
+from common.pages.identity import root_id
 from loadgen import exactness, random_models
 from loadgen.gpu import shapes
 from loadgen.gpu.record import Record, arguments
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Draw, Drawn, Rows
-from services.gpu_worker.decide.pages import root_id
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part, Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence

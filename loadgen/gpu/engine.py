@@ -25,9 +25,10 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.ml.decoder.forward import attention_on
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
 from common.ml.decoder.spec import DecoderSpec, parse_decoder
 from common.ml.decoder.weights import wanted
+from common.pages.identity import PAGE
 from loadgen.gpu import shapes
 from loadgen.gpu.chat import AGAIN, STEP_TOKENS, Burst, prompts
 from loadgen.gpu.record import Record, arguments

@@ -16,8 +16,9 @@ from common.errors import ConfigError
 from common.ml.decoder.attention import paged_attention
 from common.ml.decoder.compiled import attend, load_kernels
 from common.ml.decoder.plan import plan_groups
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
 from common.ml.decoder.spec import parse_decoder
+from common.pages.identity import PAGE
 from loadgen import stats
 from loadgen.document import Body, Options
 from loadgen.pairs import measure_pairs

@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from common.messages import Sampling
+from common.pages.identity import root_id
 from loadgen.document import Body, Options
 from loadgen.gpu import shapes
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Draw, Rows
-from services.gpu_worker.decide.pages import root_id
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part, Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from common.messages import Sampling
+from common.pages.identity import PAGE
 from loadgen.document import Body, Options
 from models.demo.evaluate import Model as Oracle
 from models.demo.evaluate import measure
@@ -16,7 +17,7 @@ from models.demo.tokens import DIRECTORY
 from models.demo.world.conversations import Message
 from models.demo.world.tasks import Task, suite
 from services.gpu_worker.compute.runner import TorchRunner
-from services.gpu_worker.decide.batch import PAGE, Draw, Drawn, Rows
+from services.gpu_worker.decide.batch import Draw, Drawn, Rows
 
 KINDS = ("fp32", "bf16", "int8", "int4")
 SET, NEW, STEP, TOGETHER, LONGEST = "present", 48, 512, 16, 1024

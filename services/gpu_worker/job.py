@@ -19,9 +19,9 @@ from common.messages import (
     decode_work,
     encode,
 )
+from common.pages.identity import root_id
 from services.gpu_worker.choice import Choice
 from services.gpu_worker.decide.batch import Runner
-from services.gpu_worker.decide.pages import root_id
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.detokenize import Vocabulary
 from services.gpu_worker.steps import Failure

@@ -10,7 +10,8 @@ import msgspec
 from common.cost.linear import Depth
 from common.cost.step import Step, StepCost, attended
 from common.messages import Sampling, WorkerRecord
-from services.gpu_worker.decide.batch import PAGE, Draw, Rows, Runner
+from common.pages.identity import PAGE
+from services.gpu_worker.decide.batch import Draw, Rows, Runner
 from services.gpu_worker.decide.sequence import TokenSequence
 
 # Sequences that decode together where depth is computed, and their context: more hide in a busy hour, fewer in a

@@ -6,8 +6,8 @@ import hashlib
 import random
 from typing import NamedTuple
 
-from services.gpu_worker.decide.batch import PAGE, Shape
-from services.gpu_worker.decide.pages import root_id
+from common.pages.identity import PAGE, root_id
+from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part, Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence

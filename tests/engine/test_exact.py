@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from common.messages import Sampling
+from common.pages.identity import PAGE, root_id
 from loadgen import exactness, random_models
 from loadgen.stepping import Line, Scatter
 from services.gpu_worker.compute.runner import TorchRunner
-from services.gpu_worker.decide.batch import PAGE, Draw, Rows, StepFailed
-from services.gpu_worker.decide.pages import root_id
+from services.gpu_worker.decide.batch import Draw, Rows, StepFailed
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gpu_worker.decide.batch import PAGE, Shape
-from services.gpu_worker.decide.pages import page_id, page_ids, root_id
+from common.pages.identity import PAGE, page_id, page_ids, root_id
+from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.pool import Pool
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Scheduler

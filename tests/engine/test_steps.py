@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from common.cost.step import Step
 from common.messages import Sampling, WorkerRecord
-from services.gpu_worker.decide.batch import PAGE, Draw, Drawn, Rows, StepFailed
+from common.pages.identity import PAGE
+from services.gpu_worker.decide.batch import Draw, Drawn, Rows, StepFailed
 from services.gpu_worker.pace import Pace
 from services.gpu_worker.sim import SimRunner
 from services.gpu_worker.steps import Failure, run_step

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from common.ml.decoder.attention import paged_attention
 from common.ml.decoder.compiled import attend, attend_partly, merge
 from common.ml.decoder.plan import BLOCK_ROWS, plan_groups
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
 from common.ml.decoder.rope import RopeSpec
 from common.ml.decoder.spec import DecoderSpec
+from common.pages.identity import PAGE
 from tests.ml.kernels import decoder_kernels, triton_attention
 
 KERNELS = decoder_kernels()

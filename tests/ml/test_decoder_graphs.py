@@ -11,7 +11,8 @@ import torch
 
 from common.ml.decoder.forward import Attention, Decoder
 from common.ml.decoder.graphs import GraphedDecoder
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
+from common.pages.identity import PAGE
 from loadgen import random_models
 from services.gpu_worker.compute.runner import Query, TorchRunner
 from tests.ml.kernels import triton_attention

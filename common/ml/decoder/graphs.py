@@ -16,7 +16,8 @@ from torch import Tensor
 
 from common.ml.decoder.forward import Decoder
 from common.ml.decoder.plan import Query
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
+from common.pages.identity import PAGE
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
+from common.pages.identity import PAGE
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 256  # query rows of one sequence that share one mask

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.ml.decoder.spec import DecoderSpec
+from common.pages.identity import PAGE
 
-PAGE = 32  # tokens in one page
 LAYOUT = 1  # version of `[layer][K|V][kv head][token][dim]`; part of the fingerprint
 SEQUENCES = 64  # so many sequences of full context is more than is ever taken unasked
 _SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.ml.decoder.plan import Query, lay_out
-from common.ml.decoder.pool import PAGE, Pool
+from common.ml.decoder.pool import Pool
+from common.pages.identity import PAGE
 
 CHUNK = 16  # pages
 QUERIES = 64  # query heads of a program

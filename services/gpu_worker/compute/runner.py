@@ -19,13 +19,13 @@ from common.ml.decoder.compiled import CompiledDecoder, WeightKind, load_kernels
 from common.ml.decoder.files import DecoderFiles, find_decoder
 from common.ml.decoder.forward import Decoder
 from common.ml.decoder.graphs import GraphedDecoder, graphed
-from common.ml.decoder.pool import LAYOUT, PAGE, Pool, page_bytes, page_count
+from common.ml.decoder.pool import LAYOUT, Pool, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
 from common.ml.library import cpu_flags
 from common.ml.memory import keep_memory
+from common.pages.identity import PAGE
 from services.gpu_worker.compute.sampler import draw_tokens
-from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
 
 # What pages and activations are, by what the weights are.
@@ -57,7 +57,6 @@ class TorchRunner:
         dtype: WeightKind,
         threads: int,
     ) -> None:
-        assert PAGE == border.PAGE
         self._files = files
         self._decoder = decoder
         self._pools = list(pools)

@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 from common.messages import ModelCard, Sampling
 
-PAGE = 32  # tokens of one sequence in one page
-
 
 class Draw(NamedTuple):
     """How to draw one token from the logits of a sequence's last row.

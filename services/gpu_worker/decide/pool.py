@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from services.gpu_worker.decide.pages import PageId
+from common.pages.identity import PageId
 
 
 class Pool:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.gpu_worker.decide.batch import PAGE
+from common.pages.identity import PAGE
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.table import PageTable, Survey
 

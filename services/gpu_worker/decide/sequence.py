@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.gpu_worker.decide.batch import PAGE
-from services.gpu_worker.decide.pages import PageId, page_ids
+from common.pages.identity import PAGE, PageId, page_ids
 
 Range = tuple[int, int]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.gpu_worker.decide.batch import PAGE, Shape
+from common.pages.identity import PAGE
+from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.pool import Pool
 from services.gpu_worker.decide.sequence import Range, TokenSequence, touched
 

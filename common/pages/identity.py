@@ -6,8 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from services.gpu_worker.decide.batch import PAGE
-
+PAGE = 32  # tokens of one sequence in one page
 PageId = bytes
 _TOKENS = struct.Struct(f"<{PAGE}I")
 
