@@ -46,6 +46,15 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     partitions: Annotated[int, Meta(ge=1, le=256)] = 1
 
 
+class PagesConfig(Common, frozen=True):
+    """Who keeps KV pages: the server for them ("" is the instance's own, "none" for no such tier) and its budget."""
+
+    pages_url: str = ""
+    pages_cluster: bool = False
+    pages_bytes: Positive = 256 * 1024 * 1024
+    pages_ttl_s: Positive = 24 * 3600
+
+
 class RouterConfig(Common, frozen=True):
     """The router: where it listens, whom it serves, and its limits."""
 
@@ -69,7 +78,7 @@ class RouterConfig(Common, frozen=True):
     session_ttl_s: Positive = 7 * 24 * 3600
 
 
-class WorkerConfig(Common, frozen=True):
+class WorkerConfig(PagesConfig, frozen=True):
     """A gpu_worker or cpu_worker: which model, on which device, within which deadline."""
 
     embed_model: str = ""
@@ -97,10 +106,11 @@ class WorkerConfig(Common, frozen=True):
     max_running: Annotated[int, Meta(ge=1, le=65536)] = 64
 
 
-class StoreConfig(Common, frozen=True):
-    """kv_store: how often expired sessions are swept from the indexes."""
+class StoreConfig(PagesConfig, frozen=True):
+    """kv_store: how often expired sessions are swept from the indexes, and its disk for pages (0: none)."""
 
     sweep_s: Seconds = 30.0
+    disk_bytes: Count = 1024 * 1024 * 1024
 
 
 class SearchConfig(Common, frozen=True):
@@ -114,7 +124,7 @@ class SearchConfig(Common, frozen=True):
     replica: InstanceName = ""
 
 
-class SupervisorConfig(Common, frozen=True):
+class SupervisorConfig(PagesConfig, frozen=True):
     """`spillway up`: which processes run, and where the embedded server listens."""
 
     redis_port: Port = 0

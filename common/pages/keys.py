@@ -1,0 +1,85 @@
+"""What pages are called in the pages Redis: 16 partitions by the first byte of the id, each under its own hash tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common.pages.identity import PageId
+
+PARTITIONS = 16
+
+
+class PageKey(NamedTuple):
+    """One copy's name: the page's id, and the layer group whose layers it holds."""
+
+    id: PageId
+    group: int = 0
+
+    @property
+    def partition(self) -> int:
+        """Where it lies."""
+        return self.id[0] % PARTITIONS
+
+    @property
+    def member(self) -> str:
+        """Its name within its partition, `<id in hex>:<group>`."""
+        return f"{self.id.hex()}:{self.group}"
+
+
+def of_member(member: bytes) -> PageKey:
+    """Return the key of a name within a partition; ValueError if it is none."""
+    text, _, group = member.decode("ascii").partition(":")
+    found = bytes.fromhex(text)
+    if len(found) != 16:
+        raise ValueError(f"page {member!r}: expected 32 hexadecimal digits, ':' and a group")
+    return PageKey(found, int(group))
+
+
+def _tag(partition: int) -> str:
+    return f"{{pages/{partition}}}"
+
+
+def value(key: PageKey) -> str:
+    """The page's bytes, with a time to live."""
+    return f"{_tag(key.partition)}:v:{key.member}"
+
+
+def values(partition: int) -> str:
+    """A pattern of all values of a partition."""
+    return f"{_tag(partition)}:v:*"
+
+
+def index(partition: int) -> str:
+    """Members by the time of their last use in ms."""
+    return f"{_tag(partition)}:index"
+
+
+def sizes(partition: int) -> str:
+    """Member to the bytes that the server holds for its value."""
+    return f"{_tag(partition)}:sizes"
+
+
+def use(partition: int) -> str:
+    """The sum of a partition's sizes."""
+    return f"{_tag(partition)}:use"
+
+
+def disk(partition: int) -> str:
+    """Member to when it expires (ms), of what kv_store has on its disk; gone soon after that kv_store is."""
+    return f"{_tag(partition)}:disk"
+
+
+# What is asked of the one kv_store that keeps the pages.
+KEEPER = f"{_tag(0)}:keeper"
+RECALL = f"{_tag(0)}:recall"  # members to bring from disk
+ERASE = f"{_tag(0)}:erase"  # members to erase from disk
+ROOM = f"{_tag(0)}:room"  # rung when a partition runs full
+
+
+def by_partition(keys: Iterable[PageKey]) -> dict[int, list[PageKey]]:
+    """Group keys by where they lie."""
+    found: dict[int, list[PageKey]] = {}
+    for key in keys:
+        found.setdefault(key.partition, []).append(key)
+    return found

@@ -1,0 +1,169 @@
+"""KV pages in the pages Redis: put once, found, read, asked back from disk; a cache that may be gone at any time.
+
+All of it raises TierDown, at once or within its timeout, where that server is away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from common.clock import Clock
+from common.config import PagesConfig
+from common.pages import keys as names
+from common.pages.codec import Buffer
+from common.pages.keys import PARTITIONS, PageKey, by_partition
+from common.pages.server import TIMEOUT_S, PagesServer, TierDown
+
+__all__ = ["NONE", "PageKey", "PageStore", "TierDown", "Usage", "pages_url"]
+
+NONE = "none"
+FREE = 0.1  # the share of its budget that kv_store keeps free
+MOST_ASKED, MOST_ERASED = 4096, 65536
+_AT_ONCE = 256
+Put = Literal["stored", "exists", "full"]
+Tier = Literal["redis", "disk"]
+
+
+class Usage(Struct, frozen=True):
+    """What the tier holds: bytes by partition, and how many pages."""
+
+    bytes: list[int]
+    pages: int
+
+
+def pages_url(config: PagesConfig) -> str:
+    """Return the configured address, or the instance's own socket; "none" if there is no such tier."""
+    return config.pages_url or f"unix://{Path(config.data_dir).resolve() / 'pages.sock'}"
+
+
+class PageStore:
+    """One process' pages in Redis; `ttl_s` is how long a page outlives its last use."""
+
+    def __init__(self, server: PagesServer, clock: Clock, *, budget_bytes: int, ttl_s: int) -> None:
+        self.server, self._clock = server, clock
+        self.room = budget_bytes // PARTITIONS
+        self._ttl_ms = 1000 * ttl_s
+
+    @classmethod
+    def of(
+        cls, config: PagesConfig, clock: Clock, *, timeout_s: float = TIMEOUT_S
+    ) -> PageStore | None:
+        """Return the store that a config names, which need not be there yet; None if it says there is none."""
+        url = pages_url(config)
+        if url == NONE:
+            return None
+        server = PagesServer(url, clock, cluster=config.pages_cluster, timeout_s=timeout_s)
+        return cls(server, clock, budget_bytes=config.pages_bytes, ttl_s=config.pages_ttl_s)
+
+    @property
+    def up(self) -> bool:
+        """False from a call that got no answer until one that did."""
+        return self.server.up
+
+    async def put(self, key: PageKey, value: Buffer, ttl_s: float) -> Put:
+        """Store a page unless it is there (the first writer wins) or its partition has no room for it."""
+        at = key.partition
+        keys = (names.value(key), names.index(at), names.sizes(at), names.use(at))
+        now_ms, ttl_ms = self._clock.now_ms(), max(round(1000 * ttl_s), 1)
+        try:
+            reply = await self.server.script(
+                "put", keys, (value, key.member, self.room, ttl_ms, now_ms)
+            )
+        except ResponseError as error:
+            if not (isinstance(error, OutOfMemoryError) or "OOM" in str(error)):
+                raise
+            reply = (b"full", self.room)
+        found, used = reply[0].decode(), int(reply[1])
+        if found == "full" or used > (1 - FREE) * self.room:
+            with contextlib.suppress(TierDown):
+                await self.server.pipeline(
+                    [("RPUSH", names.ROOM, at), ("LTRIM", names.ROOM, -1, -1)]
+                )
+        outcome: Put = found
+        return outcome
+
+    async def get(self, key: PageKey) -> bytes | None:
+        """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not there."""
+        found, _ = await self.server.pipeline(
+            [
+                ("GETEX", names.value(key), "PX", self._ttl_ms),
+                ("ZADD", names.index(key.partition), "XX", self._clock.now_ms(), key.member),
+            ]
+        )
+        if isinstance(found, ResponseError):
+            raise found
+        value: bytes | None = found
+        return value
+
+    async def where(self, keys: Sequence[PageKey]) -> list[Tier | None]:
+        """Return for each page the best tier that has it, in one round trip."""
+        parts = by_partition(keys)
+        asked: list[tuple[object, ...]] = [("EXISTS", names.value(key)) for key in keys]
+        asked += [
+            ("HMGET", names.disk(at), *(key.member for key in some)) for at, some in parts.items()
+        ]
+        replies = await self.server.pipeline(asked)
+        now_ms = self._clock.now_ms()
+        stored: set[PageKey] = set()
+        for some, ends in zip(parts.values(), replies[len(keys) :], strict=True):
+            if not isinstance(ends, ResponseError):
+                stored |= {
+                    k for k, end in zip(some, ends, strict=True) if end and int(end) > now_ms
+                }
+        return [
+            "redis" if there == 1 else "disk" if key in stored else None
+            for key, there in zip(keys, replies, strict=False)
+        ]
+
+    async def recall(self, keys: Sequence[PageKey]) -> None:
+        """Ask kv_store to bring pages from its disk; the oldest wishes are forgotten where there are too many."""
+        await self._ask(names.RECALL, keys, MOST_ASKED)
+
+    async def drop(self, keys: Sequence[PageKey]) -> int:
+        """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy."""
+        copies = sum(tier is not None for tier in await self.where(keys))
+        await self._ask(names.ERASE, keys, MOST_ERASED)
+        await self.remove(keys)
+        return copies
+
+    async def remove(
+        self, keys: Iterable[PageKey], ends_ms: Mapping[PageKey, int] | None = None
+    ) -> tuple[int, int]:
+        """Remove values with all that names them; return how many there were, and their bytes.
+
+        `ends_ms` says when copies on disk expire that have just been made.
+        """
+        ends, gone, freed = ends_ms or {}, 0, 0
+        for at, some in by_partition(keys).items():
+            heads = (names.index(at), names.sizes(at), names.use(at), names.disk(at))
+            for first in range(0, len(some), _AT_ONCE):
+                part = some[first : first + _AT_ONCE]
+                told = [word for key in part for word in (key.member, ends.get(key, ""))]
+                values = (names.value(key) for key in part)
+                found = await self.server.script("remove", (*heads, *values), told)
+                gone, freed = gone + found[0], freed + found[1]
+        return gone, freed
+
+    async def usage(self) -> Usage:
+        """Return what the tier holds by its own count."""
+        parts = range(PARTITIONS)
+        replies = await self.server.pipeline(
+            [("GET", names.use(at)) for at in parts] + [("ZCARD", names.index(at)) for at in parts]
+        )
+        numbers = [0 if isinstance(n, ResponseError) else int(n or 0) for n in replies]
+        return Usage(bytes=numbers[:PARTITIONS], pages=sum(numbers[PARTITIONS:]))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self.server.close()
+
+    async def _ask(self, name: str, keys: Sequence[PageKey], most: int) -> None:
+        if keys:
+            members = [key.member for key in keys]
+            await self.server.pipeline([("RPUSH", name, *members), ("LTRIM", name, -most, -1)])
