@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from common.pages.hazard import EVERY, NEVER, Hazard
 from common.pages.identity import PageId
 
 FLOOR_S = 1e-3  # idle for less than that is idle for that long
@@ -51,19 +52,20 @@ class History:
     remembered; above that the sessions of which no tier holds a page are forgotten, the longest idle first.
 
     Per node, at its slot: `parent` (slot, or -1); `tip_s`, when the session that ends there was last active (-inf:
-    none does); `used_s`, `turns` and `uses`: when, at which turn and how often a turn came through all of it.
+    none does); `used_s` and `uses`, when and how often a turn came through all of it; `answer`, pages of the last one.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.now_s = 0.0
-        self.turn = 0  # counts calls of `begin` and `end`
         self.size = 0  # slots that have ever been used
         self.parent: NDArray[np.int64] = np.full(64, -1)
         self.tip_s: NDArray[np.float64] = np.full(64, -math.inf)
         self.used_s: NDArray[np.float64] = np.zeros(64)
-        self.turns: NDArray[np.int64] = np.zeros(64, np.int64)
         self.uses: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.answer: NDArray[np.int64] = np.zeros(64, np.int64)
+        self._hazard = Hazard()
+        self._turns = 0
         self._free: list[int] = []
         self._nodes: dict[PageId, Node] = {}
         self._depths: dict[PageId, int] = {}
@@ -79,11 +81,11 @@ class History:
 
     def begin(self, chain: Sequence[PageId], now_s: float) -> None:
         """A turn arrives whose prompt has these full pages, in order; `now_s` never goes back."""
-        self._take(chain, now_s, 1)
+        self._take(chain, now_s, begins=True)
 
     def end(self, chain: Sequence[PageId], now_s: float) -> None:
         """The turn ended; `chain` now holds the answer's full pages, too."""
-        self._take(chain, now_s, 0)
+        self._take(chain, now_s, begins=False)
 
     def depth(self, page: PageId) -> int:
         """Return the page's position in the chains that hold it; 0 if no chain has named it."""
@@ -93,10 +95,10 @@ class History:
         """Return where a known page belongs; KeyError."""
         return self._nodes[page]
 
-    def last_turn(self, page: PageId) -> int:
-        """Return the last turn that used the page, as `turn` counted it; now, if no chain has named it."""
+    def last_s(self, page: PageId) -> float:
+        """Return when a turn last used the page; the latest turn's time, if no chain has named it."""
         node = self._nodes.get(page)
-        return self.turn if node is None else int(self.turns[node.slot])
+        return self.now_s if node is None else float(self.used_s[node.slot])
 
     def idleness(self, now_s: float) -> NDArray[np.float64]:
         """Return 1 / idle seconds by slot, summed over the sessions that end at the node or below it."""
@@ -118,9 +120,8 @@ class History:
         return sums
 
     def hazards(self, now_s: float) -> NDArray[np.float64]:
-        """Return the rate of return by slot."""
-        idle_s = np.maximum(now_s - self.used_s[: self.size], FLOOR_S)
-        return (self.uses[: self.size] + 0.1) / idle_s
+        """Return the learned rate of return by slot, summed over all that ends at the node or below it."""
+        return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
     def hold(self, page: PageId) -> Node:
         """A tier has a copy that it had not; one that no chain has named is a session of its own, used just now."""
@@ -128,6 +129,7 @@ class History:
         if node is None:
             node = self._nodes[page] = self._new(0, [page], named=False)
             self.tip_s[node.slot] = self.used_s[node.slot] = self.now_s
+            self._classify(node, NEVER)
         node.copies += 1
         self._idle.pop(node.slot, None)
         return node
@@ -144,30 +146,50 @@ class History:
             self._remove(node)
         return node
 
-    def _take(self, chain: Sequence[PageId], now_s: float, turns: int) -> None:
-        self.now_s, self.turn = max(self.now_s, now_s), self.turn + 1
+    def _take(self, chain: Sequence[PageId], now_s: float, *, begins: bool) -> None:
+        self.now_s = max(self.now_s, now_s)
         if not chain:
             return
         path, known = self._walk(chain)
         rest = list(chain[known:])
         self._check(rest, known)
+        for node in path:
+            returned = begins and node is path[-1]
+            self._hazard.leave(node.slot, self.used_s[node.slot], self.now_s, returned=returned)
         if path and path[-1].end > known:
             path[-1] = self._split(path[-1], known - path[-1].start)
         tip = next((node for node in reversed(path) if self.tip_s[node.slot] > -math.inf), None)
+        answer = len(chain) - tip.end if tip is not None and not begins else 0
         if rest and tip is not None and tip is path[-1] and not tip.children:
             self._append(tip, rest)
         elif rest:
             path.append(self._grow(path[-1] if path else None, known, rest))
-        slots = [node.slot for node in path]
-        self.used_s[slots], self.turns[slots] = self.now_s, self.turn
-        self.uses[slots] += turns
         if tip is not None:
             self.tip_s[tip.slot] = -math.inf
-        self.tip_s[slots[-1]] = self.now_s
+        self.tip_s[path[-1].slot] = self.now_s
+        self._note(path, answer, begins=begins)
         self._consider(path[-1])
         for watcher in self._watchers:
             watcher.used(chain)
         self._forget()
+
+    def _note(self, path: list[Node], answer: int, *, begins: bool) -> None:
+        """Write down that a turn came through these nodes, or has ended there with so many pages of answer."""
+        for node in path:
+            self.used_s[node.slot] = self.now_s
+            self.uses[node.slot] += begins
+            if not begins:
+                self.answer[node.slot] = answer
+            self._classify(node, NEVER if begins else self.now_s)
+        self._turns += begins
+        if begins and self._turns % EVERY == 0:
+            self._hazard.fit(self.used_s[: self.size], self.now_s)
+
+    def _classify(self, node: Node, counted_s: float) -> None:
+        kind = 2 if node.children else 0 if node.parent is None else 1
+        slot = node.slot
+        size = int(self.uses[slot]), int(self.answer[slot]), node.end
+        self._hazard.enter(slot, kind, size, counted_s)
 
     def _walk(self, chain: Sequence[PageId]) -> tuple[list[Node], int]:
         """Return the nodes that the chain enters, and how many of its pages are known."""
@@ -203,29 +225,28 @@ class History:
             self.parent = np.concatenate([self.parent, np.full(self.size, -1)])
             self.tip_s = np.concatenate([self.tip_s, np.full(self.size, -math.inf)])
             self.used_s = np.concatenate([self.used_s, np.zeros(self.size)])
-            self.turns = np.concatenate([self.turns, np.zeros(self.size, np.int64)])
             self.uses = np.concatenate([self.uses, np.zeros(self.size, np.int64)])
+            self.answer = np.concatenate([self.answer, np.zeros(self.size, np.int64)])
         if self._free:
             slot = self._free.pop()
         else:
             slot, self.size = self.size, self.size + 1
         self.parent[slot], self.tip_s[slot] = -1, -math.inf
-        self.used_s[slot], self.turns[slot], self.uses[slot] = self.now_s, self.turn, 0
+        self.used_s[slot], self.uses[slot], self.answer[slot] = self.now_s, 0, 0
         return Node(slot, start, pages, named=named)
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node in two; return the new one, of its first `at` pages. The session stays with the rest."""
         upper = self._new(node.start, node.pages[:at])
         self._hang(upper, node.parent)
-        self.uses[upper.slot], self.used_s[upper.slot] = (
-            self.uses[node.slot],
-            self.used_s[node.slot],
-        )
+        for array in (self.used_s, self.uses, self.answer):
+            array[upper.slot] = array[node.slot]
         node.start, node.pages = node.start + at, node.pages[at:]
         upper.children = 1
         node.parent, self.parent[node.slot] = upper, upper.slot
         for page in upper.pages:
             self._nodes[page] = upper
+        self._classify(node, self.now_s)  # its idle time goes on, as another kind
         self._tell(node, upper)
         return upper
 
@@ -280,4 +301,5 @@ class History:
     def _remove(self, node: Node) -> None:
         self._idle.pop(node.slot, None)
         self.parent[node.slot], self.tip_s[node.slot] = -1, -math.inf
+        self._hazard.remove(node.slot)
         self._free.append(node.slot)

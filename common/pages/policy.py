@@ -87,38 +87,38 @@ class Lru:
 class LruConversation:
     """Drops all pages of the conversation that has been idle for longest, then of the next.
 
-    A page belongs to the conversation that used it last. `victims` returns whole conversations, so it may return
-    more than it was asked for.
+    A page belongs to the conversation that used it last; two that ended at the same instant are one. `victims` returns
+    whole conversations, so it may return more than it was asked for.
     """
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._turns: dict[PageId, int] = {}
-        self._parts: dict[int, set[PageId]] = {}  # pages held, by the turn that used them last
+        self._last_s: dict[PageId, float] = {}
+        self._parts: dict[float, set[PageId]] = {}  # pages held, by when they were used
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._last_s)
 
     def add(self, page: PageId, back_s: float = math.inf) -> None:  # noqa: ARG002 - no use for it
         """See Policy."""
-        if page not in self._turns:
-            self._put(page, self._history.last_turn(page))
+        if page not in self._last_s:
+            self._put(page, self._history.last_s(page))
 
     def discard(self, page: PageId) -> None:
         """See Policy."""
-        turn = self._turns.pop(page, None)
-        if turn is not None:
-            part = self._parts[turn]
+        last_s = self._last_s.pop(page, None)
+        if last_s is not None:
+            part = self._parts[last_s]
             part.remove(page)
             if not part:
-                del self._parts[turn]
+                del self._parts[last_s]
 
     def used(self, chain: Sequence[PageId]) -> None:
         """A turn used these pages."""
         for page in chain:
-            if page in self._turns:
+            if page in self._last_s:
                 self.discard(page)
-                self._put(page, self._history.turn)
+                self._put(page, self._history.now_s)
 
     def moved(self, source: Node, target: Node) -> int:  # noqa: ARG002 - it keeps nothing by node
         """Pages have another node, of which this policy holds none."""
@@ -127,15 +127,15 @@ class LruConversation:
     def victims(self, count: int, now_s: float) -> list[PageId]:  # noqa: ARG002 - order, not time
         """See Policy; the last conversation is returned whole."""
         found: list[PageId] = []
-        for turn in sorted(self._parts):
+        for last_s in sorted(self._parts):
             if len(found) >= count:
                 break
-            found += sorted(self._parts[turn], key=self._history.depth)
+            found += sorted(self._parts[last_s], key=self._history.depth)
         return found
 
-    def _put(self, page: PageId, turn: int) -> None:
-        self._turns[page] = turn
-        self._parts.setdefault(turn, set()).add(page)
+    def _put(self, page: PageId, last_s: float) -> None:
+        self._last_s[page] = last_s
+        self._parts.setdefault(last_s, set()).add(page)
 
 
 class S3Fifo:

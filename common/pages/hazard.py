@@ -1,0 +1,118 @@
+"""Hazard: the rate at which sessions return, learned online from how they did before."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+TURNS, ANSWERS, LENGTHS, IDLES = 12, 6, 10, 30
+KINDS = 3  # of a node: a session that shares nothing, one that shares what is before it, where sessions part
+FIRST = -10  # power of two of the seconds that the second bucket of idle time begins with
+AXES = (
+    (3,),
+    (0,),
+    (1,),
+    (2,),
+    (0, 1),
+    (0, 3),
+)  # of the factors; 0: kind and turn, 1: answer, 2: length, 3: idle
+WEIGHT = 3.0  # events of the prior, in each factor's each level
+PRIOR = 0.5  # hazard x idle time of the prior, as long as nothing is known
+EVERY = 64  # turns from fit to fit
+MEMORY = 3000  # turns after which what was seen has lost 1 - 1/e of its weight
+NEVER = math.inf
+_LOW = np.concatenate([[0.0], 2.0 ** np.arange(FIRST + 1, FIRST + IDLES)])
+_HIGH = np.concatenate([_LOW[1:], [math.inf]])
+_PRIOR = PRIOR / 2.0 ** (np.arange(FIRST, FIRST + IDLES) + 0.5)
+
+
+class Hazard:
+    """Events and seconds of exposure by class of node and idle time, and the rates that follow from them.
+
+    A rate is PRIOR / idle time x one factor per level of idle time, turn, length of the last answer, length of the
+    chain, turn and answer, turn and idle time: the most likely ones for Poisson events, each with a gamma prior of
+    mean 1. Idle times and lengths are bucketed by powers of two, so nothing depends on the scale of a load.
+    """
+
+    def __init__(self) -> None:
+        shape = (KINDS * TURNS, ANSWERS, LENGTHS, IDLES)
+        self._events: NDArray[np.float64] = np.zeros(shape)
+        self._exposed_s: NDArray[np.float64] = np.zeros(shape)
+        self._factors: list[NDArray[np.float64]] = [np.ones(1)] * len(AXES)
+        self._logs: NDArray[np.float64] = np.broadcast_to(np.log(_PRIOR), shape).ravel()
+        self._classes: NDArray[np.int64] = np.full(64, -1)  # by slot; -1: no node
+        self._counted_s: NDArray[np.float64] = np.full(64, NEVER)  # exposure is counted up to there
+
+    def enter(self, slot: int, kind: int, size: tuple[int, int, int], counted_s: float) -> None:
+        """A node is of this kind and of this size from now on: turns, pages of the last answer, pages of the chain.
+
+        Its idle time counts from `counted_s`; while its session runs, NEVER.
+        """
+        while slot >= len(self._classes):
+            self._classes = np.concatenate([self._classes, np.full(len(self._classes), -1)])
+            self._counted_s = np.concatenate(
+                [self._counted_s, np.full(len(self._counted_s), NEVER)]
+            )
+        turns, answer, length = size
+        turns = turns if turns < 4 else 2 + turns.bit_length()
+        level = kind * TURNS + min(TURNS - 1, turns)
+        level = level * ANSWERS + min(ANSWERS - 1, answer.bit_length())
+        self._classes[slot] = level * LENGTHS + min(LENGTHS - 1, length.bit_length())
+        self._counted_s[slot] = counted_s
+
+    def leave(self, slot: int, since_s: float, now_s: float, *, returned: bool) -> None:
+        """A node that was idle since `since_s` is not any more; `returned`: because its session did."""
+        counted_s = float(self._counted_s[slot])
+        if counted_s > now_s:
+            return
+        self._counted_s[slot] = NEVER
+        cell = int(self._classes[slot])
+        exposed = np.minimum(now_s - since_s, _HIGH) - np.maximum(counted_s - since_s, _LOW)
+        self._exposed_s.reshape(-1, IDLES)[cell] += np.maximum(exposed, 0.0)
+        if returned:
+            power = math.floor(math.log2(max(now_s - since_s, 1e-9))) - FIRST
+            self._events.reshape(-1, IDLES)[cell, min(IDLES - 1, max(0, power))] += 1
+
+    def remove(self, slot: int) -> None:
+        """There is no such node any more."""
+        if slot < len(self._classes):
+            self._classes[slot], self._counted_s[slot] = -1, NEVER
+
+    def rates(self, since_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
+        """Return by slot the rate, per second, at which a turn comes to this node and goes to none below it."""
+        size = len(since_s)
+        classes = self._classes[:size]
+        at = np.log2(np.maximum(now_s - since_s, 1e-3)) - (FIRST + 0.5)
+        at = np.clip(at, 0.0, IDLES - 1.001)
+        low = at.astype(np.int64)
+        at -= low
+        low += np.maximum(classes, 0) * IDLES
+        logs = self._logs[low]
+        logs += at * (self._logs[low + 1] - logs)
+        return np.where(classes >= 0, np.exp(logs), 0.0)
+
+    def fit(self, since_s: NDArray[np.float64], now_s: float) -> None:
+        """Count the exposure of all that is idle, and fit the factors to what was seen."""
+        slots = np.flatnonzero(self._counted_s[: len(since_s)] < now_s)
+        begin_s = (self._counted_s[slots] - since_s[slots])[:, None]
+        end_s = (now_s - since_s[slots])[:, None]
+        exposed = np.maximum(np.minimum(end_s, _HIGH) - np.maximum(begin_s, _LOW), 0.0)
+        np.add.at(self._exposed_s.reshape(-1, IDLES), self._classes[slots], exposed)
+        self._counted_s[slots] = now_s
+        self._events *= 1 - EVERY / MEMORY
+        self._exposed_s *= 1 - EVERY / MEMORY
+        rates = np.broadcast_to(_PRIOR, self._events.shape).copy()
+        for factor in self._factors:
+            rates *= factor
+        expected = rates * self._exposed_s
+        for number, axes in enumerate(AXES):
+            others = tuple({0, 1, 2, 3} - set(axes))
+            events = self._events.sum(others, keepdims=True) + WEIGHT
+            before = self._factors[number]
+            after = events / (expected.sum(others, keepdims=True) / before + WEIGHT)
+            self._factors[number] = after
+            rates *= after / before
+            expected *= after / before
+        self._logs = np.log(rates).ravel()
