@@ -45,11 +45,6 @@ def value(key: PageKey) -> str:
     return f"{_tag(key.partition)}:v:{key.member}"
 
 
-def values(partition: int) -> str:
-    """A pattern of all values of a partition."""
-    return f"{_tag(partition)}:v:*"
-
-
 def index(partition: int) -> str:
     """Members by the time of their last use in ms."""
     return f"{_tag(partition)}:index"
@@ -70,11 +65,12 @@ def disk(partition: int) -> str:
     return f"{_tag(partition)}:disk"
 
 
+VALUES = "{pages/*}:v:*"  # a pattern of all values
 # What is asked of the one kv_store that keeps the pages.
 KEEPER = f"{_tag(0)}:keeper"
 RECALL = f"{_tag(0)}:recall"  # members to bring from disk
 ERASE = f"{_tag(0)}:erase"  # members to erase from disk
-ROOM = f"{_tag(0)}:room"  # rung when a partition runs full
+ROOM = f"{_tag(0)}:room"  # `<partition>:<bytes>`: what was put where there is little room
 
 
 def by_partition(keys: Iterable[PageKey]) -> dict[int, list[PageKey]]:

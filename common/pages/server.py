@@ -32,6 +32,7 @@ CONNECTIONS = 8
 TIMEOUT_S = 2.0
 CONNECT_S = 1.0
 AGAIN_S = 1.0  # how long nobody asks a server that was away
+_CLOSE_S = 0.25
 SCRIPTS = ("put", "remove", "recount")
 _LUA = Path(__file__).parent / "lua"
 _LOST = (
@@ -143,18 +144,16 @@ class PagesServer:
 
         def caller(node: Any) -> Callable[..., Awaitable[Any]]:
             async def call(*command: Any) -> Any:
-                return await self._run(
-                    lambda: self._redis.execute_command(*command, target_nodes=node)
-                )
+                return await self._run(lambda: node.execute_command(*command))
 
             return call
 
         return [caller(node) for node in self._redis.get_primaries()]
 
     async def close(self) -> None:
-        """Let commands in flight end, then close every connection."""
+        """Let commands in flight end, but those that wait for something, then close every connection."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._timeout_s + CONNECT_S)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
             if not self._cluster:

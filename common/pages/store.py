@@ -24,7 +24,7 @@ __all__ = ["NONE", "PageKey", "PageStore", "TierDown", "Usage", "pages_url"]
 
 NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
-MOST_ASKED, MOST_ERASED = 4096, 65536
+MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
 Put = Literal["stored", "exists", "full"]
 Tier = Literal["redis", "disk"]
@@ -66,6 +66,10 @@ class PageStore:
         """False from a call that got no answer until one that did."""
         return self.server.up
 
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch, as the tiers count them."""
+        return self._clock.now_ms()
+
     async def put(self, key: PageKey, value: Buffer, ttl_s: float) -> Put:
         """Store a page unless it is there (the first writer wins) or its partition has no room for it."""
         at = key.partition
@@ -82,9 +86,7 @@ class PageStore:
         found, used = reply[0].decode(), int(reply[1])
         if found == "full" or used > (1 - FREE) * self.room:
             with contextlib.suppress(TierDown):
-                await self.server.pipeline(
-                    [("RPUSH", names.ROOM, at), ("LTRIM", names.ROOM, -1, -1)]
-                )
+                await self._ask(names.ROOM, [f"{at}:{len(value)}"], MOST_RUNG)
         outcome: Put = found
         return outcome
 
@@ -123,12 +125,12 @@ class PageStore:
 
     async def recall(self, keys: Sequence[PageKey]) -> None:
         """Ask kv_store to bring pages from its disk; the oldest wishes are forgotten where there are too many."""
-        await self._ask(names.RECALL, keys, MOST_ASKED)
+        await self._ask(names.RECALL, [key.member for key in keys], MOST_ASKED)
 
     async def drop(self, keys: Sequence[PageKey]) -> int:
         """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy."""
         copies = sum(tier is not None for tier in await self.where(keys))
-        await self._ask(names.ERASE, keys, MOST_ERASED)
+        await self._ask(names.ERASE, [key.member for key in keys], MOST_ERASED)
         await self.remove(keys)
         return copies
 
@@ -163,7 +165,6 @@ class PageStore:
         """Close its connections."""
         await self.server.close()
 
-    async def _ask(self, name: str, keys: Sequence[PageKey], most: int) -> None:
-        if keys:
-            members = [key.member for key in keys]
-            await self.server.pipeline([("RPUSH", name, *members), ("LTRIM", name, -most, -1)])
+    async def _ask(self, name: str, words: Sequence[str], most: int) -> None:
+        if words:
+            await self.server.pipeline([("RPUSH", name, *words), ("LTRIM", name, -most, -1)])

@@ -1,9 +1,10 @@
-"""Assemble kv_store: open the bus, read the lane of sessions, sweep, drain."""
+"""Assemble kv_store: open the bus, read the lane of sessions, sweep, keep the pages, drain."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 from common.bus import Bus, Consumer
 from common.bus.opening import open_bus
@@ -12,7 +13,9 @@ from common.config import StoreConfig
 from common.health import Health
 from common.ids import Family
 from common.messages import WorkerRecord
+from common.pages.store import PageStore
 from services.kv_store.erase import Eraser
+from services.kv_store.keeper import Keeper
 from services.kv_store.loop import AT_ONCE, StoreLoop
 from services.kv_store.store import Store
 from services.kv_store.sweep import Sweep
@@ -61,12 +64,18 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         asyncio.create_task(_watch(bus, health, stopping)),
         asyncio.create_task(Sweep(bus, eraser, config.sweep_s).run()),
     ]
+    pages = PageStore.of(config, bus.clock)
+    if pages is not None:
+        directory = Path(config.data_dir) / "pages"
+        tasks.append(asyncio.create_task(Keeper(pages, directory, config.disk_bytes).run()))
     try:
         await StoreLoop(consumer, Store(bus, eraser)).run(stopping, config.drain_s)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if pages is not None:
+            await pages.close()
 
 
 async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:

@@ -28,6 +28,7 @@ class Process:
         self._command = [sys.executable, "-m", f"services.{service}", "--data-dir", str(data_dir)]
         self._command += ["--instance", instance, *flags]
         self._env = {**os.environ, "SPILLWAY_REDIS_URL": url, "SPILLWAY_LOG_FORMAT": "json"}
+        self._env.setdefault("SPILLWAY_PAGES_URL", "none")
         for name in ("SPILLWAY_PROFILE", "SPILLWAY_SEED"):
             self._env.pop(name, None)
         self.log = data_dir / f"{service}-{instance}.log"

@@ -1,0 +1,124 @@
+"""The disk tier: pages in segments, in a thread of its own. Where the disk fails or is full it refuses, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from common import log
+from common.pages.keys import PageKey
+from services.kv_store import metrics
+from services.kv_store.segments import Damaged, Segments
+
+AGAIN_S = 5.0  # how long a disk that took no page is not asked to
+_log = log.get("kv_store")
+R = TypeVar("R")
+
+
+class Disk:
+    """Pages on this machine's disk; one process a directory. What is not kept is dropped, and told in `gone`."""
+
+    def __init__(self, segments: Segments, executor: ThreadPoolExecutor) -> None:
+        self._segments, self._executor = segments, executor
+        self._again_at = 0.0
+        self._closed = False
+        self.gone: set[PageKey] = set()  # dropped since it was last emptied
+
+    @classmethod
+    async def open(cls, directory: Path, budget_bytes: int) -> Disk:
+        """Open a directory, reading what it has; InUse if another process has it, OSError if the disk fails."""
+        executor = ThreadPoolExecutor(1, "disk")
+        loop = asyncio.get_running_loop()
+        try:
+            segments = await loop.run_in_executor(executor, Segments, directory, budget_bytes)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+        if segments.skipped:
+            metrics.CORRUPT.labels("disk").inc(segments.skipped)
+            _log.warning("disk_pages_skipped", records=segments.skipped, directory=str(directory))
+        _log.info("disk_opened", pages=len(segments), bytes=segments.used_bytes)
+        return cls(segments, executor)
+
+    async def usage(self) -> tuple[int, int]:
+        """Return how many pages there are, and the bytes of all files."""
+        return await self._do(lambda: (len(self._segments), self._segments.used_bytes))
+
+    async def put(self, key: PageKey, value: bytes, ends_ms: int) -> bool:
+        """Keep a page, or renew its life; False where the disk takes none."""
+        if time.monotonic() < self._again_at:
+            return False
+        try:
+            dropped = await self._do(lambda: self._segments.put(key, value, ends_ms))
+        except OSError as error:
+            self._again_at = time.monotonic() + AGAIN_S
+            metrics.REFUSED.inc()
+            _log.error("disk_refused", why=error.strerror, page=key.member, again_s=AGAIN_S)
+            return False
+        except ValueError as error:
+            metrics.REFUSED.inc()
+            _log.warning("disk_refused", why=str(error), page=key.member)
+            return False
+        self._drop(dropped, "room")
+        self.gone.discard(key)
+        return True
+
+    async def renew(self, key: PageKey, ends_ms: int) -> bool:
+        """Renew a page's life; False if it is not there, or the disk fails."""
+        try:
+            return await self._do(lambda: self._segments.renew(key, ends_ms))
+        except OSError as error:
+            _log.error("disk_write_failed", why=error.strerror, page=key.member)
+            return False
+
+    async def get(self, key: PageKey) -> tuple[bytes, int] | None:
+        """Return a page's value and when it expires (ms); None if it is not there, or damaged, which is counted."""
+        try:
+            return await self._do(lambda: self._segments.get(key))
+        except Damaged as error:
+            metrics.CORRUPT.labels("disk").inc()
+            _log.warning("disk_page_damaged", where=str(error))
+        except OSError as error:
+            _log.error("disk_read_failed", why=error.strerror, page=key.member)
+        self.gone.add(key)
+        return None
+
+    async def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
+        """Return when pages expire (ms): these, as far as they are there, or all."""
+        return await self._do(lambda: self._segments.ends(keys))
+
+    async def expire(self, now_ms: int) -> None:
+        """Erase what has expired."""
+        try:
+            self._drop(await self._do(lambda: self._segments.expire(now_ms)), "expired")
+        except OSError as error:
+            _log.error("disk_erase_failed", why=error.strerror)
+
+    async def erase(self, keys: Sequence[PageKey]) -> int:
+        """Overwrite pages' bytes, synced; return how many there were. OSError if the disk fails."""
+        erased = await self._do(lambda: self._segments.erase(keys, sync=True))
+        metrics.DROPPED.labels("erased").inc(erased)
+        self.gone.update(keys)
+        return erased
+
+    async def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
+        """Read the headers of all files: how many there are, and how many are of these keys."""
+        return await self._do(lambda: self._segments.search(keys))
+
+    async def close(self) -> None:
+        """Close the files; other processes may open them."""
+        if not self._closed:
+            self._closed = True
+            await self._do(self._segments.close)
+            self._executor.shutdown(wait=False)
+
+    def _drop(self, keys: Sequence[PageKey], why: str) -> None:
+        metrics.DROPPED.labels(why).inc(len(keys))
+        self.gone.update(keys)
+
+    async def _do(self, work: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)

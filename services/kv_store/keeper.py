@@ -1,0 +1,226 @@
+"""The keeper of KV pages: of several kv_stores the one that makes room in Redis, has the disk, and brings pages back.
+
+Without it nothing breaks: Redis refuses pages when it is full, and what is on the disk is not offered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from redis.exceptions import OutOfMemoryError
+
+from common import log
+from common.pages import keys as names
+from common.pages.keys import PageKey, of_member
+from common.pages.server import AGAIN_S
+from common.pages.store import PageStore, TierDown
+from services.kv_store import metrics
+from services.kv_store.disk import Disk
+from services.kv_store.eviction import Choose, Eviction, least_recent, sound
+from services.kv_store.reconcile import reconcile
+from services.kv_store.segments import InUse
+from services.kv_store.shelf import Shelf
+
+LEASE_MS = 15_000
+TICK_S = 1.0
+RECONCILE_S = 60.0
+OPEN_AGAIN_S = 10.0
+_BLOCK_S = 1  # less than a reply may take
+_AT_ONCE = 64
+_log = log.get("kv_store")
+
+
+class Keeper:
+    """Keeps the pages of one pages Redis and of one directory; `disk_bytes` 0 is no disk tier."""
+
+    def __init__(
+        self, store: PageStore, directory: Path, disk_bytes: int, choose: Choose = least_recent
+    ) -> None:
+        self._store, self._server = store, store.server
+        self._directory, self._disk_bytes = directory, disk_bytes
+        self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._eviction = Eviction(store, choose)
+        self._shelf = Shelf(store, self._name)
+        self._disk: Disk | None = None
+        self._open_at = self._tick_at = self._reconcile_at = 0.0
+        self._keeps = asyncio.Event()
+        self._lost_at: float | None = None
+        metrics.PAGE_ROOM.labels("redis").set(store.room * names.PARTITIONS)
+        metrics.PAGE_ROOM.labels("disk").set(disk_bytes)
+
+    async def run(self) -> None:
+        """Keep the pages for ever, as long as no other process does."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forever(self._keep))
+                group.create_task(self._forever(self._bring))
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._keeps.is_set():
+            with contextlib.suppress(TierDown):
+                await self._server.call("DEL", names.KEEPER)
+        if self._disk is not None:
+            await self._disk.close()
+
+    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except TierDown as error:
+                self._down(str(error))
+                await asyncio.sleep(AGAIN_S)
+            except Exception:  # noqa: BLE001 - housekeeping must outlive a bad reply
+                _log.exception("pages_upkeep_failed")
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._up()
+
+    def _down(self, why: str) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            _log.warning("pages_redis_down", why=why)
+        metrics.PAGES_DOWN.set(time.monotonic() - self._lost_at)
+
+    def _up(self) -> None:
+        if self._lost_at is not None:
+            _log.info("pages_redis_up", after_s=round(time.monotonic() - self._lost_at, 3))
+        self._lost_at = None
+        metrics.PAGES_DOWN.set(0)
+
+    # -- keeping house ---------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        due = time.monotonic() >= self._tick_at
+        if due:
+            self._tick_at = time.monotonic() + TICK_S
+            if await self._hold():
+                await self._open_disk()
+                self._keeps.set()
+            else:
+                await self._leave()
+        if not self._keeps.is_set():
+            await asyncio.sleep(TICK_S)
+            return
+        await self._eviction.make_room(
+            self._disk, await self._asked()
+        )  # first: all else takes room
+        await self._erase_asked()
+        if due:
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        if time.monotonic() >= self._reconcile_at:
+            self._reconcile_at = time.monotonic() + RECONCILE_S
+            await reconcile(self._store)
+            if self._disk is not None:
+                await self._disk.expire(self._store.now_ms())
+        if self._disk is not None:
+            await self._shelf.renew(self._disk)
+        await self._measure()
+
+    async def _leave(self) -> None:
+        """Another process keeps the pages, so the disk may be its own."""
+        self._keeps.clear()
+        self._reconcile_at = 0.0
+        if self._disk is not None:
+            await self._disk.close()
+            self._disk = None
+        for tier in ("redis", "disk"):  # the other one tells them
+            metrics.PAGES.labels(tier).set(0)
+            metrics.PAGE_BYTES.labels(tier).set(0)
+
+    async def _hold(self) -> bool:
+        """Take the lease if nobody has it, and renew it if it is ours; return whether it is."""
+        try:
+            taken = await self._server.call("SET", names.KEEPER, self._name, "NX", "PX", LEASE_MS)
+        except OutOfMemoryError:
+            return True  # nobody can take it, and somebody has to make room
+        if taken is not None:
+            self._reconcile_at = 0.0  # the server may be another than before
+            _log.info("pages_kept", keeper=self._name)
+            return True
+        if await self._server.call("GET", names.KEEPER) != self._name.encode():
+            return False
+        await self._server.call("PEXPIRE", names.KEEPER, LEASE_MS)
+        return True
+
+    async def _open_disk(self) -> None:
+        if self._disk is not None or not self._disk_bytes or time.monotonic() < self._open_at:
+            return
+        self._open_at = time.monotonic() + OPEN_AGAIN_S
+        try:
+            self._disk = await Disk.open(self._directory, self._disk_bytes)
+        except InUse as error:  # by a kv_store that is about to leave
+            _log.warning("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
+        except OSError as error:
+            _log.error("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
+
+    async def _asked(self) -> dict[int, int]:
+        """Wait a little until room is asked for; return the largest page that was refused, by partition."""
+        rung = await self._server.call("BLPOP", names.ROOM, _BLOCK_S)
+        if rung is None:
+            return {}
+        more = await self._server.call("LPOP", names.ROOM, _AT_ONCE)
+        asked: dict[int, int] = {}
+        for word in (rung[1], *(more or ())):
+            at, size = map(int, word.split(b":"))
+            asked[at] = max(asked.get(at, 0), size)
+        return asked
+
+    async def _erase_asked(self) -> None:
+        while members := await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1):
+            keys = [of_member(member) for member in members]
+            if self._disk is not None:
+                await self._disk.erase(keys)
+                await self._shelf.withdraw(self._disk)
+            await self._store.remove(keys)  # what was brought back meanwhile
+            await self._server.call("LPOP", names.ERASE, len(members))
+
+    async def _measure(self) -> None:
+        usage = await self._store.usage()
+        metrics.PAGES.labels("redis").set(usage.pages)
+        metrics.PAGE_BYTES.labels("redis").set(sum(usage.bytes))
+        if self._disk is not None:
+            pages, used = await self._disk.usage()
+            metrics.PAGES.labels("disk").set(pages)
+            metrics.PAGE_BYTES.labels("disk").set(used)
+
+    # -- bringing pages back ---------------------------------------------------------------------------
+
+    async def _bring(self) -> None:
+        await self._keeps.wait()
+        rung = await self._server.call("BLPOP", names.RECALL, _BLOCK_S)
+        if rung is None:
+            return
+        more = await self._server.call("LPOP", names.RECALL, _AT_ONCE)
+        keys = [of_member(member) for member in dict.fromkeys((rung[1], *(more or ())))]
+        for key, tier in zip(keys, await self._store.where(keys), strict=True):
+            served = tier == "redis" or await self._brought(key)
+            metrics.RECALLS.labels("served" if served else "missed").inc()
+        if self._disk is not None and self._disk.gone:
+            await self._shelf.withdraw(self._disk)
+
+    async def _brought(self, key: PageKey) -> bool:
+        disk = self._disk
+        found = await disk.get(key) if disk is not None else None
+        if disk is None or found is None:
+            return False
+        value, ends_ms = found
+        left_s = (ends_ms - self._store.now_ms()) / 1000
+        if left_s <= 0:
+            return False
+        if not sound(value, key, "disk"):
+            await disk.erase([key])
+            return False
+        if await self._store.put(key, value, left_s) == "full":
+            await self._eviction.evict(disk, key.partition, len(value))
+            return await self._store.put(key, value, left_s) != "full"
+        return True

@@ -1,0 +1,70 @@
+"""How a page lies on disk: a header of 64 bytes, then its value, filled up to a multiple of 64.
+
+A header never straddles a disk's sector, so it is written anew in place as a whole: with another end of life, or as
+that of an erased record, whose value is overwritten first.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from msgspec import Struct
+
+from common.pages.codec import checksum
+from common.pages.keys import PageKey
+
+HEAD_BYTES = 64
+_MAGIC = b"SWPR"
+_LIVE, _ERASED = 1, 0
+_HEAD = struct.Struct("<4sB3xIIQQ16s8x")
+_SUM = struct.Struct("<Q")
+_MOST = (1 << 32) - 1
+
+
+class Head(Struct, frozen=True):
+    """A record's header: whose value of how many bytes follows, until when (ms), and its xxh3-64; no key: erased."""
+
+    key: PageKey | None
+    length: int
+    ends_ms: int = 0
+    sum: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        return size_of(self.length)
+
+    def encode(self) -> bytes:
+        """Return the 64 bytes."""
+        state, (page, group) = (_LIVE, self.key) if self.key else (_ERASED, (bytes(16), 0))
+        ends_ms = min(self.ends_ms, (1 << 63) - 1)
+        head = _HEAD.pack(_MAGIC, state, group, self.length, ends_ms, self.sum, page)
+        return head + _SUM.pack(checksum(head))
+
+
+def size_of(length: int) -> int:
+    """Return the bytes that the record of a value has; ValueError if no record holds one so long."""
+    if length > _MOST:
+        raise ValueError(f"value of {length} bytes; expected at most {_MOST}")
+    return HEAD_BYTES + -(-length // HEAD_BYTES) * HEAD_BYTES
+
+
+def decode(data: bytes) -> Head | None:
+    """Return a header, or None if these bytes are none."""
+    if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
+        return None
+    (known,) = _SUM.unpack_from(data, HEAD_BYTES - _SUM.size)
+    if checksum(data[: HEAD_BYTES - _SUM.size]) != known:
+        return None
+    _, state, group, length, ends_ms, total, page = _HEAD.unpack_from(data)
+    return Head(PageKey(page, group) if state == _LIVE else None, length, ends_ms, total)
+
+
+def find(data: bytes, start: int) -> int:
+    """Return where the next header in these bytes begins, at a multiple of 64 from `start` on; -1 if there is none."""
+    at = data.find(_MAGIC, start)
+    while at >= 0:
+        if at % HEAD_BYTES == 0 and decode(data[at : at + HEAD_BYTES]):
+            return at
+        at = data.find(_MAGIC, at + 1)
+    return -1

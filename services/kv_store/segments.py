@@ -1,0 +1,305 @@
+"""Pages in append-only files: found by an index in memory, which is read from the files' headers at start.
+
+Blocking, and for one thread of one process: the directory is locked. It is a cache, so nothing waits for the disk but
+what is erased; after a kill a torn end is cut off, and a damaged record is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from common.pages.codec import checksum
+from common.pages.keys import PageKey
+from services.kv_store.records import HEAD_BYTES, Head, decode, find
+
+SEGMENTS = 16  # as many make up the budget
+_LEAST_SEGMENT_BYTES = 1 << 16
+_COMPACT_BELOW = 0.5
+_READ_BYTES = 1 << 20
+
+
+class InUse(Exception):
+    """Another process has the directory."""
+
+
+class Damaged(Exception):
+    """A record's value is not what was written; it has been erased."""
+
+
+class Segment(Struct):
+    """One file: its number, its descriptor, its bytes, and those of its records that are not erased."""
+
+    number: int
+    fd: int
+    size: int = 0
+    live: int = 0
+
+
+class Place(Struct, frozen=True):
+    """Where a page lies."""
+
+    segment: Segment
+    at: int
+    head: Head
+
+
+class Segments:
+    """Pages by key in at most `budget_bytes` of files; OSError passes through where the disk fails or is full."""
+
+    def __init__(self, directory: Path, budget_bytes: int) -> None:
+        self._directory, self._budget = directory, budget_bytes
+        self._segment_bytes = max(budget_bytes // SEGMENTS, _LEAST_SEGMENT_BYTES)
+        self._segments: dict[int, Segment] = {}
+        self._places: dict[PageKey, Place] = {}
+        self.skipped = 0  # damaged records and torn ends met at start
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in sorted(directory.glob("segment." + 10 * "[0-9]")):
+                self._load(path)
+        except BlockingIOError as error:
+            self.close()
+            raise InUse(f"{directory} is in use by another process") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(segment.size for segment in self._segments.values())
+
+    def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
+        """Return when pages expire (ms): these, as far as they are there, or all."""
+        asked = self._places if keys is None else [key for key in keys if key in self._places]
+        return {key: self._places[key].head.ends_ms for key in asked}
+
+    def close(self) -> None:
+        """Close the files and give the directory free."""
+        for segment in self._segments.values():
+            os.close(segment.fd)
+        self._segments.clear()
+        self._places.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def get(self, key: PageKey) -> tuple[bytes, int] | None:
+        """Return a page's value and when it expires (ms); Damaged if it is not what was written, once."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        value = _read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
+        if len(value) != place.head.length or checksum(value) != place.head.sum:
+            self.erase([key])
+            raise Damaged(f"page {key.member} in segment {place.segment.number} at {place.at}")
+        return value, place.head.ends_ms
+
+    def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
+        """Read every header of every file: how many there are, and how many are of these keys."""
+        read = found = 0
+        for segment in self._segments.values():
+            for _, head in _walk(segment.fd, segment.size):
+                read += 1
+                found += head.key in keys
+        return read, found
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def put(self, key: PageKey, value: bytes, ends_ms: int) -> list[PageKey]:
+        """Store a page, or renew its life if it is there; return the pages that made room for it.
+
+        ValueError if it is larger than a segment may be.
+        """
+        if self.renew(key, ends_ms):
+            return []
+        head = Head(key, len(value), ends_ms, checksum(value))
+        if head.size > self._segment_bytes:
+            raise ValueError(
+                f"page of {len(value)} bytes; expected less than a sixteenth of the tier's {self._budget}"
+            )
+        dropped: list[PageKey] = []
+        # One segment's worth is kept for the copies that compacting makes.
+        while self.used_bytes + head.size > self._budget - self._segment_bytes and self._segments:
+            dropped += self._make_room()
+        self._append(head, value)
+        return dropped
+
+    def renew(self, key: PageKey, ends_ms: int) -> bool:
+        """Set when a page expires; return whether it is there."""
+        place = self._places.get(key)
+        if place is None:
+            return False
+        head = Head(key, place.head.length, ends_ms, place.head.sum)
+        _write(place.segment.fd, place.at, head.encode())
+        self._places[key] = Place(place.segment, place.at, head)
+        return True
+
+    def erase(self, keys: Iterable[PageKey], *, sync: bool = False) -> int:
+        """Overwrite pages' bytes; return how many there were. With `sync` they are off the disk on return."""
+        touched, erased = dict[int, Segment](), 0
+        for key in keys:
+            place = self._places.get(key)
+            if place is not None:
+                self._overwrite(place)
+                del self._places[key]
+                touched[place.segment.number] = place.segment
+                erased += 1
+        for segment in touched.values():
+            if sync:
+                os.fdatasync(segment.fd)
+            self._remove_if_empty(segment)
+        return erased
+
+    def expire(self, now_ms: int) -> list[PageKey]:
+        """Erase what has expired, and return it."""
+        over = [key for key, place in self._places.items() if place.head.ends_ms <= now_ms]
+        self.erase(over)
+        return over
+
+    def _append(self, head: Head, value: bytes) -> None:
+        segment = self._last()
+        if segment is None or (segment.size and segment.size + head.size > self._segment_bytes):
+            segment = self._add(segment.number + 1 if segment else 1)
+        padding = bytes(head.size - HEAD_BYTES - head.length)
+        try:
+            _write(segment.fd, segment.size, b"".join((head.encode(), value, padding)))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(segment.fd, segment.size)
+            raise
+        self._enter(segment, segment.size, head)
+        segment.size += head.size
+
+    def _enter(self, segment: Segment, at: int, head: Head) -> None:
+        assert head.key is not None
+        self._places[head.key] = Place(segment, at, head)
+        segment.live += head.size
+
+    def _overwrite(self, place: Place) -> None:
+        """Zero a record's value, then say in its header that it is erased: so no kill leaves bytes nobody knows of."""
+        fd, head = place.segment.fd, place.head
+        _write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
+        _write(fd, place.at, Head(None, head.length).encode())
+        place.segment.live -= head.size
+
+    # -- room ------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> list[PageKey]:
+        """Compact the emptiest file if that gives enough, else drop the oldest; return the pages dropped."""
+        emptiest = min(self._segments.values(), key=lambda s: s.live / s.size if s.size else 0)
+        compactable = (
+            emptiest is not self._last() and emptiest.live < _COMPACT_BELOW * emptiest.size
+        )
+        segment = emptiest if compactable else self._segments[min(self._segments)]
+        within = [place for place in self._places.values() if place.segment is segment]
+        dropped = []
+        for place in within:
+            if not (compactable and self._copy(place)):
+                assert place.head.key is not None
+                del self._places[place.head.key]
+                dropped.append(place.head.key)
+        self._remove(segment)
+        return dropped
+
+    def _copy(self, place: Place) -> bool:
+        """Append a page again, if it is sound and the disk takes it; return whether."""
+        value = _read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
+        if checksum(value) != place.head.sum:
+            return False
+        try:
+            self._append(place.head, value)
+        except OSError:
+            return False
+        return True
+
+    def _remove_if_empty(self, segment: Segment) -> None:
+        if not segment.live and segment is not self._last():
+            self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        self._path(segment.number).unlink(missing_ok=True)
+        os.close(segment.fd)
+        del self._segments[segment.number]
+
+    def _last(self) -> Segment | None:
+        return self._segments[max(self._segments)] if self._segments else None
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"segment.{number:010d}"
+
+    def _add(self, number: int) -> Segment:
+        fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT, 0o600)
+        self._segments[number] = Segment(number, fd)
+        return self._segments[number]
+
+    # -- start -----------------------------------------------------------------------------------------
+
+    def _load(self, path: Path) -> None:
+        segment = self._add(int(path.suffix[1:]))
+        size = os.fstat(segment.fd).st_size
+        expected = 0
+        for at, head in _walk(segment.fd, size):
+            self.skipped += at != expected
+            expected = at + head.size
+            if head.key is None:
+                continue
+            older = self._places.get(head.key)
+            if older is not None:  # compacting it was killed before the older file was gone
+                self._overwrite(older)
+            self._enter(segment, at, head)
+        if expected < size:
+            self.skipped += 1
+            os.ftruncate(segment.fd, expected)
+        segment.size = expected
+
+
+def _walk(fd: int, size: int) -> Iterator[tuple[int, Head]]:
+    """Yield where each record of a file begins, and its header; what is damaged is skipped, a torn end left out."""
+    at = 0
+    while at + HEAD_BYTES <= size:
+        head = decode(os.pread(fd, HEAD_BYTES, at))
+        if head is None or at + head.size > size:
+            at = _next(fd, at + HEAD_BYTES, size)
+            continue
+        yield at, head
+        at += head.size
+
+
+def _next(fd: int, at: int, size: int) -> int:
+    """Return where the next header of a file begins, or its size if there is none."""
+    while at < size:
+        found = find(os.pread(fd, _READ_BYTES, at), 0)
+        if found >= 0:
+            return at + found
+        at += _READ_BYTES
+    return size
+
+
+def _read(fd: int, at: int, length: int) -> bytes:
+    data = os.pread(fd, length, at)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), at + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _write(fd: int, at: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

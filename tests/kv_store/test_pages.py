@@ -1,0 +1,359 @@
+"""The keeper of pages on real servers: room ahead of need, the disk and back, restarts, damage, several of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from common.pages import keys as names
+from common.pages.codec import Header, encode
+from common.pages.keys import PARTITIONS
+from common.pages.store import FREE, PageKey, PageStore
+from services.kv_store.keeper import Keeper
+from services.kv_store.reconcile import reconcile
+from tests.conftest import PROFILE
+from tests.pages.test_store import counted, opened
+from tests.router.mesh import Process
+from tests.servers import Cluster, Server
+
+PAGE = 4000  # bytes of a layer; two a page
+BUDGET = 16 * 100_000
+DISK = 1 << 22
+TTL_S = 60
+
+
+def page(number: int, partition: int | None = None) -> tuple[PageKey, bytes]:
+    """A page that is in order, and its key."""
+    first = number % PARTITIONS if partition is None else partition
+    key = PageKey(bytes([first]) + number.to_bytes(15, "big"))
+    rng = random.Random(number)
+    layers = [rng.randbytes(PAGE) for _ in range(2)]
+    head = Header(id=key.id, parent=bytes(16), depth=number, layers=2, layer_bytes=PAGE)
+    return key, encode(head, layers)
+
+
+def metric(name: str, **labels: str) -> float:
+    """A metric's value now."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(20):
+        while not await true():  # noqa: ASYNC110 - what is looked at lies in another process
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def kept(store: PageStore, directory: Path, disk: int = DISK) -> AsyncIterator[Keeper]:
+    """A running keeper."""
+    made = Keeper(store, directory, disk)
+    running = asyncio.create_task(made.run())
+    try:
+        await asyncio.wait_for(made._keeps.wait(), 10)
+        yield made
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+PLACES = ("redis6", "redis7", "valkey", "valkey-cluster")
+every_place = pytest.mark.parametrize("place", PLACES, indirect=True)
+
+
+@pytest.fixture(params=PLACES if PROFILE == "soak" else PLACES[-1:])
+def place(request: pytest.FixtureRequest, _shared_servers: dict[str, Any]) -> Any:
+    """An empty cluster that tests share; in soak runs, and for @every_place, a server of each kind too."""
+    kind, _, cluster = request.param.partition("-")
+    name = f"cluster-{kind}" if cluster else kind
+    if name not in _shared_servers:
+        _shared_servers[name] = Cluster.build(kind) if cluster else Server(kind).start()
+    _shared_servers[name].flush()
+    return _shared_servers[name]
+
+
+@pytest.fixture
+async def store(place: Any) -> AsyncIterator[PageStore]:
+    """A store on every place."""
+    made = opened(place, budget=BUDGET)
+    yield made
+    await made.close()
+
+
+async def put_all(store: PageStore, pages: list[tuple[PageKey, bytes]]) -> None:
+    """Put pages one after the other, each until there is room for it."""
+    for key, value in pages:
+        await until(lambda key=key, value=value: taken(store, key, value))  # type: ignore[misc]
+
+
+async def taken(store: PageStore, key: PageKey, value: bytes) -> bool:
+    """Put a page; return whether there was room."""
+    return await store.put(key, value, TTL_S) != "full"
+
+
+async def brought(store: PageStore, key: PageKey) -> bytes:
+    """Ask a page back from disk and return it once it is there."""
+    await store.recall([key])
+    await until(lambda: in_redis(store, key))
+    return await store.get(key) or b""
+
+
+@every_place
+async def test_room_ahead_and_back(store: PageStore, tmp_path: Path) -> None:
+    """What Redis has no room for goes to disk, the last used stays, and what is asked back is as it was written."""
+    pages = [page(n, partition=n % 2) for n in range(60)]
+    async with kept(store, tmp_path):
+        await put_all(store, pages)
+        for _ in range(3):
+            await store.get(pages[-1][0])
+        await until(lambda: has_room(store))
+        keys = [key for key, _ in pages]
+        where = await store.where(keys)
+        assert set(where) == {"redis", "disk"}
+        assert where[:20] == ["disk"] * 20
+        assert where[-5:] == ["redis"] * 5
+        usage = await store.usage()
+        assert (usage.bytes, usage.pages) == await counted(store)
+
+        served = metric("spillway_page_recalls_total", outcome="served")
+        for key, value in pages[:3]:
+            assert await brought(store, key) == value
+        assert await store.where(keys[:3]) == ["redis"] * 3
+        await until(
+            lambda: so(metric("spillway_page_recalls_total", outcome="served") >= served + 3)
+        )
+        missed = metric("spillway_page_recalls_total", outcome="missed")
+        await store.recall([page(99)[0]])
+        await until(lambda: so(metric("spillway_page_recalls_total", outcome="missed") > missed))
+
+
+async def has_room(store: PageStore) -> bool:
+    """Whether every partition has the share free that is kept free."""
+    return max((await store.usage()).bytes) <= (1 - FREE) * store.room
+
+
+async def so(what: bool) -> bool:
+    """What is so."""
+    return what
+
+
+async def test_a_page_larger_than_what_is_kept_free(store: PageStore, tmp_path: Path) -> None:
+    """A page that no free share would hold is refused at first, room is made for it, and it is stored."""
+    async with kept(store, tmp_path):
+        await put_all(store, [page(n, partition=1) for n in range(10)])
+        key = page(50, partition=1)[0]
+        head = Header(id=key.id, parent=bytes(16), depth=0, layers=1, layer_bytes=80_000)
+        await put_all(store, [(key, encode(head, [bytes(80_000)]))])
+        assert await store.put(page(51, partition=1)[0], bytes(store.room + 1), TTL_S) == "full"
+
+
+async def test_without_a_disk(store: PageStore, tmp_path: Path) -> None:
+    """Without a disk tier what there is no room for is dropped, and counted so."""
+    before = metric("spillway_page_evictions_total", to="nowhere")
+    async with kept(store, tmp_path, disk=0):
+        pages = [page(n, partition=3) for n in range(20)]
+        await put_all(store, pages)
+        assert set(await store.where([key for key, _ in pages])) == {None, "redis"}
+        assert metric("spillway_page_evictions_total", to="nowhere") >= before + 5
+    assert written(tmp_path) == b""
+
+
+async def test_an_empty_redis(place: Any, store: PageStore, tmp_path: Path) -> None:
+    """After the server restarted empty the disk is offered anew, and pages come back from it."""
+    pages = [page(n, partition=4) for n in range(30)]
+    async with kept(store, tmp_path):
+        await put_all(store, pages)
+        place.flush()
+        key, value = pages[0]
+        await until(lambda: on_disk(store, key))
+        assert await brought(store, key) == value
+        usage = await store.usage()
+        assert (usage.bytes, usage.pages) == await counted(store)
+
+
+async def in_redis(store: PageStore, key: PageKey) -> bool:
+    """Whether a page is found in Redis."""
+    return await store.where([key]) == ["redis"]
+
+
+async def on_disk(store: PageStore, key: PageKey) -> bool:
+    """Whether a page is found on disk."""
+    return await store.where([key]) == ["disk"]
+
+
+@every_place
+async def test_old_data_is_put_right(store: PageStore) -> None:
+    """Entries without values, values without entries, sizes of nothing and a wrong sum are mended, as they happen."""
+    pages = [page(n, partition=n % 3) for n in range(12)]
+    await put_all(store, pages)
+    call = store.server.call
+    lost, stray, unsized = (key for key, _ in pages[:3])
+    await call("DEL", names.value(lost))
+    await call("ZREM", names.index(stray.partition), stray.member)
+    await call("HDEL", names.sizes(unsized.partition), unsized.member)
+    await call("HSET", names.sizes(0), page(77, partition=0)[0].member, 12345)
+    await call("INCRBY", names.use(2), 999_999)
+    before = metric("spillway_pages_reconciled_total", what="miscounted")
+
+    await reconcile(store)
+    await reconcile(store)  # what lost its entry at first is a value without one
+
+    usage = await store.usage()
+    assert (usage.bytes, usage.pages) == await counted(store)
+    assert usage.pages == 9
+    assert [await store.get(key) for key in (lost, stray, unsized)] == [None] * 3
+    assert [await store.get(key) for key, _ in pages[3:]] == [value for _, value in pages[3:]]
+    assert metric("spillway_pages_reconciled_total", what="miscounted") > before
+
+
+async def test_damaged_pages(store: PageStore, tmp_path: Path) -> None:
+    """A page damaged in Redis never reaches the disk; one damaged on disk never comes back; both are counted."""
+    pages = [page(n, partition=5) for n in range(30)]
+    bad = bytearray(pages[0][1])
+    bad[1000] ^= 4
+    before = [metric("spillway_corrupt_pages_total", tier=t) for t in ("redis", "disk")]
+    async with kept(store, tmp_path):
+        await put_all(store, [(pages[0][0], bytes(bad)), *pages[1:]])
+        await until(lambda: on_disk(store, pages[1][0]))
+        assert await store.where([pages[0][0]]) == [None]
+        assert metric("spillway_corrupt_pages_total", tier="redis") == before[0] + 1
+        spoil(tmp_path, pages[1][1][64:200])
+        await store.recall([pages[1][0]])
+        await until(lambda: so(metric("spillway_corrupt_pages_total", tier="disk") > before[1]))
+        assert await store.get(pages[1][0]) is None
+        await until(lambda: nowhere(store, pages[1][0]))
+
+
+def written(directory: Path) -> bytes:
+    """All bytes of all segments."""
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("segment.*")))
+
+
+def spoil(directory: Path, some: bytes) -> None:
+    """Flip a bit of bytes that are in a segment."""
+    (segment,) = directory.glob("segment.*")
+    with segment.open("r+b") as file:
+        file.seek(written(directory).index(some))
+        file.write(bytes([some[0] ^ 1]))
+
+
+async def nowhere(store: PageStore, key: PageKey) -> bool:
+    """Whether no tier has a page."""
+    return await store.where([key]) == [None]
+
+
+async def test_dropped_is_off_the_disk(store: PageStore, tmp_path: Path) -> None:
+    """A page that is dropped leaves Redis at once and the disk soon, to the last byte."""
+    pages = [page(n, partition=6) for n in range(30)]
+    async with kept(store, tmp_path):
+        await put_all(store, pages)
+        await until(lambda: on_disk(store, pages[1][0]))
+        assert await store.drop([key for key, _ in pages]) == 30
+        for key, _ in pages:
+            await until(lambda key=key: nowhere(store, key))  # type: ignore[misc]
+        data = written(tmp_path)
+        assert data
+        assert not any(value[100:200] in data or key.id in data for key, value in pages)
+        assert (await store.usage()).pages == 0
+
+
+async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> None:
+    """Of two kv_stores one keeps the pages; when it leaves, the other does, with the same disk or its own."""
+    other = opened(place, budget=BUDGET)
+    pages = [page(n, partition=7) for n in range(30)]
+    try:
+        async with kept(store, tmp_path / "one") as first:
+            second = Keeper(other, tmp_path / "one", DISK)
+            running = asyncio.create_task(second.run())
+            await put_all(store, pages)
+            await until(lambda: on_disk(store, pages[0][0]))
+            assert first._keeps.is_set()
+            assert not second._keeps.is_set()
+        await asyncio.wait_for(second._keeps.wait(), 10)
+        assert await brought(store, pages[0][0]) == pages[0][1]
+        assert (
+            0 < await store.server.call("PTTL", names.disk(7)) <= 30_000
+        )  # nobody waits for the dead
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    finally:
+        await other.close()
+
+
+async def test_a_server_that_goes_and_comes(tmp_path: Path, caplog: Any) -> None:
+    """While the pages Redis is away the keeper waits, and goes on when it is back; a full server gets room."""
+    server = Server("valkey", appendonly="no").start()
+    store = opened(server, budget=BUDGET, timeout_s=1.5)
+    pages = [page(n, partition=n) for n in range(100)]
+    try:
+        async with kept(store, tmp_path):
+            await until(lambda: so(metric("spillway_pages_down_seconds") == 0))
+            await asyncio.to_thread(server.kill)
+            await until(lambda: so(metric("spillway_pages_down_seconds") > 0))
+            await asyncio.to_thread(server.start)
+            await until(lambda: so(metric("spillway_pages_down_seconds") == 0))
+            await until(lambda: so(store.up))
+            await put_all(store, pages)
+            used = server.command("INFO", "memory")["used_memory"]
+            server.config_set("maxmemory", used - 50_000)
+            await until(lambda: on_disk(store, pages[0][0]))
+            await put_all(store, [page(n) for n in range(200, 205)])
+            await until(lambda: so(metric("spillway_stored_pages", tier="disk") > 0))
+    finally:
+        await store.close()
+        await asyncio.to_thread(server.close)
+
+
+async def test_a_process_killed_as_it_moves_pages(
+    tmp_path: Path, monkeypatch: Any, seed: int
+) -> None:
+    """kill -9 of kv_store while it moves pages: the next one finds what was moved, and every page it has is whole."""
+    bus, server = Server("valkey").start(), Server("valkey", appendonly="no").start()
+    monkeypatch.setenv("SPILLWAY_PAGES_URL", server.url)
+    monkeypatch.setenv("SPILLWAY_PAGES_BYTES", str(BUDGET))
+    store, rng = opened(server, budget=BUDGET), random.Random(seed)
+    pages = [page(n) for n in range(1500)]
+    try:
+        at = 0
+        for round_ in range(3):
+            process = Process("kv_store", tmp_path, bus.url, str(round_)).start()
+            await until(lambda: so_kept(store))
+            until_ = at + rng.randrange(250, 400)
+            await put_all(store, pages[at:until_])
+            process.kill()
+            await store.server.call("DEL", names.KEEPER)  # which would lapse in 15 s
+            at = until_
+        process = Process("kv_store", tmp_path, bus.url, "last").start()
+        keys = [key for key, _ in pages[:at]]
+        await until(lambda: all_told(store, keys))
+        where = await store.where(keys)
+        assert where.count("disk") + where.count("redis") == at
+        for number in rng.sample(range(at), 40):
+            key, value = pages[number]
+            assert await brought(store, key) == value
+        assert process.stop() == 0
+        assert await store.server.call("EXISTS", names.KEEPER) == 0
+        usage = await store.usage()
+        assert (usage.bytes, usage.pages) == await counted(store)
+    finally:
+        await store.close()
+        for made in (bus, server):
+            await asyncio.to_thread(made.close)
+
+
+async def so_kept(store: PageStore) -> bool:
+    """Whether somebody keeps the pages."""
+    return bool(await store.server.call("EXISTS", names.KEEPER))
+
+
+async def all_told(store: PageStore, keys: list[PageKey]) -> bool:
+    """Whether every page is found somewhere."""
+    return None not in await store.where(keys)
