@@ -1,4 +1,4 @@
-"""The embedded Redis-compatible server: a real one, with the durability the config names, under the supervisor."""
+"""The embedded Redis-compatible servers, real ones: the bus, with the durability the config names, and KV pages'."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def binary(config: SupervisorConfig) -> Path:
 
 
 def write_config(instance: Instance, config: SupervisorConfig) -> Path:
-    """Write the server's config file and return its path; ConfigError for what it cannot promise."""
+    """Write the bus server's config file and return its path; ConfigError for what it cannot promise."""
     if config.durability == "replicated":
         raise ConfigError(
             "SPILLWAY_DURABILITY is 'replicated': the embedded server has no replica; "
@@ -55,23 +55,40 @@ def write_config(instance: Instance, config: SupervisorConfig) -> Path:
             f"SPILLWAY_REDIS_MAXMEMORY is {config.redis_maxmemory!r}: expected a size like 1gb"
         )
     settings = {
-        "bind": "127.0.0.1",
         "port": str(config.redis_port),
         "unixsocket": f'"{instance.socket}"',
+        "appendonly": "yes",
+        "appendfsync": "always" if config.durability == "machine" else "no",
+        "aof-load-truncated": "yes",
+        "maxmemory": config.redis_maxmemory,
+    }
+    return _write(instance, "server.conf", settings)
+
+
+def write_pages_config(instance: Instance, config: SupervisorConfig) -> Path:
+    """Write the config file of the server for KV pages, a cache without a file, and return its path."""
+    settings = {
+        "port": "0",
+        "unixsocket": f'"{instance.pages_socket}"',
+        "appendonly": "no",
+        "maxmemory": str(config.pages_bytes + config.pages_bytes // 10),  # what is beside the pages
+    }
+    return _write(instance, "pages.conf", settings)
+
+
+def _write(instance: Instance, name: str, settings: dict[str, str]) -> Path:
+    common = {
+        "bind": "127.0.0.1",
         "unixsocketperm": "700",
         "dir": f'"{instance.redis}"',
         "daemonize": "no",
         "logfile": '""',
         "save": '""',
-        "appendonly": "yes",
-        "appendfsync": "always" if config.durability == "machine" else "no",
-        "aof-load-truncated": "yes",
-        "maxmemory": config.redis_maxmemory,
         "maxmemory-policy": "noeviction",
         "set-proc-title": "no",  # so that `ps` and the next start see whose it is
     }
-    path = instance.redis / "server.conf"
-    path.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    path = instance.redis / name
+    path.write_text("".join(f"{key} {value}\n" for key, value in (common | settings).items()))
     return path
 
 

@@ -67,6 +67,16 @@ class Instance:
         """The embedded server's address."""
         return f"unix://{self.socket}"
 
+    @property
+    def pages_socket(self) -> Path:
+        """The Unix socket of the embedded server for KV pages."""
+        return self.socket.with_name("pages.sock")
+
+    @property
+    def pages_url(self) -> str:
+        """The address of the embedded server for KV pages."""
+        return f"unix://{self.pages_socket}"
+
     def prepare(self) -> None:
         """Make the directories; ConfigError if the data directory cannot be written."""
         try:

@@ -27,6 +27,7 @@ from common.devices import detect, lanes, torch_version, within_reach
 from common.errors import ConfigError
 from common.placement import overflow_workers, place
 
+REDIS, REDIS_PAGES = "redis", "redis-pages"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -63,6 +64,11 @@ class Plan:
         return not self.config.redis_url
 
     @property
+    def embedded_pages(self) -> bool:
+        """True if the server for KV pages is ours to run."""
+        return not self.config.pages_url
+
+    @property
     def url(self) -> str:
         """Where clients on this machine reach the router."""
         scheme = "https" if self.router.tls_cert else "http"
@@ -90,7 +96,12 @@ class Plan:
         """Return the embedded server, its config written."""
         path = embedded.write_config(self.instance, self.config)
         server = embedded.binary(self.config)
-        return Part("redis", [str(server), str(path)], 0, signal.SIGTERM)
+        return Part(REDIS, [str(server), str(path)], 0, signal.SIGTERM)
+
+    def redis_pages(self) -> Part:
+        """Return the embedded server for KV pages, its config written."""
+        path = embedded.write_pages_config(self.instance, self.config)
+        return Part(REDIS_PAGES, [str(embedded.binary(self.config)), str(path)], 0)
 
     def services(self) -> list[Part]:
         """Return the services; the router has the highest stage: it drains while the others work."""
@@ -148,9 +159,12 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
             raise ConfigError(f"SPILLWAY_{name.upper()} is {path!r}: expected a file in PEM format")
     instance = Instance.at(config.data_dir)
     child_env = {**env, "SPILLWAY_LOG_FORMAT": "json", "PYTHONUNBUFFERED": "1"}
-    if not config.redis_url:
+    if not (config.redis_url and config.pages_url):
         embedded.binary(config)
+    if not config.redis_url:
         child_env["SPILLWAY_REDIS_URL"] = instance.redis_url
+    if not config.pages_url:
+        child_env["SPILLWAY_PAGES_URL"] = instance.pages_url
     return Plan(
         instance=instance,
         config=config,

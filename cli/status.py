@@ -81,8 +81,8 @@ def collect(instance: Instance) -> dict[str, Any]:
         state, why = ("ended", "") if not alive else ("running", "")
         if alive and told.get("health_port"):
             state, why = _ask(int(told["health_port"]))
-        elif alive and service == "redis":
-            state = known.get("redis", {}).get("state", "running")
+        elif alive and service in known:  # a server, which has no health port
+            state = known[service].get("state", "running")
         same = [of for of in known.values() if of.get("pid") == told["pid"]]
         services.append(
             {

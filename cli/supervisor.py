@@ -16,13 +16,14 @@ import uvloop
 
 from cli import embedded
 from cli.console import Console, plain
-from cli.plan import Part, Plan, with_port
+from cli.plan import REDIS, REDIS_PAGES, Part, Plan, with_port
 from cli.process import Process, why_ended
 from common import durability, log
 from common.clock import SystemClock
 from common.errors import ConfigError, SpillwayError
 
 _ASK_S = 20.0
+SERVERS = (REDIS, REDIS_PAGES)  # what has no health port, and says in its log when it is ready
 
 
 class StartFailed(Exception):
@@ -62,7 +63,7 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _on_line(self, process: Process, line: bytes, record: dict[str, Any]) -> None:
-        if process.name == "redis":
+        if process.name in SERVERS:
             if embedded.READY in line:
                 process.became_ready()
         elif record.get("event") == "health_served":
@@ -81,8 +82,10 @@ class Supervisor:
             self._console.step(process.name, f"{why_ended(process.exit_code)}; given up")
         elif process.state in {"ready", "starting"}:
             self._console.step(process.name, process.state)
-        if process.name == "redis" and process.pid:
-            self.instance.note("redis-0", pid=process.pid, service="redis", instance="0")
+        if process.name in SERVERS and process.pid:
+            self.instance.note(
+                f"{process.name}-0", pid=process.pid, service=process.name, instance="0"
+            )
         self._changed.set()
         self._write_note()
 
@@ -168,6 +171,9 @@ class Supervisor:
             if self.plan.config.durability == "process":
                 self._spawn(embedded.keep_synced(self.instance.redis), "sync")
         await self._check_durability()
+        if self.plan.embedded_pages and not self.stopping.is_set():
+            self._start(self.plan.redis_pages())
+            await self._until_ready(until)
         self._console.step("chat model", self.plan.chat.shown)
         for part in self.plan.services():
             if not self.stopping.is_set():
@@ -217,7 +223,7 @@ class Supervisor:
     async def _serve(self) -> None:
         """Wait for the end: a signal, or a server that cannot be kept running."""
         while not self.stopping.is_set():
-            redis = self._processes.get("redis")
+            redis = self._processes.get(REDIS)
             if redis is not None and redis.state == "failed":
                 self._console.say(f"spillway: {self._why_failed(redis)}")
                 return
@@ -275,7 +281,7 @@ class Supervisor:
         now.cancel()
         if self.at_once.is_set():
             for process in processes:
-                process.signal(signal.SIGTERM if process.name == "redis" else signal.SIGKILL)
+                process.signal(signal.SIGTERM if process.name == REDIS else signal.SIGKILL)
         for task, process in stops.items():
             if not await task:
                 self._console.step(process.name, f"killed: not stopped within {drain_s:g} s")

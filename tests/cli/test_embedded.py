@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.embedded import sync, write_config
+from cli.embedded import sync, write_config, write_pages_config
 from cli.instance import Instance
 from cli.process import LogFile
 from common.config import SupervisorConfig
@@ -30,6 +30,18 @@ def test_config_names_the_level(tmp_path: Path) -> None:
         assert f"appendfsync {fsync}" in lines
         assert "appendonly yes" in lines
         assert "maxmemory-policy noeviction" in lines
+
+
+def test_the_server_for_pages_keeps_no_file(tmp_path: Path) -> None:
+    """KV pages' server has room for a tenth more than they may take, drops none by itself and writes nothing."""
+    instance = Instance.at(str(tmp_path))
+    instance.prepare()
+    path = write_pages_config(instance, SupervisorConfig(pages_bytes=1000))
+    lines = path.read_text().splitlines()
+
+    assert path != write_config(instance, SupervisorConfig())
+    assert {"maxmemory 1100", "maxmemory-policy noeviction", "appendonly no", 'save ""'} <= {*lines}
+    assert f'unixsocket "{instance.pages_socket}"' in lines
 
 
 def test_logs_are_bounded(tmp_path: Path) -> None:

@@ -22,7 +22,15 @@ def test_detach_returns_ready_and_down_leaves_nothing(stubbed: Spillway) -> None
     status = stubbed.status()
     assert status["ready"] is True
     assert status["url"] == url
-    names = {"redis", "router", "gpu_worker", "cpu_worker", "vector_search", "kv_store"}
+    names = {
+        "redis",
+        "redis-pages",
+        "router",
+        "gpu_worker",
+        "cpu_worker",
+        "vector_search",
+        "kv_store",
+    }
     assert set(stubbed.pids()) == {f"{name}-0" for name in names}
 
     assert stubbed.run("down").returncode == 0
@@ -60,7 +68,7 @@ def test_two_instances_side_by_side(stubbed: Spillway, tmp_path: Path) -> None:
     one, two = stubbed.up(), stubbed.up(data_dir=other)
 
     assert one != two
-    assert len(stubbed.processes()) == len(stubbed.processes(other)) == 7
+    assert len(stubbed.processes()) == len(stubbed.processes(other)) == 8
     stubbed.run("down")
     assert stubbed.status(other)["ready"] is True
     assert stubbed.run("down", data_dir=other).returncode == 0
@@ -143,8 +151,8 @@ def test_interrupt_drains_in_order(stubbed: Spillway) -> None:
 
     stopped = [line.split()[2] for line in lines if line.strip().endswith("stopping")]
     assert stopped[0] == "router"
-    assert stopped[-1] == "redis"
-    assert len(stopped) == 6
+    assert set(stopped[-2:]) == {"redis", "redis-pages"}
+    assert len(stopped) == 7
 
 
 def test_second_interrupt_ends_at_once(stubbed: Spillway) -> None:
@@ -183,7 +191,11 @@ def test_a_server_of_ones_own(stubbed: Spillway, redis_server: Server) -> None:
     """With SPILLWAY_REDIS_URL no server is started, and one that would lose work is refused with a sentence."""
     stubbed.env["SPILLWAY_REDIS_URL"] = redis_server.url
     stubbed.up()
-    assert "redis-0" not in stubbed.pids()
+    assert {name for name in stubbed.pids() if "redis" in name} == {"redis-pages-0"}
+    stubbed.run("down")
+    stubbed.env["SPILLWAY_PAGES_URL"] = "none"
+    stubbed.up()
+    assert not any("redis" in name for name in stubbed.pids())
     stubbed.run("down")
 
     redis_server.config_set("maxmemory-policy", "allkeys-lru")
