@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 state=/tmp/spillway-play
 router=http://127.0.0.1:28080
 declare -A health=([router]=28081 [gpu-worker]=28082 [cpu-worker]=28083 [vector-search]=28084 [kv-store]=28085)
+servers=(redis-bus redis-pages)
 services=(vector-search kv-store cpu-worker gpu-worker router) # the router is ready when workers are
 : "${READY_S:=300}"
 
@@ -20,7 +21,7 @@ fail() {
 
 container() { # NAME: the name podman gives the container of a Deployment
     case $1 in
-    redis-bus) echo redis-bus-pod-0-redis ;;
+    redis-*) echo "$1-pod-0-redis" ;;
     *) echo "$1-pod-0-$1" ;;
     esac
 }
@@ -64,19 +65,19 @@ finish() {
     local status=$?
     trap - EXIT
     if [ "$status" != 0 ]; then
-        for name in redis-bus "${services[@]}"; do
+        for name in "${servers[@]}" "${services[@]}"; do
             printf -- '--- the end of the log of %s\n' "$name"
             podman logs --tail 15 "$(container "$name")" 2>&1 || true
         done >&2
     fi
-    for name in "${services[@]}" redis-bus; do
+    for name in "${services[@]}" "${servers[@]}"; do
         podman pod rm -f -t 0 "$name-pod-0" >/dev/null 2>&1 || true
     done
     # An emptyDir and a ConfigMap are volumes of podman, which it keeps.
-    for volume in tmp $(sed -n 's/^  name: \(redis-bus-[a-z0-9]*\)$/\1/p' "$state/objects.yaml" 2>/dev/null); do
+    for volume in tmp $(sed -n 's/^  name: \(redis-[a-z]*-[a-z0-9]*\)$/\1/p' "$state/objects.yaml" 2>/dev/null); do
         podman volume rm "$volume" >/dev/null 2>&1 || true
     done
-    podman secret rm redis-bus >/dev/null 2>&1 || true
+    podman secret rm "${servers[@]}" >/dev/null 2>&1 || true
     rm -rf "$state"
     exit "$status"
 }
@@ -86,8 +87,12 @@ trap 'exit 130' INT TERM
 # What an operator does once: a Secret with a password of one's own.
 password=$(head -c 24 /dev/urandom | base64 | tr -d '/+=\n')
 base64_of() { printf '%s' "$1" | base64 -w 0; }
-printf '{"password": "%s", "url": "%s"}' "$(base64_of "$password")" \
-    "$(base64_of "redis://:$password@127.0.0.1:28379")" | podman secret create redis-bus - >/dev/null
+secret() { # NAME PORT
+    printf '{"password": "%s", "url": "%s"}' "$(base64_of "$password")" \
+        "$(base64_of "redis://:$password@127.0.0.1:$2")" | podman secret create "$1" - >/dev/null
+}
+secret redis-bus 28379
+secret redis-pages 28380
 
 for name in redis-bus "${services[@]}"; do
     install -d -o 10001 -g 10001 -m 700 "$state/$name"
@@ -96,12 +101,12 @@ kubectl kustomize k8s/overlays/podman >"$state/objects.yaml"
 began=$SECONDS
 podman play kube "$state/objects.yaml" >"$state/played" 2>&1 || fail "$(cat "$state/played")"
 
-for name in redis-bus "${services[@]}"; do
+for name in "${servers[@]}" "${services[@]}"; do
     facts=$(podman inspect "$(container "$name")" | field "'user %s, read-only root: %s, no new privileges: %s' % (
         it[0]['Config']['User'], it[0]['HostConfig']['ReadonlyRootfs'],
         'no-new-privileges' in it[0]['HostConfig']['SecurityOpt'])")
     [ "$facts" = "user 10001:10001, read-only root: True, no new privileges: True" ] || fail "$name runs as $facts"
-    [ "$name" = redis-bus ] || ready "$name"
+    [[ $name = redis-* ]] || ready "$name"
     printf '%-14s ready after %3d s   (%s)\n' "$name" $((SECONDS - began)) "$facts"
 done
 

@@ -12,7 +12,7 @@ url=http://127.0.0.1:$port
 python=${PYTHON:-.venv/bin/python}
 work=$(mktemp -d)
 began=$SECONDS
-services="router gpu_worker cpu_worker vector_search kv_store redis-bus"
+services="router gpu_worker cpu_worker vector_search kv_store redis-bus redis-pages"
 
 say() { printf '%5d s  %s\n' $((SECONDS - began)) "$*"; }
 fail() { say "NOT SO: $*" >&2; tail -5 "$work/said" >&2 || true; exit 1; }
@@ -35,8 +35,8 @@ client() {
 }
 api() { curl -sS --max-time 60 -H "Authorization: Bearer $key" -H 'Content-Type: application/json' "$url$1" "${@:2}"; }
 is_ready() {
-    if [ "$1" = redis-bus ]; then
-        inside redis-bus redis-cli ping | grep -q PONG
+    if [[ $1 = redis-* ]]; then
+        inside "$1" redis-cli ping | grep -q PONG
     else
         inside "$1" python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:9464/readyz?wait=20', timeout=30)"
     fi

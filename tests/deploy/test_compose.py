@@ -20,6 +20,7 @@ from cli.main import COMMANDS
 from common.config import (
     PREFIX,
     Common,
+    PagesConfig,
     RouterConfig,
     SearchConfig,
     StoreConfig,
@@ -81,7 +82,7 @@ def test_the_mesh_is_whole() -> None:
     commands = [one["command"][0] for one in up.values()]
 
     alone = {*CONFIGS} - {"services.cpu_worker"}  # one kind of device is one embedding lane
-    assert sorted(commands) == sorted([*alone, "redis-server"])
+    assert sorted(commands) == sorted([*alone, "redis-server", "redis-server"])
     assert set(SERVICES["cpu_worker"]["profiles"]) == {"gpu", "overflow"}
 
 
@@ -152,6 +153,11 @@ def test_redis_keeps_what_the_services_ask_for() -> None:
     assert "redis-bus:/data" in SERVICES["redis-bus"]["volumes"]
     assert pages["appendonly"] == "no"
     assert pages["maxmemory-policy"] == "noeviction"
+    for name in ("gpu_worker", "gpu_worker_cuda", "kv_store"):
+        keeps = config(OURS[name])
+        assert isinstance(keeps, PagesConfig)
+        assert keeps.pages_url == "redis://redis-pages:6379/0"
+        assert 1.1 * keeps.pages_bytes <= size(pages["maxmemory"]) < 1.2 * keeps.pages_bytes
     for name, told in (("redis-bus", bus), ("redis-pages", pages)):
         assert size(told["maxmemory"]) < size(
             SERVICES[name]["deploy"]["resources"]["limits"]["memory"]

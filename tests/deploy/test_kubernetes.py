@@ -107,6 +107,23 @@ def test_settings_agree(objects: list[Object]) -> None:
     assert _config(objects, "router").search_ack == dict(_replicas(objects))["vector-search"]
 
 
+def test_pages_have_room(cluster: list[Object]) -> None:
+    """Who keeps KV pages knows their server, which holds a tenth more than they may take; the disk fits its volume."""
+    (settings,) = (
+        it["data"]["redis.conf"]
+        for it in of_kind(cluster, "ConfigMap")
+        if it["metadata"]["name"].startswith("redis-pages-")
+    )
+    most = int(re.findall(r"^maxmemory (\d+)gb$", settings, re.MULTILINE)[0]) << 30
+    for name in ("gpu-worker", "kv-store"):
+        container = dict(services(cluster))[name]
+        assert environment(cluster, container)["SPILLWAY_PAGES_URL"] == "<from secretKeyRef>"
+        assert 1.1 * _config(cluster, name).pages_bytes <= most
+    volumes = {it["name"]: it for it in dict(pods(cluster))["kv-store"]["spec"]["volumes"]}
+    room = int(volumes["data"]["emptyDir"]["sizeLimit"].removesuffix("Gi")) << 30
+    assert _config(cluster, "kv-store").disk_bytes < room
+
+
 def _replicas(objects: list[Object]) -> list[tuple[str, int]]:
     kinds = of_kind(objects, "Deployment", "StatefulSet")
     return [(it["metadata"]["name"], it["spec"].get("replicas", 1)) for it in kinds]
