@@ -18,7 +18,7 @@ AXES = (
     (0, 1),
     (0, 3),
 )  # of the factors; 0: kind and turn, 1: answer, 2: length, 3: idle
-WEIGHT = 3.0  # events of the prior, in each factor's each level
+WEIGHT = 4.0  # events of the prior, in each factor's each level
 PRIOR = 0.5  # hazard x idle time of the prior, as long as nothing is known
 EVERY = 64  # turns from fit to fit
 MEMORY = 3000  # turns after which what was seen has lost 1 - 1/e of its weight
@@ -32,7 +32,7 @@ class Hazard:
     """Events and seconds of exposure by class of node and idle time, and the rates that follow from them.
 
     A rate is PRIOR / idle time x one factor per level of idle time, turn, length of the last answer, length of the
-    chain, turn and answer, turn and idle time: the most likely ones for Poisson events, each with a gamma prior of
+    chain, turn and answer: the most likely ones for Poisson events, each with a gamma prior of
     mean 1. Idle times and lengths are bucketed by powers of two, so nothing depends on the scale of a load.
     """
 

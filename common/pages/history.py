@@ -180,6 +180,8 @@ class History:
             self.uses[node.slot] += begins
             if not begins:
                 self.answer[node.slot] = answer
+                # A prompt shorter than a page begins no chain: the turn is known by its end only.
+                self.uses[node.slot] = max(1, self.uses[node.slot])
             self._classify(node, NEVER if begins else self.now_s)
         self._turns += begins
         if begins and self._turns % EVERY == 0:
