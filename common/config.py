@@ -26,6 +26,9 @@ Threads = Annotated[int, Meta(ge=0, le=1024)]
 # How many overflow workers; auto: one where there is an accelerator to overflow, else none.
 Workers = Literal["auto"] | Annotated[int, Meta(ge=0, le=256)]
 Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
+# Bytes; auto: a share of what is free.
+Share = Literal["auto"] | Count
+Eviction = Literal["lru", "lru-conversation", "s3fifo", "pensieve", "spillway"]
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
@@ -102,6 +105,8 @@ class WorkerConfig(PagesConfig, frozen=True):
     itl_s: Seconds = 0.1
     exact: bool = False
     kv_bytes: Count = 0
+    host_kv_bytes: Share = "auto"
+    eviction: Eviction = "spillway"
     step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     max_running: Annotated[int, Meta(ge=1, le=65536)] = 64
 

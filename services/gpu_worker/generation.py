@@ -19,9 +19,10 @@ from common.clock import Clock
 from common.cost.step import Step
 from common.errors import DeadlineExceeded
 from common.work.compute import ComputeThread
-from services.gpu_worker.decide.batch import Drawn, Rows, Runner
+from services.gpu_worker.decide.batch import Drawn, Move, Rows, Runner
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part, Scheduler
+from services.gpu_worker.decide.tiers import Keeping
 from services.gpu_worker.emitter import Emitter
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
@@ -29,6 +30,7 @@ from services.gpu_worker.metrics import EngineMetrics
 from services.gpu_worker.pace import Pace, decoding_of, size_of
 from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
 
+SAVES = 8  # pages of a layer group on their way to the host at once: what is on its way cannot be given away
 AHEAD = 8  # steps that may run before the first of them is acknowledged
 _WAIT_S = 1.0
 _RETRY_S = 0.2
@@ -49,15 +51,19 @@ class GenerationLoop:
         clock: Clock,
         thread: ComputeThread,
         metrics: EngineMetrics,
+        policy: str = "spillway",
     ) -> None:
+        """`policy` names the eviction policy of the page tiers (see `common.pages.policy`)."""
         self._consumer, self._runner, self._pace, self._bounds = consumer, runner, pace, bounds
         self._clock, self._thread, self._metrics = clock, thread, metrics
-        self._scheduler = Scheduler(runner.shape, bounds)
+        mover = runner.mover
+        keeping = Keeping(policy, pace.recompute_s, lambda: 0.0 if mover is None else mover.load_s)
+        self._scheduler = Scheduler(runner.shape, bounds, keeping)
         self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
         self._emitter = Emitter(consumer, clock.now_ms)
         self._jobs: dict[str, Generation] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._steps = self._acked = 0
+        self._steps = self._acked = self._saving = 0
         self._work = asyncio.Event()  # something to compute may have come
         self._news = asyncio.Event()  # something to tell or to ask the bus
         self._room = asyncio.Event()  # room for another lease may have come
@@ -167,8 +173,9 @@ class GenerationLoop:
                 continue
             self._work.clear()
             decoding = decoding_of(self._scheduler.running, self._runner.shape.windows)
-            parts = self._scheduler.step(self._pace.budget(decoding, self._bounds.tokens))
-            if parts:
+            budget = self._pace.budget(decoding, self._bounds.tokens)
+            parts = self._scheduler.step(budget, now_s=time.monotonic())
+            if parts or self._scheduler.loads:
                 await self._step(parts)
             elif self._scheduler.running or self._scheduler.waiting:
                 await asyncio.sleep(0)  # pages were taken from the only one planned
@@ -184,18 +191,40 @@ class GenerationLoop:
         predicted = self._pace.cost.seconds(size)
         self._consumer.working(predicted)
         self._note_waits(jobs)
-        ran = await self._thread.run(run_step, self._runner, rows, [job.id for job in jobs])
+        mover, loads = self._runner.mover, self._scheduler.loads
+        loading = mover.load(loads) if mover is not None and loads else None
+        ran = await self._thread.run(
+            run_step, self._runner, rows, [job.id for job in jobs], loading
+        )
         self._consumer.progressed()
         self._observe(size, ran, predicted)
+        for move in loads:
+            self._scheduler.moved(move, sound=loading is None or move not in loading.unsound)
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
-            if self._jobs.get(job.id) is job and not job.over:
+            if self._jobs.get(job.id) is job and not job.over and part.sequence.pages:
                 try:
                     self._commit(job, part, outcome)
                 except Exception as error:  # noqa: BLE001 - it is this job's: the others go on
                     self._fail(job, failure_of(error, "internal_error"))
+        self._save()
         self._steps += 1
         self._news.set()
         self._room.set()
+
+    def _save(self) -> None:
+        """Have idle pages copied to the host, beside the steps to come."""
+        mover, loop = self._runner.mover, asyncio.get_running_loop()
+        if mover is None or self._saving:
+            return
+        for move in self._scheduler.table.tiers.saves(SAVES):
+            self._saving += 1
+            mover.save(move, lambda *ended: loop.call_soon_threadsafe(self._saved, *ended))
+
+    def _saved(self, move: Move, sound: bool) -> None:
+        self._saving -= 1
+        self._scheduler.moved(move, sound=sound)
+        if not self._saving:
+            self._save()  # while nothing is computed, too
 
     def _note_waits(self, jobs: Iterable[Generation]) -> None:
         now = time.monotonic()

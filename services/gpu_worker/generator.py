@@ -97,6 +97,7 @@ class Generator:
             clock=bus.clock,
             thread=thread,
             metrics=metrics,
+            policy=config.eviction,
         )
 
 
@@ -113,5 +114,6 @@ def _runner(config: WorkerConfig) -> Runner:
         dtype=config.chat_dtype,
         threads=config.threads,
         kv_bytes=config.kv_bytes,
+        host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
         exact=config.exact,
     )

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from common.cost.linear import Depth
 from common.cost.step import Step, StepCost, attended
@@ -114,6 +116,12 @@ class Pace:
         tokens = int(self._slo_s / max(1e-9, self.token_s))
         tokens = min(max(tokens, 4 * self._context), 10_000_000)
         return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
+
+    def recompute_s(self, depth: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the seconds to compute pages anew beside others, by their number in the sequence (Pensieve, 3.2)."""
+        _, _, row, each = self.cost.parts
+        seconds: NDArray[np.float64] = PAGE * (row + each * PAGE * (depth + 0.5))
+        return np.maximum(seconds, 1e-9)
 
     def budget(self, decoding: Step, most: int) -> int:
         """Return how many rows a step may have beside streams that decode, so that they keep their pace.

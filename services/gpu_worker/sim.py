@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from common.messages import ModelCard, Sampling
-from services.gpu_worker.decide.batch import Draw, Drawn, Rows, Shape
+from services.gpu_worker.decide.batch import Draw, Drawn, Loading, Mover, Rows, Shape
 
 NAME = "sim-chat"
 END, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259
@@ -45,11 +45,16 @@ class SimRunner:
         pages = max(1, kv_bytes // _PAGE_BYTES) if kv_bytes else _PAGES
         self.shape = Shape([None], [_PAGE_BYTES], pages, _CONTEXT, END + len(_SPECIAL))
         self.stop_ids = [END]
+        self.mover: Mover | None = None
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._sleep = sleep
         self._phrases: dict[bytes, bytes] = {}
 
-    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+    def execute(
+        self,
+        batch: Sequence[Rows],
+        loading: Loading | None = None,  # noqa: ARG002 - it has no tiers
+    ) -> list[Drawn | None]:
         """Return the next byte of each answer after the time the model says."""
         due = time.monotonic() + self.beta_s
         due += self.alpha_s * sum(len(rows.tokens) for rows in batch)

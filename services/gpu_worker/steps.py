@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.gpu_worker.decide.batch import Drawn, Rows, Runner, StepFailed
+from services.gpu_worker.decide.batch import Drawn, Loading, Rows, Runner, StepFailed
 
 
 class Failure(NamedTuple):
@@ -26,18 +26,22 @@ class Ran(NamedTuple):
     isolated: bool
 
 
-def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
+def run_step(
+    runner: Runner, rows: Sequence[Rows], jobs: Sequence[str], loading: Loading | None = None
+) -> Ran:
     """Execute `rows` on the calling thread; `jobs` names the job of each. Raises nothing a job can cause.
+
+    Returns when all that is being loaded has come, too.
 
     Writing a page's keys and values again changes nothing, so what failed together is simply run again.
     """
     started = time.perf_counter()
     outcomes: list[Drawn | Failure | None] = [None] * len(rows)
-    batches, isolated = [list(range(len(rows)))], False
+    batches, isolated = [list(range(len(rows)))] if rows else [], False
     while batches:
         batch = batches.pop()
         try:
-            drawn = runner.execute([rows[index] for index in batch])
+            drawn = runner.execute([rows[index] for index in batch], loading)
         except StepFailed as error:
             guilty = jobs[batch[error.index]]
             failure = failure_of(error)
@@ -59,6 +63,8 @@ def run_step(runner: Runner, rows: Sequence[Rows], jobs: Sequence[str]) -> Ran:
                 outcomes[index] = failure
         if rest:
             batches.append(rest)
+    if loading is not None:
+        loading.wait()
     return Ran(outcomes, time.perf_counter() - started, isolated)
 
 

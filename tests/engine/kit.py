@@ -25,7 +25,7 @@ from common.messages import (
 )
 from common.work.compute import ComputeThread
 from common.work.metrics import WorkMetrics
-from services.gpu_worker.decide.batch import Drawn, Rows, Runner
+from services.gpu_worker.decide.batch import Drawn, Loading, Rows, Runner
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.generation import GenerationLoop
 from services.gpu_worker.metrics import EngineMetrics
@@ -50,12 +50,12 @@ class HeldRunner(SimRunner):
         self.gate.set()
         self.batches: list[list[Rows]] = []
 
-    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+    def execute(self, batch: Sequence[Rows], loading: Loading | None = None) -> list[Drawn | None]:
         assert self.gate.wait(WAIT_S)
         self.batches.append(list(batch))
         if any(rows.positions[0] == 0 and rows.tokens[0] == self.POISON for rows in batch):
             raise RuntimeError("poisoned")
-        return super().execute(batch)
+        return super().execute(batch, loading)
 
 
 def work(*prompts: str | list[int], max_new: int = 16, **more: Any) -> GenerateWork:

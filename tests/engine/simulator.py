@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 from common.pages.identity import PAGE, root_id
-from services.gpu_worker.decide.batch import Shape
+from services.gpu_worker.decide.batch import Move, Shape
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part, Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence
@@ -55,6 +55,12 @@ class Simulation:
         self.memory: list[list[list[bytes]]] = [
             [[b""] * PAGE for _ in range(shape.pages)] for _ in shape.windows
         ]
+        self.host: list[list[list[bytes]]] = [
+            [[b""] * PAGE for _ in range(shape.host_pages)] for _ in shape.windows
+        ]
+        self.saving: list[tuple[Move, list[bytes]]] = []
+        self.chance = random.Random(len(asks))
+        self.loaded = self.damaged = 0
         self.sequences = [
             TokenSequence(
                 f"job{order}",
@@ -86,14 +92,16 @@ class Simulation:
                     self.scheduler.drop([sequence])
                     self.ended.append(order)
             idle = 0 if self._step() or max(ask.at for ask in self.asks) >= at else idle + 1
-            assert idle < 3, "nothing moves"
+            assert idle < 20, "nothing moves"  # pages on their way to the host arrive before that
             at += 1
+        self._end_saves()
         self.scheduler.check()
-        assert all(pool.used == 0 for pool in self.scheduler.table.pools)
+        tiers = self.scheduler.table.tiers
+        assert all(pool.used == 0 for pool in [*tiers.device, *tiers.host])
         return self
 
     def _step(self) -> bool:
-        parts = self.scheduler.step()
+        parts = self.scheduler.step(now_s=len(self.history) / 8)
         self.scheduler.check(parts)
         self._check_order()
         self.history.append(
@@ -104,6 +112,8 @@ class Simulation:
         )
         assert sum(len(part.positions) for part in parts) <= self.bounds.tokens
         assert len(self.scheduler.running) <= self.bounds.running
+        self._load()
+        parts = [part for part in parts if part.sequence.pages]
         for part in parts:
             self._write(part)
         tokens = [self._read(part) for part in parts]
@@ -113,7 +123,32 @@ class Simulation:
             if sequence.length == sequence.most:
                 self.scheduler.drop([sequence])
                 self.ended.append(sequence.order)
+        self._save()
         return bool(parts)
+
+    def _load(self) -> None:
+        """Copy what is to be loaded; now and then a page is damaged, and whoever got it must begin again."""
+        for move in self.scheduler.loads:
+            sound = self.chance.random() < 0.9
+            page = self.host[move.group][move.source]
+            self.memory[move.group][move.target] = list(page) if sound else [b"?"] * PAGE
+            self.scheduler.moved(move, sound=sound)
+            self.loaded += 1
+            self.damaged += not sound
+
+    def _save(self) -> None:
+        """Copy pages down, some of them over several steps."""
+        for move in self.scheduler.table.tiers.saves(2):
+            self.saving.append((move, list(self.memory[move.group][move.source])))
+        if self.chance.random() < 0.7:
+            self._end_saves()
+
+    def _end_saves(self) -> None:
+        for move, page in self.saving:
+            assert self.memory[move.group][move.source] == page, "a page changed while it was saved"
+            self.host[move.group][move.target] = page
+            self.scheduler.moved(move, sound=True)
+        self.saving = []
 
     def _check_order(self) -> None:
         """First come, first served: who is admitted came before all who wait."""

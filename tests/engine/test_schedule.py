@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pages.identity import PAGE, page_id, page_ids, root_id
+from common.pages.policy import Lru
 from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.pool import Pool
 from services.gpu_worker.decide.schedule import Bounds
@@ -19,8 +20,8 @@ from tests.engine.simulator import Ask, Simulation, alone, prompts
 LONGEST = 200
 
 
-def shape(pages: int, windows: list[int | None]) -> Shape:
-    return Shape(windows, [1] * len(windows), pages, 1 << 20, 50)
+def shape(pages: int, windows: list[int | None], host_pages: int = 0) -> Shape:
+    return Shape(windows, [1] * len(windows), pages, 1 << 20, 50, host_pages)
 
 
 @st.composite
@@ -44,7 +45,8 @@ def cases(draw: st.DrawFn) -> tuple[Shape, Bounds, list[Ask]]:
     ]
     least = max(-(-(len(ask.prompt) + ask.new) // PAGE) for ask in asks)
     pages = least + draw(st.sampled_from([0, 0, 1, 3, 10, 100]))
-    return shape(pages, windows), Bounds(tokens, draw(st.sampled_from([1, 2, 4, 64]))), asks
+    host = draw(st.sampled_from([0, 0, 1, 5, 20, 200]))
+    return shape(pages, windows, host), Bounds(tokens, draw(st.sampled_from([1, 2, 4, 64]))), asks
 
 
 @given(cases())
@@ -168,7 +170,7 @@ def test_ids_name_content_and_history() -> None:
 
 def test_the_least_recently_released_page_goes_first() -> None:
     """Cached pages are found until they are needed, and given away in the order they were released."""
-    pool = Pool(3)
+    pool = Pool(3, Lru, float)
     pages = [pool.allocate() for _ in range(3)]
     for number, page in enumerate(pages):
         pool.publish(page, bytes([number]))
@@ -185,3 +187,20 @@ def test_the_least_recently_released_page_goes_first() -> None:
     with pytest.raises(IndexError, match="no page available"):
         pool.allocate()
     pool.check()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([[None], [None, 40], [64]]))
+def test_conversations_come_back_from_the_host(seed: int, windows: list[int | None]) -> None:
+    """Turns that extend earlier ones find their pages in a larger host tier; none is used if damaged."""
+    rng = random.Random(seed)
+    asks, histories = [], [[rng.randrange(50) for _ in range(40)] for _ in range(6)]
+    for turn in range(3):
+        for number, history in enumerate(histories):
+            ask = Ask(60 * (6 * turn + number), tuple(history), rng.randint(10, 60))
+            asks.append(ask)
+            history += [*alone(ask), *(rng.randrange(50) for _ in range(rng.randint(1, 40)))]
+    run = Simulation(shape(14, windows, host_pages=100), Bounds(64, 4), asks).run()
+
+    assert [run.sequences[n].output for n in range(len(asks))] == [alone(ask) for ask in asks]
+    assert run.loaded > 0 or None not in windows  # under a window alone the device has room for all
+    assert run.damaged == run.scheduler.table.tiers.corrupt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.cost.step import Step
 from common.messages import Sampling, WorkerRecord
 from common.pages.identity import PAGE
-from services.gpu_worker.decide.batch import Draw, Drawn, Rows, StepFailed
+from services.gpu_worker.decide.batch import Draw, Drawn, Loading, Rows, StepFailed
 from services.gpu_worker.pace import Pace
 from services.gpu_worker.sim import SimRunner
 from services.gpu_worker.steps import Failure, run_step
@@ -25,13 +25,13 @@ class Fragile(SimRunner):
     def __init__(self) -> None:
         super().__init__(alpha_s=0.0, beta_s=0.0)
 
-    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+    def execute(self, batch: Sequence[Rows], loading: Loading | None = None) -> list[Drawn | None]:
         for index, rows in enumerate(batch):
             if BAD_ROW in rows.tokens:
                 raise StepFailed(index, "its numbers are not finite")
         if any(BAD_BATCH in rows.tokens for rows in batch):
             raise MemoryError("too large")
-        return super().execute(batch)
+        return super().execute(batch, loading)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.ml.compiled import find
+from common.ml.decoder.arrival import Arrival
 from common.ml.decoder.plan import Query, lay_out
 from common.ml.decoder.pool import Pool
 from common.ml.decoder.rotate import frequencies
@@ -121,10 +122,24 @@ class CompiledDecoder:
         inverse = frequencies(spec.rope, spec.head_dim).contiguous()
         kernels.spillway_turn(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
 
-    def hidden(self, tokens: Tensor, queries: Sequence[Query], pools: Sequence[Pool]) -> Tensor:
+    def arrival(self) -> Arrival:
+        """Return what is told how far pages have come that a step of this model waits for."""
+        come = self._kernels.spillway_come
+        return Arrival(
+            self.spec.layers, lambda flag, layers: come(ctypes.byref(flag), _int64(layers))
+        )
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        queries: Sequence[Query],
+        pools: Sequence[Pool],
+        arrival: Arrival | None = None,
+    ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return fp32 (rows, hidden) before the last norm.
 
-        ValueError if positions do not rise or a page that a row needs is not there.
+        A layer attends when its pages have come. ValueError if positions do not rise or a page that a row needs is not
+        there.
         """
         step = _Step(queries, pools)
         out = torch.empty(len(step.positions), self.spec.hidden)
@@ -134,6 +149,7 @@ class CompiledDecoder:
             *step.sequences(),
             _int64(len(pools)),
             step.pages,
+            None if arrival is None else ctypes.byref(arrival.flag),
             _at(out),
             self._threads,
         )

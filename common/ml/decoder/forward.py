@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
+from common.ml.decoder.arrival import Arrival
 from common.ml.decoder.attention import paged_attention
 from common.ml.decoder.plan import Query, plan_groups
 from common.ml.decoder.pool import Pool
@@ -88,21 +89,40 @@ class Decoder:
         """Where everything is computed."""
         return self._embed.device
 
-    def hidden(self, tokens: Tensor, queries: Sequence[Query], pools: Sequence[Pool]) -> Tensor:
+    def arrival(self) -> Arrival:
+        """Return what is told how far pages have come that a step of this model waits for."""
+        return Arrival(self.spec.layers)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        queries: Sequence[Query],
+        pools: Sequence[Pool],
+        arrival: Arrival | None = None,
+    ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm.
 
-        ValueError if positions do not rise or a page that a row needs is not there.
+        A layer attends when its pages have come. ValueError if positions do not rise or a page that a row needs is not
+        there.
         """
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
-        return self.run(tokens, groups, pools)
+        return self.run(tokens, groups, pools, arrival)
 
-    def run(self, tokens: Tensor, groups: Sequence[Any], pools: Sequence[Pool]) -> Tensor:
+    def run(
+        self,
+        tokens: Tensor,
+        groups: Sequence[Any],
+        pools: Sequence[Pool],
+        arrival: Arrival | None = None,
+    ) -> Tensor:
         """Compute a step that `Attention.plan` has worked out."""
         positions = groups[0].positions
         turned = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
         rows = F.embedding(tokens, self._embed)
         for number, layer in enumerate(self._layers):
             group, at = self._places[number]
+            if arrival is not None:
+                arrival.wait(number)
             rows = rows + self._attend(layer, rows, turned, groups[group], pools[group], at)
             gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
             rows = rows + _apply(layer.down, self._act(gate) * up)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from common.ml.decoder.arrival import Arrival
 from common.ml.decoder.forward import Decoder
 from common.ml.decoder.plan import Query
 from common.ml.decoder.pool import Pool
@@ -59,11 +60,22 @@ class GraphedDecoder:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
         return self._decoder.logits(rows)
 
-    def hidden(self, tokens: Tensor, queries: Sequence[Query], pools: Sequence[Pool]) -> Tensor:
+    def arrival(self) -> Arrival:
+        """Return what is told how far pages have come that a step of this model waits for."""
+        return self._decoder.arrival()
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        queries: Sequence[Query],
+        pools: Sequence[Pool],
+        arrival: Arrival | None = None,
+    ) -> Tensor:
         """Compute rows as `Decoder.hidden` does; ValueError for the same reasons."""
         count = len(queries)
-        if count > SIZES[-1] or any(len(query.positions) != 1 for query in queries):
-            return self._decoder.hidden(tokens, queries, pools)
+        single = all(len(query.positions) == 1 for query in queries)
+        if count > SIZES[-1] or not single or arrival is not None:
+            return self._decoder.hidden(tokens, queries, pools, arrival)
         size = next(size for size in SIZES if size >= count)
         spec = self._decoder.spec
         filled = [*queries, *[queries[0]] * (size - count)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import ConfigError
@@ -18,6 +19,7 @@ from common.pages.identity import PAGE
 
 LAYOUT = 1  # version of `[layer][K|V][kv head][token][dim]`; part of the fingerprint
 SEQUENCES = 64  # so many sequences of full context is more than is ever taken unasked
+HOST_TIMES = 4  # so many times the device's pages are more than is ever taken of a host unasked
 _SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = (
@@ -45,12 +47,14 @@ class Pool:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shared: bool = False,
     ) -> None:
+        """Take the memory; `shared` is host memory that other processes can map, pinned where CUDA is."""
         self.window = window
         self.layers = list(layers)
         self.kv_heads = spec.kv_heads
         shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
-        self.data = _zeros(shape, dtype, device)
+        self.data = _shared(shape, dtype) if shared else _zeros(shape, dtype, device)
         self._blocks = self.data.view(-1, PAGE * spec.head_dim)
         self._slots = self.data.view(-1, spec.head_dim)
         self._heads = torch.arange(spec.kv_heads, device=device)
@@ -59,6 +63,12 @@ class Pool:
     def pages(self) -> int:
         """How many pages there are."""
         return self.data.shape[0]
+
+    def raw(self) -> NDArray[np.uint8]:
+        """Return a host's pages as bytes, (pages, layers, bytes of a page's layer), the same memory."""
+        flat = self.data.view(torch.uint8).reshape(self.pages, len(self.layers), -1)
+        found: NDArray[np.uint8] = flat.numpy()
+        return found
 
     def blocks(self, tables: Tensor) -> Tensor:
         """Return, for page ids (sequences, L), indices of each head's key block in layer 0, to be passed to `read`."""
@@ -126,6 +136,17 @@ def page_count(
     return min(wanted, share // each)
 
 
+def host_page_count(host_bytes: int | None, pages: int, page_size: int) -> int:
+    """Return how many pages each group gets of `host_bytes` of host memory beside `pages` on the device.
+
+    None takes a quarter of the available memory, and no more than four times what the device has.
+    """
+    if host_bytes is not None:
+        return host_bytes // page_size
+    share = int(available_memory() * _SHARE_HOST) // page_size
+    return min(share, HOST_TIMES * pages)
+
+
 def available_memory() -> int:
     """Return the bytes this process can still take: the machine's, or its cgroup's if that is less."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -157,10 +178,34 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
     # Private: shared memory gets no huge pages unless the system is told to give it some.
-    memory = mmap.mmap(
-        -1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    size = math.prod(shape) * dtype.itemsize
+    return _mapped(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), shape, dtype)
+
+
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("spillway-pages")
+        try:
+            os.ftruncate(file, size)
+            memory = mmap.mmap(file, size)
+        finally:
+            os.close(file)
+    else:
+        memory = mmap.mmap(-1, size)
+    found = _mapped(memory, shape, dtype)
+    if torch.cuda.is_available() and found.numel():
+        # Pinned memory is what a device copies from and to beside its computing.
+        torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _mapped(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    plain = np.frombuffer(memory, dtype=np.float32 if dtype.itemsize == 4 else np.int16)
+    plain = np.frombuffer(
+        memory,
+        dtype=np.float32 if dtype.itemsize == 4 else np.int16,
+        count=math.prod(shape),
+    )
     return torch.from_numpy(plain).view(dtype).view(shape)

@@ -19,13 +19,15 @@ from common.ml.decoder.compiled import CompiledDecoder, WeightKind, load_kernels
 from common.ml.decoder.files import DecoderFiles, find_decoder
 from common.ml.decoder.forward import Decoder
 from common.ml.decoder.graphs import GraphedDecoder, graphed
-from common.ml.decoder.pool import LAYOUT, Pool, page_bytes, page_count
+from common.ml.decoder.pool import LAYOUT, Pool, host_page_count, page_bytes, page_count
 from common.ml.decoder.weights import HALF_NAMES, load_weights, stored_dtypes
 from common.ml.files import tokenizer_json
 from common.ml.library import cpu_flags
 from common.ml.memory import keep_memory
 from common.pages.identity import PAGE
+from services.gpu_worker.compute.mover import Loading, Mover
 from services.gpu_worker.compute.sampler import draw_tokens
+from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
 
 # What pages and activations are, by what the weights are.
@@ -53,6 +55,7 @@ class TorchRunner:
         files: DecoderFiles,
         decoder: Decoder | GraphedDecoder | CompiledDecoder,
         pools: Sequence[Pool],
+        host: Sequence[Pool],
         *,
         dtype: WeightKind,
         threads: int,
@@ -68,12 +71,23 @@ class TorchRunner:
         self.fingerprint = files.fingerprint(kv_dtype=dtype, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
         pages = min(pool.pages for pool in pools)
+        places = {
+            layer: (group, at)
+            for group, pool in enumerate(pools)
+            for at, layer in enumerate(pool.layers)
+        }
+        self.mover: border.Mover | None = None
+        if host:
+            self.mover = Mover(
+                pools, host, [places[n] for n in range(len(places))], decoder.arrival
+            )
         self.shape = Shape(
             windows=[pool.window for pool in pools],
             page_bytes=[page_bytes(files.spec, len(pool.layers), _DTYPES[dtype]) for pool in pools],
             pages=pages,
             context=min(files.context, pages * PAGE),
             vocabulary=files.spec.vocabulary,
+            host_pages=min((pool.pages for pool in host), default=0),
         )
 
     @classmethod
@@ -85,13 +99,15 @@ class TorchRunner:
         dtype: str = "auto",
         threads: int = 0,
         kv_bytes: int = 0,
+        host_bytes: int | None = 0,
         exact: bool = False,
         compiled: bool = True,
     ) -> TorchRunner:
         """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
 
         `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
-        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory. `exact` demands
+        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
+        `host_bytes` None; 0 is no host tier. `exact` demands
         that a row's bits depend on nothing beside it, as the compiled kernels have it and torch has not; without
         `compiled` torch computes.
         """
@@ -131,17 +147,34 @@ class TorchRunner:
                 Pool(files.spec, window, layers, pages, dtype=_DTYPES[chosen], device=place)
                 for window, layers in files.spec.groups
             ]
+            size = sum(page_bytes(files.spec, len(pool.layers), _DTYPES[chosen]) for pool in pools)
+            below = host_page_count(host_bytes, pages, size)
+            host = [
+                Pool(
+                    files.spec,
+                    window,
+                    layers,
+                    below,
+                    dtype=_DTYPES[chosen],
+                    device=torch.device("cpu"),
+                    shared=True,
+                )
+                for window, layers in files.spec.groups
+                if below
+            ]
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
-        return cls(files, decoder, pools, dtype=chosen, threads=threads)
+        return cls(files, decoder, pools, host, dtype=chosen, threads=threads)
 
-    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+    def execute(
+        self, batch: Sequence[Rows], loading: border.Loading | None = None
+    ) -> list[Drawn | None]:
         """Run one step over all sequences and draw where asked, in the batch's order (see `decide.batch.Runner`)."""
         if not batch:
             return []
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            hidden = self._compute(batch)
+            hidden = self._compute(batch, loading)
             ends = list(accumulate(len(rows.tokens) for rows in batch))
             self._check(hidden, ends, batch)
             asked = [(index, rows.sample) for index, rows in enumerate(batch) if rows.sample]
@@ -183,7 +216,7 @@ class TorchRunner:
         """Return the tokenizer, without truncation and padding."""
         return tokenizer_json(self._files.directory)
 
-    def _compute(self, batch: Sequence[Rows]) -> Tensor:
+    def _compute(self, batch: Sequence[Rows], loading: border.Loading | None = None) -> Tensor:
         """Return the hidden states of all rows."""
         vocabulary = self.shape.vocabulary
         for index, rows in enumerate(batch):
@@ -197,7 +230,8 @@ class TorchRunner:
         tokens = torch.tensor(
             [token for rows in batch for token in rows.tokens], device=self._decoder.device
         )
-        return self._decoder.hidden(tokens, queries, self._pools)
+        arrival = loading.arrival if isinstance(loading, Loading) else None
+        return self._decoder.hidden(tokens, queries, self._pools, arrival)
 
     def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[Rows]) -> None:
         """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.

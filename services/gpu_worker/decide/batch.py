@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from common.messages import ModelCard, Sampling
+from common.pages.identity import PageId
 
 
 class Draw(NamedTuple):
@@ -56,7 +57,8 @@ class Shape(NamedTuple):
 
     Layer groups share a page table: `windows[g]` is the number of positions a row of group g sees, itself included
     (None: all); `page_bytes[g]` is the size of one page of it; `pages` is how many physical pages, numbered from 0,
-    *each* group has. `context` is the longest sequence, `vocabulary` the number of token ids.
+    *each* group has. `context` is the longest sequence, `vocabulary` the number of token ids. `host_pages` is how many
+    pages each group has in host memory.
     """
 
     windows: list[int | None]
@@ -64,6 +66,17 @@ class Shape(NamedTuple):
     pages: int
     context: int
     vocabulary: int
+    host_pages: int = 0
+
+
+class Move(NamedTuple):
+    """A page of a layer group to be copied: `load` from a host page to a device page, `save` the other way."""
+
+    kind: Literal["load", "save"]
+    group: int
+    page_id: PageId
+    source: int
+    target: int
 
 
 class StepFailed(Exception):
@@ -77,6 +90,35 @@ class StepFailed(Exception):
         self.index = index
 
 
+class Loading(Protocol):
+    """Loads under way: `unsound`, of pages that are not what was saved, is complete after `wait`."""
+
+    unsound: set[Move]
+
+    def wait(self) -> None:
+        """Return once everything has come."""
+        ...
+
+
+class Mover(Protocol):
+    """Copies pages between device and host, beside the steps; `load_s` is what a page takes to come from the host."""
+
+    load_s: float
+    moved_bytes: dict[str, int]
+    moved_s: dict[str, float]
+
+    def load(self, moves: Sequence[Move]) -> Loading:
+        """Begin to copy pages to the device."""
+        ...
+
+    def save(self, move: Move, done: Callable[[Move, bool], object]) -> None:
+        """Copy one page to the host when nothing else is to be done.
+
+        `done` is told, on the mover's thread, whether the page is there.
+        """
+        ...
+
+
 class Runner(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it."""
 
@@ -86,12 +128,13 @@ class Runner(Protocol):
     dtype: str
     shape: Shape
     stop_ids: list[int]
+    mover: Mover | None
 
-    def execute(self, batch: Sequence[Rows]) -> list[Drawn | None]:
+    def execute(self, batch: Sequence[Rows], loading: Loading | None = None) -> list[Drawn | None]:
         """Run one step over all sequences and draw where asked, in the batch's order.
 
-        A sequence appears at most once in a batch. Raises only what a step can cause: StepFailed, if one sequence's
-        numbers are not finite, and memory errors.
+        A layer waits for those of its pages that are being loaded. A sequence appears at most once in a batch. Raises
+        only what a step can cause: StepFailed, if one sequence's numbers are not finite, and memory errors.
         """
         ...
 

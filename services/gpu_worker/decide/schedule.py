@@ -16,6 +16,8 @@ from common.pages.identity import PAGE
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.table import PageTable, Survey
 
+RESERVE = 0.1  # share of the pages that nobody is admitted to: running sequences grow into them (Pensieve, 3.3)
+
 
 class Bounds(NamedTuple):
     """The largest step: rows in all, and sequences that hold pages."""
@@ -59,7 +61,7 @@ class _Ledger:
 
     def hold(self, survey: Survey) -> None:
         for group, count in enumerate(self.holding(survey)):
-            self.left[group] -= count
+            self.left[group] -= count + len(survey.loads[group])
             self._held[group].update(page for page in survey.pages[group] if page >= 0)
 
 
@@ -141,6 +143,7 @@ def _admit(
         everything = sequence.next_rows(sequence.rows)
         promised += table.wants(sequence, everything)
         promised -= table.wants(sequence, scheduled.get(sequence.order, []))
+    reserve = int(RESERVE * min(pool.total for pool in table.pools))
     for sequence in waiting:
         if tokens <= 0 or len(active) + len(admitted) >= bounds.running:
             break
@@ -150,16 +153,20 @@ def _admit(
         new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in survey.todo)
         most = table.most(sequence, bounds.tokens)
         short = (
-            min(new, limit) + held + promised > left
-            for limit, held, left in zip(most, ledger.holding(survey), ledger.left, strict=True)
+            min(new + len(loads), limit) + held + promised + reserve > left
+            for limit, loads, held, left in zip(
+                most, survey.loads, ledger.holding(survey), ledger.left, strict=True
+            )
         )
         if any(short) and (active or admitted):
             break
         ledger.hold(survey)
+        if min(ledger.left) <= 0:
+            break  # it is alone, and pages are on their way to the host: the next step has them
         positions = [
             p for start, end in survey.todo for p in range(start, min(end, start + tokens))
         ]
-        positions = positions[:tokens]
+        positions = [p for p in positions[:tokens] if _place(survey, p) < min(ledger.left)]
         taken = len({p // PAGE for p in positions})
         ledger.take(taken)
         promised += new - taken
@@ -168,6 +175,16 @@ def _admit(
         admitted.append((sequence, survey))
         prefilling.append((sequence, survey.todo))
     return admitted
+
+
+def _place(survey: Survey, position: int) -> int:
+    """Return how many pages are computed before the one of a position to compute."""
+    count = 0
+    for start, end in survey.todo:
+        if position < end:
+            return count + position // PAGE - start // PAGE
+        count += (end - 1) // PAGE - start // PAGE + 1
+    return count
 
 
 def _computed_soon(

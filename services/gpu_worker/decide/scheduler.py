@@ -6,10 +6,11 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from services.gpu_worker.decide.batch import Shape
+from services.gpu_worker.decide.batch import Move, Shape
 from services.gpu_worker.decide.schedule import Bounds, Plan, schedule
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.table import PageTable
+from services.gpu_worker.decide.tiers import PLAIN, Keeping
 
 
 class Part(NamedTuple):
@@ -21,12 +22,16 @@ class Part(NamedTuple):
 
 
 class Scheduler:
-    """Sequences enter by `add`, leave by `drop`; in between, each step is `step` and then `commit`."""
+    """Sequences enter by `add`, leave by `drop`; in between, each step is `step`, `moved` and then `commit`.
 
-    def __init__(self, shape: Shape, bounds: Bounds) -> None:
-        self.table = PageTable(shape)
+    `loads` are the pages to be copied to the device before the rows of the step planned last see them.
+    """
+
+    def __init__(self, shape: Shape, bounds: Bounds, keeping: Keeping = PLAIN) -> None:
+        self.table = PageTable(shape, keeping)
         self.bounds = bounds
         self._pages = shape.pages
+        self.loads: list[Move] = []
         self.running: list[TokenSequence] = []
         self.waiting: list[TokenSequence] = []
         self.preemptions = 0
@@ -45,15 +50,21 @@ class Scheduler:
         gone = {sequence.order for sequence in sequences}
         for sequence in self.running:
             if sequence.order in gone:
+                self.table.tiers.history.end(sequence.ids, self.table.tiers.now_s)
                 self.table.release(sequence)
         self.running = [item for item in self.running if item.order not in gone]
         self.waiting = [item for item in self.waiting if item.order not in gone]
 
-    def step(self, tokens: int | None = None) -> list[Part]:
+    def step(self, tokens: int | None = None, *, now_s: float = 0.0) -> list[Part]:
         """Plan the next step, of at most `tokens` rows if they are given; move pages and sequences accordingly.
 
-        Returns what to compute.
+        Returns what to compute; `loads` must be made even if that is nothing.
         """
+        self.table.tiers.now_s = now_s
+        self.loads = []
+        for sequence in self.running:
+            if sequence.rows > 1:
+                self.loads += self.table.catch_up(sequence)
         bounds = self.bounds if tokens is None else self.bounds._replace(tokens=tokens)
         plan = schedule(self.running, self.waiting, self.table, bounds)
         self._apply(plan)
@@ -73,10 +84,22 @@ class Scheduler:
             self.preemptions += 1
             self.running.remove(sequence)
             self.add(sequence)
-        for sequence, survey in plan.admit:
-            self.table.attach(sequence, survey)
+        self.loads += self.table.attach(plan.admit)
+        for sequence, _ in plan.admit:
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=lambda item: item.urgency)
+
+    def moved(self, move: Move, *, sound: bool) -> None:
+        """A move was made; who got a page by it that is not sound begins again, and computes it."""
+        page = move.target
+        self.table.tiers.moved(move, sound=sound)
+        if sound or move.kind == "save":
+            return
+        for sequence in list(self.running):
+            if page in sequence.pages[move.group]:
+                self.table.release(sequence)
+                self.running.remove(sequence)
+                self.add(sequence)
 
     def commit(self, part: Part, token: int | None) -> None:
         """The part was computed and gave `token` (None: it draws none); ignored if its sequence has left meanwhile."""
@@ -96,9 +119,12 @@ class Scheduler:
                 for page in pages:
                     if page >= 0:
                         held[group][page] = held[group].get(page, 0) + 1
+        for move in self.table.tiers.moving:
+            page = move.target if move.kind == "load" else move.source
+            held[move.group][page] = held[move.group].get(page, 0) + 1
         for pool, counts in zip(self.table.pools, held, strict=True):
-            pool.check()
             assert pool.used == len(counts)
             assert all(pool.references(page) == count for page, count in counts.items())
+        self.table.tiers.check()
         assert all(not sequence.pages for sequence in self.waiting)
         assert len(parts) == len({part.sequence.order for part in parts})

@@ -98,6 +98,12 @@ class TokenSequence:
                 todo.append((start + done, end))
         self.todo = todo
 
+    def skip(self, page: int) -> None:
+        """Logical page `page`, all of it still to be computed, has come from elsewhere."""
+        start, end = page * PAGE, (page + 1) * PAGE
+        pieces = [((a, min(b, start)), (max(a, end), b)) for a, b in self.todo]
+        self.todo = [piece for pair in pieces for piece in pair if piece[0] < piece[1]]
+
     def append(self, token: int) -> None:
         """A token was drawn; its row is what is to be computed next."""
         assert not self.todo

@@ -1,4 +1,4 @@
-"""The page table: the pools of all layer groups, and which pages a sequence holds, needs, shares and lets go."""
+"""The page table: which pages a sequence holds, needs, shares and lets go, in every layer group."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.pages.identity import PAGE
-from services.gpu_worker.decide.batch import Shape
-from services.gpu_worker.decide.pool import Pool
+from services.gpu_worker.decide.batch import Move, Shape
 from services.gpu_worker.decide.sequence import Range, TokenSequence, touched
+from services.gpu_worker.decide.tiers import Keeping, Tiers
 
 
 class Survey(NamedTuple):
-    """What a sequence would start with: the ranges to compute, and the resident pages per group it would hold (-1)."""
+    """What a sequence would start with.
+
+    The ranges to compute; per group the pages of the device it would hold (-1: none), and the logical pages it would
+    load from the host.
+    """
 
     todo: list[Range]
     pages: list[list[int]]
+    loads: list[list[int]]
 
 
 class PageTable:
     """Every group has the same number of pages; a sequence has one page list per group."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, keeping: Keeping) -> None:
         self.windows = list(shape.windows)
         self._windowed = any(window is not None for window in shape.windows)
-        self.pools = [Pool(shape.pages) for _ in shape.windows]
+        self.tiers = Tiers(shape, keeping)
+        self.pools = self.tiers.device
 
     def available(self) -> list[int]:
         """Return per group how many pages can be allocated now."""
@@ -42,26 +48,28 @@ class PageTable:
         ids, groups = sequence.ids, range(len(self.pools))
         last = (sequence.length - 1) // PAGE
         pages = [[-1] * (last + 1) for _ in groups]
+        loads: list[list[int]] = [[] for _ in groups]
         seen = [self._sees(g, last * PAGE) for g in groups]  # the lowest position later rows see
         computed = [last]
         for page in range(last - 1, -1, -1):
             needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
             if not needed:
                 break
-            found = {g: self.pools[g].find(ids[page]) for g in needed}
-            if None in found.values():
+            if not all(self.tiers.has(g, ids[page]) for g in needed):
                 computed.append(page)
                 seen = [min(seen[g], self._sees(g, page * PAGE)) for g in groups]
-            else:
-                for g, physical in found.items():
-                    pages[g][page] = -1 if physical is None else physical
+                continue
+            for g in needed:
+                physical = self.pools[g].find(ids[page])
+                pages[g][page] = -1 if physical is None else physical
+                loads[g] += [page] if physical is None else []
         todo: list[Range] = []
         for page in reversed(computed):
             start, end = page * PAGE, min((page + 1) * PAGE, sequence.length)
             if todo and todo[-1][1] == start:
                 start = todo.pop()[0]
             todo.append((start, end))
-        return Survey(todo, pages)
+        return Survey(todo, pages, loads)
 
     def _sees(self, group: int, position: int) -> int:
         """Return the lowest position that a row at `position` attends to."""
@@ -94,20 +102,59 @@ class PageTable:
 
     # -- changing --------------------------------------------------------------------------------------
 
-    def attach(self, sequence: TokenSequence, survey: Survey) -> None:
-        """Give a sequence the resident pages of a survey made since the last change."""
-        for pool, held in zip(self.pools, survey.pages, strict=True):
-            for page in held:
-                if page >= 0:
-                    pool.hold(page)
-        sequence.pages = [list(held) for held in survey.pages]
-        sequence.todo = list(survey.todo)
-        sequence.low = [0] * len(self.pools)
-        if sequence.cached < 0:
-            computed = sum(
-                min(b, len(sequence.prompt)) - min(a, len(sequence.prompt)) for a, b in survey.todo
-            )
-            sequence.cached = len(sequence.prompt) - computed
+    def attach(self, admitted: Sequence[tuple[TokenSequence, Survey]]) -> list[Move]:
+        """Give sequences the pages of surveys made since the last change; return what is to be loaded for them."""
+        for sequence, survey in admitted:
+            for pool, held in zip(self.pools, survey.pages, strict=True):
+                for page in held:
+                    if page >= 0:
+                        pool.hold(page)
+            sequence.pages = [list(held) for held in survey.pages]
+            sequence.todo = list(survey.todo)
+            sequence.low = [0] * len(self.pools)
+        # Only now: what is loaded may take the place of a page that nobody holds.
+        moves = []
+        for sequence, survey in admitted:
+            for group, pages in enumerate(survey.loads):
+                moves += [self._load(sequence, group, page) for page in pages]
+            if sequence.cached < 0:
+                self._first(sequence, survey)
+        return [move for move in moves if move is not None]
+
+    def _load(self, sequence: TokenSequence, group: int, page: int) -> Move | None:
+        sequence.pages[group][page], move = self.tiers.load(group, sequence.ids[page])
+        return move
+
+    def _first(self, sequence: TokenSequence, survey: Survey) -> None:
+        """Note what a sequence that is admitted for the first time found."""
+        prompt = len(sequence.prompt)
+        computed = sum(min(b, prompt) - min(a, prompt) for a, b in survey.todo)
+        sequence.cached = prompt - computed
+        self.tiers.history.begin(sequence.ids[: prompt // PAGE], self.tiers.now_s)
+
+    def catch_up(self, sequence: TokenSequence) -> list[Move]:
+        """Give a sequence under way those of its missing pages that have come since; return what is to be loaded.
+
+        Pages are taken as far as the device has room that nobody needs.
+        """
+        moves: list[Move] = []
+        whole = [page for a, b in sequence.todo for page in range(-(-a // PAGE), b // PAGE)]
+        for page in whole:
+            if page >= (sequence.length - 1) // PAGE or any(
+                page < len(held) and held[page] >= 0 for held in sequence.pages
+            ):
+                continue  # the last row is wanted; a page that was given is being computed
+            if not all(self.tiers.has(g, sequence.ids[page]) for g in range(len(self.pools))):
+                continue
+            if min(pool.available for pool in self.pools) <= 0:
+                break
+            for group, held in enumerate(sequence.pages):
+                held.extend([-1] * (page + 1 - len(held)))
+                move = self._load(sequence, group, page)
+                moves += [] if move is None else [move]
+            sequence.skip(page)
+            sequence.cached += min(PAGE, max(0, len(sequence.prompt) - page * PAGE))
+        return moves
 
     def grow(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Allocate what rows at `positions` need; IndexError if a pool cannot give it."""
@@ -135,12 +182,12 @@ class PageTable:
             end = min(self._sees(group, following) // PAGE, len(held))
             for page in range(sequence.low[group], end):
                 if held[page] >= 0:
-                    self.pools[group].release(held[page], soon=True)
+                    self.pools[group].release(held[page], unseen=True)
                     held[page] = -1
             sequence.low[group] = max(end, sequence.low[group])
 
     def release(self, sequence: TokenSequence) -> None:
-        """Let all pages of a sequence go, leading ones first: they are the first to be given to others."""
+        """Let all pages of a sequence go; those that are full can be found again."""
         for pool, held in zip(self.pools, sequence.pages, strict=False):
             for page in held:
                 if page >= 0:

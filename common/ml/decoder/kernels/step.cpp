@@ -5,7 +5,9 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "attention.h"
@@ -190,11 +192,19 @@ void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const
   }
 }
 
+// Until the pages that a layer reads have been copied to where it reads them.
+void await_pages(const int64_t* come, int64_t layer) {
+  // Asleep: the thread that copies may have no other core.
+  while (come && __atomic_load_n(come, __ATOMIC_ACQUIRE) <= layer)
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
 void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
-               const int64_t* sequences, float* out) {
+               const int64_t* sequences, float* out, const int64_t* come) {
   norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
   multiply_into(layer.qkv, m.input, rows, m.joined.data(), false);
   place(m, layer, pages, rows, positions, sequences);
+  await_pages(come, &layer - m.layers.data());
   attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
                 m.attended.data());
   const int64_t wide = m.heads.heads * m.heads.dim;
@@ -293,9 +303,10 @@ void spillway_turn(void* model, const float* frequencies, float scale) {
 }
 
 // Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last; `out` is
-// (rows, hidden), before the last norm.
+// (rows, hidden), before the last norm. `come` counts the layers whose pages have come, or is null: they all have.
 void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t sequences,
-                   const int64_t* ends, int64_t groups, const Pages* pages, float* out, int threads) {
+                   const int64_t* ends, int64_t groups, const Pages* pages, const int64_t* come, float* out,
+                   int threads) {
   Model& m = *(Model*)model;
   std::vector<int64_t> owners(rows);
   for (int64_t r = 0, s = 0; r < rows; ++r) {
@@ -320,9 +331,13 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
       }
     }
     for (Layer& layer : m.layers)
-      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), out);
+      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), out,
+                come);
   }
 }
+
+// The pages of so many layers have come, for a step that may be running.
+void spillway_come(int64_t* come, int64_t layers) { __atomic_store_n(come, layers, __ATOMIC_RELEASE); }
 
 // Logits (rows, vocabulary) of rows (rows, hidden) that a step returned.
 void spillway_logits(void* model, int64_t rows, const float* hidden, float* out, int threads) {

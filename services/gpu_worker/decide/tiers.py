@@ -1,0 +1,144 @@
+"""The pools of both tiers of one worker, device and host, and the moves of pages between them. No bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.pages.history import History
+from common.pages.identity import PageId
+from common.pages.policy import Policy, make_policy
+from services.gpu_worker.decide.batch import Move, Shape
+from services.gpu_worker.decide.pool import Pool
+
+SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
+Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+class Keeping(NamedTuple):
+    """How pages are kept: the policy, seconds to recompute a page by its depth, seconds to load one from the host."""
+
+    policy: str = "spillway"
+    price: Price = np.ones_like
+    load_s: Callable[[], float] = lambda: 0.0
+
+
+PLAIN = Keeping()
+
+
+class Tiers:
+    """Per layer group a pool on the device and one on the host; a page has at most one copy in each.
+
+    A move holds the pages at both of its ends until it is `moved`.
+    """
+
+    def __init__(self, shape: Shape, keeping: Keeping) -> None:
+        self.now_s = 0.0
+        self.history = History()
+        self.keeping = keeping
+        self.found: Counter[str] = Counter()  # pages found when they were wanted, by tier
+        self.corrupt = 0
+        self.moving: set[Move] = set()
+        self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
+        self.device = [self._pool(shape.pages) for _ in shape.windows]
+        self.host = [self._pool(shape.host_pages) for _ in shape.windows]
+        for above, below in zip(self.device, self.host, strict=True):
+            below.gone = self._gone(above)
+
+    def _pool(self, pages: int) -> Pool:
+        def order() -> Policy:
+            return make_policy(self.keeping.policy, self.history, self.keeping.price)
+
+        return Pool(pages, order, lambda: self.now_s)
+
+    def _gone(self, above: Pool) -> Callable[[PageId], None]:
+        def gone(page_id: PageId) -> None:
+            above.back(page_id, None)
+            self.origin.pop(page_id, None)
+
+        return gone
+
+    def has(self, group: int, page_id: PageId) -> bool:
+        """True if the page is on the device or on the host."""
+        pools = self.device[group], self.host[group]
+        return any(pool.find(page_id) is not None for pool in pools)
+
+    def load(self, group: int, page_id: PageId) -> tuple[int, Move | None]:
+        """Give a page that some tier has a reference on the device; return it and, from the host, the move to make."""
+        device, host = self.device[group], self.host[group]
+        page = device.find(page_id)
+        if page is not None:
+            device.hold(page)
+            return page, None
+        source = host.find(page_id)
+        assert source is not None
+        page = device.allocate()
+        device.publish(page, page_id)
+        device.back(page_id, self.keeping.load_s())
+        device.hold(page)  # for the move, so that nobody else gets it before the bytes have come
+        host.hold(source)
+        move = Move("load", group, page_id, source, page)
+        self.moving.add(move)
+        return page, move
+
+    def saves(self, most: int) -> list[Move]:
+        """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""
+        moves = []
+        for group, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
+            short = math.ceil(SPARE * device.total) - device.spare
+            if not host.total or short <= 0:
+                continue
+            for page_id in device.bare(min(most, short)):
+                if not host.available:
+                    break
+                page = device.find(page_id)
+                assert page is not None
+                device.hold(page)
+                moves.append(Move("save", group, page_id, page, host.allocate()))
+        self.moving.update(moves)
+        return moves
+
+    def moved(self, move: Move, *, sound: bool) -> None:
+        """A move has ended; where the bytes are not what they were, the copy they came from is forgotten."""
+        device, host = self.device[move.group], self.host[move.group]
+        self.moving.remove(move)
+        if move.kind == "load":
+            self.corrupt += not sound
+            if not sound:
+                device.forget(move.page_id)
+                host.forget(move.page_id)
+            device.release(move.target)
+            host.release(move.source)
+            return
+        if sound:
+            host.publish(move.target, move.page_id)
+        host.release(move.target)
+        if sound and host.find(move.page_id) is not None:
+            device.back(move.page_id, self.keeping.load_s())
+        device.release(move.source)
+
+    def bring(self, group: int, page_id: PageId) -> int | None:
+        """Return a host page to be filled from a lower tier; None if it is here already, or there is no room."""
+        host = self.host[group]
+        known = host.find(page_id) is not None or self.device[group].find(page_id) is not None
+        return None if known or not host.available else host.allocate()
+
+    def brought(self, group: int, page_id: PageId, page: int, origin: str | None) -> None:
+        """A host page was filled from the tier `origin`, or (None) was not."""
+        host = self.host[group]
+        if origin is not None:
+            host.publish(page, page_id)
+            if host.find(page_id) == page:
+                self.origin[page_id] = origin
+        host.release(page)
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken (for tests)."""
+        for device, host in zip(self.device, self.host, strict=True):
+            device.check()
+            host.check()
