@@ -31,8 +31,8 @@ class Setting:
     """
 
     rate: float
+    host_pages: int
     device_pages: int = 52_428 // PAGE
-    host_pages: int = 150_000 // PAGE
     attention: float = 0.25
     conversations: int = 1100
     one_by_one: bool = True

@@ -5,43 +5,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.pages.hazard import EVERY, NEVER, Hazard
 from common.pages.identity import PageId
+from common.pages.node import Node, Watcher
 
 FLOOR_S = 1e-3  # idle for less than that is idle for that long
 LIMIT = 1 << 18  # names of pages that are remembered though no tier holds them: about 50 MB
-
-
-class Node:
-    """A run of pages that the same sessions share: `pages` stand at `start` and after it in all their chains."""
-
-    __slots__ = ("children", "copies", "named", "pages", "parent", "slot", "start")
-
-    def __init__(self, slot: int, start: int, pages: list[PageId], *, named: bool = True) -> None:
-        self.slot, self.start, self.pages, self.named = slot, start, pages, named
-        self.parent: Node | None = None
-        self.children = 0
-        self.copies = 0  # of its pages, in all tiers
-
-    @property
-    def end(self) -> int:
-        """Position after the last page."""
-        return self.start + len(self.pages)
-
-
-class Watcher(Protocol):
-    """Who keeps something by node, and hears of what happens to them: a tier's policy."""
-
-    def used(self, chain: Sequence[PageId]) -> None:
-        """A turn reads or has written these pages."""
-
-    def moved(self, source: Node, target: Node) -> int:
-        """Pages of `source` belong to `target` now; return how many copies of these are held."""
 
 
 class History:
@@ -49,7 +22,7 @@ class History:
 
     A session is a chain of pages that turns extend: one whose chain begins with all of it continues it, one that
     diverges earlier is a session of its own that shares the pages before. Up to `limit` names of pages are
-    remembered; above that the sessions of which no tier holds a page are forgotten, the longest idle first.
+    remembered; above that, sessions of which no tier has a copy are forgotten, the longest idle first, but the last.
 
     Per node, at its slot: `parent` (slot, or -1); `tip_s`, when the session that ends there was last active (-inf:
     none does); `used_s` and `uses`, when and how often a turn came through all of it; `answer`, pages of the last one.
@@ -278,15 +251,18 @@ class History:
         copies = sum(watcher.moved(source, target) for watcher in self._watchers)
         source.copies -= copies
         target.copies += copies
+        self._consider(source)
+        self._consider(target)
 
-    def _consider(self, node: Node) -> None:
-        """Note whether a node may be forgotten: a leaf of which there is no copy."""
+    def _consider(self, node: Node, *, last: bool = True) -> None:
+        """Note whether a node may be forgotten: a leaf of which there is no copy; `last`: not before others."""
         self._idle.pop(node.slot, None)
         if not node.copies and not node.children:
             self._idle[node.slot] = node
+            self._idle.move_to_end(node.slot, last=last)
 
     def _forget(self) -> None:
-        while self._idle and len(self._nodes) > self.limit:
+        while len(self._idle) > 1 and len(self._nodes) > self.limit:  # the last is under way
             _, node = self._idle.popitem(last=False)
             parent = node.parent
             for page in node.pages:
@@ -297,7 +273,7 @@ class History:
                 # What is left of the session ends there, unless another does.
                 if self.tip_s[parent.slot] == -math.inf:
                     self.tip_s[parent.slot] = self.tip_s[node.slot]
-                self._consider(parent)
+                self._consider(parent, last=False)
             self._remove(node)
 
     def _remove(self, node: Node) -> None:

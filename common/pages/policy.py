@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
-from common.pages.history import History, Node
+from common.pages.history import History
 from common.pages.identity import PageId
+from common.pages.node import Node, Watcher
 from common.pages.value import Price, ValuePolicy
 
+NAMES = ("lru", "lru-conversation", "s3fifo", "pensieve", "spillway")
 DEFAULT = "spillway"
 
 
-class Policy(Protocol):
+class Policy(Watcher, Protocol):
     """The order in which a tier drops its copies. All copies of a tier have the same number of bytes."""
 
     def add(self, page: PageId, back_s: float = math.inf) -> None:
@@ -38,16 +40,20 @@ def make_policy(name: str, history: History, price: Price) -> Policy:
 
     `price` returns, for positions of pages in their chain (0-based), the seconds to recompute a page there.
     """
-    makers: dict[str, Callable[[], Lru | LruConversation | S3Fifo | ValuePolicy]] = {
-        "lru": Lru,
-        "lru-conversation": lambda: LruConversation(history),
-        "s3fifo": S3Fifo,
-        "pensieve": lambda: ValuePolicy(history, price, history.idleness),
-        "spillway": lambda: ValuePolicy(history, price, history.hazards),
-    }
-    if name not in makers:
-        raise ValueError(f"eviction policy {name!r}: expected one of {', '.join(makers)}")
-    policy = makers[name]()
+    policy: Policy
+    match name:
+        case "lru":
+            policy = Lru()
+        case "lru-conversation":
+            policy = LruConversation(history)
+        case "s3fifo":
+            policy = S3Fifo()
+        case "pensieve":
+            policy = ValuePolicy(history, price, history.idleness)
+        case "spillway":
+            policy = ValuePolicy(history, price, history.hazards)
+        case _:
+            raise ValueError(f"eviction policy {name!r}: expected one of {', '.join(NAMES)}")
     history.watch(policy)
     return policy
 

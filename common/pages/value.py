@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.pages.history import History, Node
+from common.pages.history import History
 from common.pages.identity import PageId
+from common.pages.node import Node
 
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Rates = Callable[[float], NDArray[np.float64]]
@@ -96,19 +97,14 @@ class ValuePolicy:
 
     def victims(self, count: int, now_s: float) -> list[PageId]:
         """See Policy."""
-        size = self._history.size
         count = min(count, len(self._held))
         if count <= 0:
             return []
         rates = self._rates(now_s)
-        self._grow()
-        with np.errstate(invalid="ignore"):
-            values = np.where(self._least[:size] < math.inf, self._least[:size] * rates, math.inf)
-        if count < size:
-            worst = np.partition(values, count - 1)[count - 1]
-            slots = np.flatnonzero((values <= worst) & (self._least[:size] < math.inf))
-        else:
-            slots = np.flatnonzero(self._least[:size] < math.inf)
+        slots = np.flatnonzero(self._least[: len(rates)] < math.inf)
+        values = self._least[slots] * rates[slots]
+        if count < len(slots):
+            slots = slots[values <= np.partition(values, count - 1)[count - 1]]
         if count == 1:
             slot = int(slots[np.argmin(self._depth[slots])])
             return [self._shelves[slot].entries[0][2]]
