@@ -29,6 +29,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
 # Bytes; auto: a share of what is free.
 Share = Literal["auto"] | Count
 Eviction = Literal["lru", "lru-conversation", "s3fifo", "pensieve", "spillway"]
+PagePublish = Literal["through", "selective", "back"]
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
@@ -107,6 +108,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     kv_bytes: Count = 0
     host_kv_bytes: Share = "auto"
     eviction: Eviction = "spillway"
+    page_publish: PagePublish = "selective"
     step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     max_running: Annotated[int, Meta(ge=1, le=65536)] = 64
 

@@ -16,24 +16,27 @@ import msgspec
 from common import log, tracing
 from common.bus import BusDown, BusFull, Consumer, Lease
 from common.clock import Clock
+from common.config import WorkerConfig
 from common.cost.step import Step
 from common.errors import DeadlineExceeded
+from common.pages.store import PageStore
 from common.work.compute import ComputeThread
-from services.gpu_worker.decide.batch import Drawn, Move, Rows, Runner
+from services.gpu_worker.decide.batch import Drawn, Rows, Runner
 from services.gpu_worker.decide.schedule import Bounds
-from services.gpu_worker.decide.scheduler import Part, Scheduler
-from services.gpu_worker.decide.tiers import Keeping
+from services.gpu_worker.decide.scheduler import Part
 from services.gpu_worker.emitter import Emitter
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
 from services.gpu_worker.pace import Pace, decoding_of, size_of
 from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
+from services.gpu_worker.tiering import Tiering
 
-SAVES = 8  # pages of a layer group on their way to the host at once: what is on its way cannot be given away
 AHEAD = 8  # steps that may run before the first of them is acknowledged
 _WAIT_S = 1.0
 _RETRY_S = 0.2
+_HOLD_S = 0.01
+_PLAIN = WorkerConfig()
 _CLOSE_S = 5.0
 _log = log.get("engine")
 
@@ -51,19 +54,19 @@ class GenerationLoop:
         clock: Clock,
         thread: ComputeThread,
         metrics: EngineMetrics,
-        policy: str = "spillway",
+        config: WorkerConfig = _PLAIN,
+        store: PageStore | None = None,
     ) -> None:
-        """`policy` names the eviction policy of the page tiers (see `common.pages.policy`)."""
+        """`config` says how pages are kept; `store` are the tiers of pages below the host, if there are any."""
         self._consumer, self._runner, self._pace, self._bounds = consumer, runner, pace, bounds
         self._clock, self._thread, self._metrics = clock, thread, metrics
-        mover = runner.mover
-        keeping = Keeping(policy, pace.recompute_s, lambda: 0.0 if mover is None else mover.load_s)
-        self._scheduler = Scheduler(runner.shape, bounds, keeping)
+        self._tiering = Tiering(runner, bounds, pace.recompute_s, config, store, self._wake)
+        self._scheduler = self._tiering.scheduler
         self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
         self._emitter = Emitter(consumer, clock.now_ms)
         self._jobs: dict[str, Generation] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._steps = self._acked = self._saving = 0
+        self._steps = self._acked = 0
         self._work = asyncio.Event()  # something to compute may have come
         self._news = asyncio.Event()  # something to tell or to ask the bus
         self._room = asyncio.Event()  # room for another lease may have come
@@ -76,6 +79,7 @@ class GenerationLoop:
             asyncio.create_task(self._reads(), name="read"),
             asyncio.create_task(self._computes(), name="compute"),
             asyncio.create_task(self._emits(), name="emit"),
+            asyncio.create_task(self._tiering.run(), name="tiers"),
         ]
         stop = asyncio.create_task(stopping.wait(), name="stop")
         done, _ = await asyncio.wait([*loops, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -158,10 +162,14 @@ class GenerationLoop:
             self._jobs[job.id] = job
             for sequence in job.sequences:
                 self._scheduler.add(sequence)
+            self._tiering.begin(job.sequences)
         self._work.set()
         self._news.set()  # for what needs no computing: forced answers, and those that had ended
 
     # -- computing -------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._work.set()
 
     async def _computes(self) -> None:
         while not self._halted:
@@ -177,8 +185,10 @@ class GenerationLoop:
             parts = self._scheduler.step(budget, now_s=time.monotonic())
             if parts or self._scheduler.loads:
                 await self._step(parts)
-            elif self._scheduler.running or self._scheduler.waiting:
+            elif self._scheduler.running:
                 await asyncio.sleep(0)  # pages were taken from the only one planned
+            elif self._scheduler.waiting:
+                await _wait(self._work, _HOLD_S)  # for pages on their way
             else:
                 self._observe_state()
                 await _wait(self._work, _WAIT_S)
@@ -191,40 +201,23 @@ class GenerationLoop:
         predicted = self._pace.cost.seconds(size)
         self._consumer.working(predicted)
         self._note_waits(jobs)
-        mover, loads = self._runner.mover, self._scheduler.loads
-        loading = mover.load(loads) if mover is not None and loads else None
+        loading = self._tiering.load()
         ran = await self._thread.run(
             run_step, self._runner, rows, [job.id for job in jobs], loading
         )
         self._consumer.progressed()
         self._observe(size, ran, predicted)
-        for move in loads:
-            self._scheduler.moved(move, sound=loading is None or move not in loading.unsound)
+        self._tiering.loaded(loading)
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
             if self._jobs.get(job.id) is job and not job.over and part.sequence.pages:
                 try:
                     self._commit(job, part, outcome)
                 except Exception as error:  # noqa: BLE001 - it is this job's: the others go on
                     self._fail(job, failure_of(error, "internal_error"))
-        self._save()
+        self._tiering.save()
         self._steps += 1
         self._news.set()
         self._room.set()
-
-    def _save(self) -> None:
-        """Have idle pages copied to the host, beside the steps to come."""
-        mover, loop = self._runner.mover, asyncio.get_running_loop()
-        if mover is None or self._saving:
-            return
-        for move in self._scheduler.table.tiers.saves(SAVES):
-            self._saving += 1
-            mover.save(move, lambda *ended: loop.call_soon_threadsafe(self._saved, *ended))
-
-    def _saved(self, move: Move, sound: bool) -> None:
-        self._saving -= 1
-        self._scheduler.moved(move, sound=sound)
-        if not self._saving:
-            self._save()  # while nothing is computed, too
 
     def _note_waits(self, jobs: Iterable[Generation]) -> None:
         now = time.monotonic()
@@ -251,13 +244,13 @@ class GenerationLoop:
         if len(choice.tokens) == 1:
             self._consumer.span(job.id).event("first token")
         if choice.finish is not None:
-            self._scheduler.drop([part.sequence])
+            self._tiering.drop([part.sequence])
 
     def _fail(self, job: Generation, failure: Failure) -> None:
         with tracing.use(self._consumer.span(job.id)):
             _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
         job.failure = failure
-        self._scheduler.drop(choice.sequence for choice in job.choices)
+        self._tiering.drop([choice.sequence for choice in job.choices])
 
     def _drop_lost(self) -> None:
         """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
@@ -270,14 +263,14 @@ class GenerationLoop:
         for job in self._jobs.values():
             if job.deadline_ms <= now and not job.over:
                 job.refusal = DeadlineExceeded("the deadline passed before the generation ended")
-                self._scheduler.drop(choice.sequence for choice in job.choices)
+                self._tiering.drop([choice.sequence for choice in job.choices])
                 self._news.set()
 
     def _leave(self, job: Generation) -> None:
         """Let a job go, with its pages at once."""
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
-        self._scheduler.drop(choice.sequence for choice in job.choices)
+        self._tiering.drop([choice.sequence for choice in job.choices])
         self._room.set()
 
     # -- telling ---------------------------------------------------------------------------------------

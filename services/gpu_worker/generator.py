@@ -12,6 +12,7 @@ from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family
 from common.messages import WorkerRecord
+from common.pages.store import PageStore
 from common.work.compute import ComputeThread
 from common.work.metrics import WorkMetrics
 from common.work.service import NONE
@@ -97,7 +98,8 @@ class Generator:
             clock=bus.clock,
             thread=thread,
             metrics=metrics,
-            policy=config.eviction,
+            config=config,
+            store=PageStore.of(config, bus.clock),
         )
 
 

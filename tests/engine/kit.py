@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from common.bus import Admission, Bus, Consumer, Journal, NewJob
+from common.config import WorkerConfig
 from common.ids import Family, job_id, ulid
 from common.messages import (
     Event,
@@ -23,6 +24,7 @@ from common.messages import (
     decode_result,
     encode,
 )
+from common.pages.store import PageStore
 from common.work.compute import ComputeThread
 from common.work.metrics import WorkMetrics
 from services.gpu_worker.decide.batch import Drawn, Loading, Rows, Runner
@@ -153,7 +155,14 @@ class Desk:
 class Worker:
     """A generation loop in this process, to be started and stopped."""
 
-    def __init__(self, bus: Bus, runner: Runner | None = None, bounds: Bounds = BOUNDS) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        runner: Runner | None = None,
+        bounds: Bounds = BOUNDS,
+        config: WorkerConfig | None = None,
+    ) -> None:
+        """`config` says how pages are kept, and where those below the host are."""
         self.runner: Any = runner or HeldRunner()
         self.registry = CollectorRegistry()
         self.stopping = asyncio.Event()
@@ -184,6 +193,8 @@ class Worker:
             metrics=EngineMetrics(
                 WorkMetrics(self.registry).on(LANE, self.runner.name), self.registry
             ),
+            config=config or WorkerConfig(),
+            store=None if config is None else PageStore.of(config, bus.clock),
         )
         self.task: asyncio.Task[None] | None = None
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 
 from common import log
 from common.ml.decoder.arrival import Arrival
 from common.ml.decoder.pool import Pool
-from services.gpu_worker.decide.batch import Move
+from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
+from common.pages.keys import PageKey
+from services.gpu_worker.decide.batch import Move, Tier
 
 _log = log.get("engine")
+KINDS = (
+    "load",
+    "save",
+    "get",
+    "put",
+)  # to the device, to the host, and from and to the tiers below
+T = TypeVar("T")
 _WEIGHT = 0.2  # of the latest copy in the mean seconds of one
 
 
@@ -55,8 +65,8 @@ class Mover:
         self._sums = [
             np.zeros((pool.pages, len(pool.layers)), dtype=np.uint64) for pool in self._host
         ]
-        self.moved_bytes = {"load": 0, "save": 0}
-        self.moved_s: dict[str, float] = {"load": 0.0, "save": 0.0}
+        self.moved_bytes = dict.fromkeys(KINDS, 0)
+        self.moved_s = dict.fromkeys(KINDS, 0.0)
         self.load_s = 0.0  # seconds a page takes to come from the host, a mean of late
         self._cuda = device[0].data.device.type == "cuda" if device else False
         self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
@@ -78,17 +88,56 @@ class Mover:
         """
         self._submit(partial(self._save, move, done), urgent=False)
 
-    def fill(
-        self, group: int, page: int, layers: Sequence[NDArray[np.uint8]], sums: Sequence[int]
-    ) -> None:
-        """Write a host page from checked layers, on the calling thread."""
-        for at, (layer, checked) in enumerate(zip(layers, sums, strict=True)):
-            self._bytes[group][page, at] = layer
-            self._sums[group][page, at] = checked
+    def layout(self, group: int) -> tuple[int, int]:
+        """Return how many layers a page of a group has, and the bytes of one."""
+        _, layers, size = self._bytes[group].shape
+        return layers, size
 
-    def read(self, group: int, page: int) -> tuple[NDArray[np.uint8], list[int]]:
-        """Return a host page's layers (layers, bytes), the same memory, and what their checksums must be."""
-        return self._bytes[group][page], self._sums[group][page].tolist()
+    async def value(self, header: Header, tier: Tier, page: int) -> bytes:
+        """Return a page that somebody holds as it is written down for other tiers."""
+        return await self._later(partial(self._value, header, tier, page))
+
+    async def fill(self, key: PageKey, page: int, value: bytes) -> None:
+        """Write what was read from another tier to a host page; CorruptPage if it is not what was written there."""
+        await self._later(partial(self._fill, key, page, value))
+
+    async def _later(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns, or raise what it raises, once the mover has nothing more urgent."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                found = call()
+            except Exception as error:  # noqa: BLE001 - it is the caller's, and is raised there
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_end, future, found)
+
+        self._submit(run, urgent=False)
+        return await asyncio.shield(future)
+
+    def _value(self, header: Header, tier: Tier, page: int) -> bytes:
+        began = time.perf_counter()
+        if tier == "host":
+            layers, sums = self._bytes[header.group][page], self._sums[header.group][page].tolist()
+        else:
+            held = self._device[header.group].data[page].cpu().view(torch.uint8)
+            layers, sums = held.reshape(header.layers, -1).numpy(), None
+        found = encode(header, list(layers), sums)
+        self._count("put", len(found), time.perf_counter() - began)
+        return found
+
+    def _fill(self, key: PageKey, page: int, value: bytes) -> None:
+        began = time.perf_counter()
+        header = read_header(value, key.id)
+        if (header.layers, header.layer_bytes) != self.layout(key.group):
+            raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")
+        for at in range(header.layers):
+            found = layer(value, header, at)
+            self._bytes[key.group][page, at] = np.frombuffer(found, dtype=np.uint8)
+            self._sums[key.group][page, at] = checksum(found)
+        self._count("get", len(value), time.perf_counter() - began)
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -158,5 +207,18 @@ class Mover:
             done(move, sound)
 
     def _note(self, kind: str, moves: Sequence[Move], took: float) -> None:
-        self.moved_bytes[kind] += sum(self._bytes[move.group][0].nbytes for move in moves)
+        self._count(kind, sum(self._bytes[move.group][0].nbytes for move in moves), took)
+
+    def _count(self, kind: str, size: int, took: float) -> None:
+        self.moved_bytes[kind] += size
         self.moved_s[kind] += took
+
+
+def _end(future: asyncio.Future[T], found: T) -> None:
+    if not future.done():
+        future.set_result(found)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

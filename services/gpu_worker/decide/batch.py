@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from common.messages import ModelCard, Sampling
+from common.pages.codec import Header
 from common.pages.identity import PageId
+from common.pages.keys import PageKey
 
 
 class Draw(NamedTuple):
@@ -90,6 +92,9 @@ class StepFailed(Exception):
         self.index = index
 
 
+Tier = Literal["device", "host"]
+
+
 class Loading(Protocol):
     """Loads under way: `unsound`, of pages that are not what was saved, is complete after `wait`."""
 
@@ -116,6 +121,18 @@ class Mover(Protocol):
 
         `done` is told, on the mover's thread, whether the page is there.
         """
+        ...
+
+    async def value(self, header: Header, tier: Tier, page: int) -> bytes:
+        """Return a page that somebody holds as it is written down for other tiers."""
+        ...
+
+    async def fill(self, key: PageKey, page: int, value: bytes) -> None:
+        """Write what was read from another tier to a host page; CorruptPage if it is not what was written there."""
+        ...
+
+    def layout(self, group: int) -> tuple[int, int]:
+        """Return how many layers a page of a group has, and the bytes of one."""
         ...
 
 

@@ -147,6 +147,8 @@ def _admit(
     for sequence in waiting:
         if tokens <= 0 or len(active) + len(admitted) >= bounds.running:
             break
+        if sequence.hold_until_s > table.tiers.now_s:
+            continue
         survey = table.survey(sequence)
         if _computed_soon(sequence, survey, prefilling):
             break  # the next step finds these pages computed

@@ -47,7 +47,10 @@ class Scheduler:
 
     def drop(self, sequences: Iterable[TokenSequence]) -> None:
         """Let sequences go, with their pages at once; those it does not have are ignored."""
+        sequences = list(sequences)
         gone = {sequence.order for sequence in sequences}
+        for sequence in sequences:
+            sequence.over = True
         for sequence in self.running:
             if sequence.order in gone:
                 self.table.tiers.history.end(sequence.ids, self.table.tiers.now_s)
@@ -122,6 +125,9 @@ class Scheduler:
         for move in self.table.tiers.moving:
             page = move.target if move.kind == "load" else move.source
             held[move.group][page] = held[move.group].get(page, 0) + 1
+        for (tier, group, page), count in self.table.tiers.read.items():
+            if tier == "device" and count:
+                held[group][page] = held[group].get(page, 0) + count
         for pool, counts in zip(self.table.pools, held, strict=True):
             assert pool.used == len(counts)
             assert all(pool.references(page) == count for page, count in counts.items())

@@ -43,6 +43,8 @@ class TokenSequence:
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
         self.low: list[int] = []  # per group, the first logical page not yet let go for good
         self.preempted = 0
+        self.over = False  # it has left
+        self.hold_until_s = 0.0  # pages may come until then that save computing them
         self._ids: list[PageId] = []
 
     @property

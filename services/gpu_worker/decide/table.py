@@ -76,6 +76,24 @@ class PageTable:
         window = self.windows[group]
         return 0 if window is None else max(0, position - window + 1)
 
+    def lacks(self, sequence: TokenSequence) -> list[tuple[int, int]]:
+        """Return (logical page, group) of what no tier here has and the last row would see, the last pages first."""
+        last = (sequence.length - 1) // PAGE
+        return [
+            (page, group)
+            for page in range(last - 1, -1, -1)
+            for group in range(len(self.pools))
+            if self._sees(group, last * PAGE) < (page + 1) * PAGE
+            and not self.tiers.has(group, sequence.ids[page])
+        ]
+
+    def awaits(self, sequence: TokenSequence, page: int) -> bool:
+        """True if a full page that comes now would save computing it."""
+        if sequence.over or not sequence.pages:
+            return not sequence.over
+        todo = any(a <= page * PAGE and (page + 1) * PAGE <= b for a, b in sequence.todo)
+        return todo and all(page >= len(held) or held[page] < 0 for held in sequence.pages)
+
     def wants(self, sequence: TokenSequence, positions: Sequence[int]) -> int:
         """Return how many new pages each group must give for rows at `positions` (the same in each group)."""
         held = sequence.pages[0] if sequence.pages else []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.pages.history import History
 from common.pages.identity import PageId
 from common.pages.policy import Policy, make_policy
-from services.gpu_worker.decide.batch import Move, Shape
+from services.gpu_worker.decide.batch import Move, Shape, Tier
 from services.gpu_worker.decide.pool import Pool
 
 SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
@@ -21,11 +21,12 @@ Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Keeping(NamedTuple):
-    """How pages are kept: the policy, seconds to recompute a page by its depth, seconds to load one from the host."""
+    """By what policy pages are kept, and the seconds to recompute one (by its depth), to load one, to fetch one."""
 
     policy: str = "spillway"
     price: Price = np.ones_like
     load_s: Callable[[], float] = lambda: 0.0
+    fetch_s: Callable[[], float] = lambda: 0.0
 
 
 PLAIN = Keeping()
@@ -44,6 +45,7 @@ class Tiers:
         self.found: Counter[str] = Counter()  # pages found when they were wanted, by tier
         self.corrupt = 0
         self.moving: set[Move] = set()
+        self.read: Counter[tuple[Tier, int, int]] = Counter()
         self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
@@ -121,6 +123,35 @@ class Tiers:
         if sound and host.find(move.page_id) is not None:
             device.back(move.page_id, self.keeping.load_s())
         device.release(move.source)
+
+    def sinking(self, group: int, most: int) -> list[PageId]:
+        """Return up to `most` pages to copy below the host, the least valuable first, if it has little to spare."""
+        host = self.host[group]
+        short = math.ceil(SPARE * host.total) - host.spare
+        return host.bare(min(most, short)) if short > 0 else []
+
+    def sunk(self, group: int, page_id: PageId) -> None:
+        """A tier below the host has a page."""
+        self.host[group].back(page_id, self.keeping.fetch_s())
+
+    def hold(self, group: int, page_id: PageId) -> tuple[Tier, int] | None:
+        """Hold a page to read it; return where it is, or None."""
+        pools: tuple[tuple[Tier, Pool], ...] = (
+            ("host", self.host[group]),
+            ("device", self.device[group]),
+        )
+        for tier, pool in pools:
+            page = pool.find(page_id)
+            if page is not None:
+                pool.hold(page)
+                self.read[tier, group, page] += 1
+                return tier, page
+        return None
+
+    def let_go(self, group: int, tier: Tier, page: int) -> None:
+        """A page that was held has been read."""
+        self.read[tier, group, page] -= 1
+        (self.host if tier == "host" else self.device)[group].release(page)
 
     def bring(self, group: int, page_id: PageId) -> int | None:
         """Return a host page to be filled from a lower tier; None if it is here already, or there is no room."""

@@ -1,0 +1,131 @@
+"""Puts pages where they outlive this worker: those of sessions that come back, and what the host is about to lose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from typing import NamedTuple
+
+from common import log
+from common.config import PagePublish
+from common.pages.codec import Header
+from common.pages.identity import PageId
+from common.pages.store import PageKey, PageStore, TierDown
+from services.gpu_worker.decide.batch import Mover, Shape
+from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.decide.tiers import Tiers
+
+AT_ONCE = 16
+WAITING = 1 << 16  # pages that may wait to be put; the oldest are forgotten
+_AGAIN_S = 1.0
+_IDLE_S = 0.5
+_NOBODY = bytes(16)
+_log = log.get("engine")
+
+
+class _Place(NamedTuple):
+    """Where a page stands in its sequence."""
+
+    parent: PageId
+    depth: int
+
+
+class Publisher:
+    """One worker's way down; `policy` says what goes before the host must lose it.
+
+    `through`: all full pages of a turn that has ended; `selective`: those of sessions that have come back at least
+    once; `back`: none.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        tiers: Tiers,
+        mover: Mover,
+        shape: Shape,
+        policy: PagePublish,
+        ttl_s: float,
+    ) -> None:
+        self._store, self._tiers, self._mover, self._shape = store, tiers, mover, shape
+        self._policy, self._ttl_s = policy, ttl_s
+        self.put: Counter[str] = Counter()  # pages by outcome
+        self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
+        self._work = asyncio.Event()
+
+    def ended(self, sequence: TokenSequence) -> None:
+        """A sequence is about to leave: its full pages may go down."""
+        if self._policy == "back" or (self._policy == "selective" and sequence.cached <= 0):
+            return
+        parent = sequence.root
+        for depth, page_id in enumerate(sequence.ids):
+            self._waiting[page_id] = _Place(parent, depth)
+            parent = page_id
+        while len(self._waiting) > WAITING:
+            self._waiting.popitem(last=False)
+        self._work.set()
+
+    async def run(self) -> None:
+        """Put for ever; while the tier is away or full, try again a little later."""
+        while True:
+            some = self._next()
+            if not some:
+                self._work.clear()
+                try:
+                    async with asyncio.timeout(_IDLE_S):
+                        await self._work.wait()
+                except TimeoutError:
+                    pass
+                continue
+            try:
+                went = await self._put(some)
+            except TierDown as error:
+                _log.warning("pages_not_put", error=str(error))
+                went = False
+            if not went:
+                await asyncio.sleep(_AGAIN_S)
+
+    def _next(self) -> dict[PageKey, _Place]:
+        groups = range(len(self._shape.windows))
+        some = {
+            PageKey(page_id, group): place
+            for page_id, place in list(self._waiting.items())[:AT_ONCE]
+            for group in groups
+        }
+        for page_id in list(self._waiting)[:AT_ONCE]:
+            del self._waiting[page_id]
+        if not some:
+            for group in groups:
+                for page_id in self._tiers.sinking(group, AT_ONCE):
+                    depth = self._tiers.history.depth(page_id)
+                    some[PageKey(page_id, group)] = _Place(_NOBODY, depth)
+        return some
+
+    async def _put(self, some: dict[PageKey, _Place]) -> bool:
+        """Put the pages that are not there yet; False if there is no room for them."""
+        keys = list(some)
+        for key, tier in zip(keys, await self._store.where(keys), strict=True):
+            if tier is None:
+                held = self._tiers.hold(key.group, key.id)
+                if held is None:
+                    continue  # no tier of this worker has it any more
+                try:
+                    value = await self._mover.value(self._header(key, some[key]), *held)
+                finally:
+                    self._tiers.let_go(key.group, *held)
+                outcome = await self._store.put(key, value, self._ttl_s)
+                self.put[outcome] += 1
+                if outcome == "full":
+                    return False
+            self._tiers.sunk(key.group, key.id)
+        return True
+
+    def _header(self, key: PageKey, place: _Place) -> Header:
+        layers, layer_bytes = self._mover.layout(key.group)
+        return Header(
+            id=key.id,
+            parent=place.parent,
+            depth=place.depth,
+            layers=layers,
+            layer_bytes=layer_bytes,
+            group=key.group,
+        )

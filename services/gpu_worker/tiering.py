@@ -1,0 +1,110 @@
+"""The tiers of pages around one engine's loop: loads for a step, saves beside it, and the tiers below the host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from common.config import WorkerConfig
+from common.pages.store import PageStore
+from services.gpu_worker.decide.batch import Loading, Move, Mover, Runner
+from services.gpu_worker.decide.schedule import Bounds
+from services.gpu_worker.decide.scheduler import Scheduler
+from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.decide.tiers import Keeping, Price
+from services.gpu_worker.fetching import Fetcher
+from services.gpu_worker.publishing import Publisher
+
+SAVES = 8  # pages of a layer group on their way to the host at once: what is on its way cannot be given away
+
+
+class Tiering:
+    """Makes the moves that a scheduler decides; it has no tiers where the runner has no host pages."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        bounds: Bounds,
+        price: Price,
+        config: WorkerConfig,
+        store: PageStore | None,
+        wake: Callable[[], None],
+    ) -> None:
+        """`price` is what computing costs; `wake` is called when a step may find more than before."""
+        self.mover: Mover | None = runner.mover if runner.shape.host_pages else None
+        keeping = Keeping(config.eviction, price, self._load_s, self._fetch_s)
+        self.scheduler = Scheduler(runner.shape, bounds, keeping)
+        self.tiers = self.scheduler.table.tiers
+        self.fetcher: Fetcher | None = None
+        self.publisher: Publisher | None = None
+        self.store = store
+        if store is not None and self.mover is not None:
+            self.fetcher = Fetcher(store, self.scheduler, self.mover, price, wake)
+            self.publisher = Publisher(
+                store,
+                self.tiers,
+                self.mover,
+                runner.shape,
+                config.page_publish,
+                config.pages_ttl_s,
+            )
+        self._wake = wake
+        self._saving = 0
+
+    def _load_s(self) -> float:
+        return 0.0 if self.mover is None else self.mover.load_s
+
+    def _fetch_s(self) -> float:
+        return 0.0 if self.fetcher is None else self.fetcher.trust["redis"].page_s
+
+    async def run(self) -> None:
+        """Put pages into the tiers below until cancelled; then close what is open to them."""
+        try:
+            if self.publisher is not None:
+                await self.publisher.run()
+            await asyncio.Event().wait()
+        finally:
+            if self.fetcher is not None:
+                await self.fetcher.close()
+            if self.store is not None:
+                await self.store.close()
+
+    def begin(self, sequences: Iterable[TokenSequence]) -> None:
+        """Sequences wait now: look for their pages in the tiers below."""
+        if self.fetcher is not None:
+            for sequence in sequences:
+                self.fetcher.begin(sequence)
+
+    def drop(self, sequences: Sequence[TokenSequence]) -> None:
+        """Let sequences go; their full pages stay where they are, and may go down."""
+        if self.publisher is not None:
+            for sequence in sequences:
+                if sequence.pages:
+                    self.publisher.ended(sequence)
+        self.scheduler.drop(sequences)
+
+    def load(self) -> Loading | None:
+        """Begin to copy what the step planned last will see."""
+        loads = self.scheduler.loads
+        return self.mover.load(loads) if self.mover is not None and loads else None
+
+    def loaded(self, loading: Loading | None) -> None:
+        """The step has ended: pages that are not sound are computed anew."""
+        for move in self.scheduler.loads:
+            self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
+
+    def save(self) -> None:
+        """Have idle pages copied to the host, beside the steps to come."""
+        if self.mover is None or self._saving:
+            return
+        loop = asyncio.get_running_loop()
+        for move in self.tiers.saves(SAVES):
+            self._saving += 1
+            self.mover.save(move, lambda *ended: loop.call_soon_threadsafe(self._saved, *ended))
+
+    def _saved(self, move: Move, sound: bool) -> None:
+        self._saving -= 1
+        self.scheduler.moved(move, sound=sound)
+        if not self._saving:
+            self.save()  # while nothing is computed, too
+            self._wake()

@@ -1,0 +1,171 @@
+"""Pages in the tiers below the host: put by one worker, found by another, and never trusted or waited for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.bus import Bus
+from common.clock import SystemClock
+from common.config import WorkerConfig
+from common.ids import Family
+from common.messages import GenerateWork, Sampling
+from common.pages import keys as names
+from common.pages.identity import PAGE
+from common.pages.store import PageStore
+from loadgen import random_models
+from services.gpu_worker.compute.runner import TorchRunner
+from services.gpu_worker.decide.schedule import Bounds
+from tests.engine.kit import Desk, Worker, running, tokens_of
+from tests.servers import Server
+
+BOUNDS = Bounds(64, 4)
+NEW = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose pages are dear enough to be fetched."""
+    directory = tmp_path_factory.mktemp("llama")
+    random_models.write(directory, "llama", random_models.settings("llama", 1))
+    return directory
+
+
+@pytest.fixture
+def pages() -> Iterator[Server]:
+    """A Redis of pages."""
+    server = Server().start()
+    yield server
+    server.close()
+
+
+def loaded(model: Path) -> TorchRunner:
+    """A worker's runner: nothing of it is shared with another's."""
+    return TorchRunner.load(
+        str(model), device="cpu", dtype="fp32", kv_bytes=4 << 20, host_bytes=4 << 20
+    )
+
+
+@asynccontextmanager
+async def serving(bus: Bus, runner: TorchRunner, url: str, **more: Any) -> AsyncIterator[Worker]:
+    """Run a worker that computes so slowly, as it believes, that every page is worth fetching."""
+    config = WorkerConfig(pages_url=url, page_publish="through", **more)
+    async with running(bus, runner, bounds=BOUNDS, config=config) as worker:
+        fetcher = worker.loop._tiering.fetcher
+        assert fetcher is not None
+        fetcher._price = lambda depth: depth * 0 + 1.0
+        yield worker
+
+
+async def say(
+    bus: Bus, desk: Desk, runner: TorchRunner, prompt: list[int]
+) -> tuple[list[int], int]:
+    """Generate after a prompt; return the tokens, and how many of the prompt's were found."""
+    work = GenerateWork(
+        prompts=[prompt],
+        max_new=NEW,
+        fingerprint=runner.fingerprint,
+        scope="t",
+        sampling=Sampling(temperature=0.0),
+        ignore_eos=True,
+    )
+    here = Desk(bus, desk.journal, Family(runner.card(created_ms=0, partitions=1).family))
+    pieces, result = await here.result(await here.admit(work))
+    return tokens_of(pieces), result.cached_tokens
+
+
+async def put(worker: Worker, count: int) -> None:
+    """Wait until so many pages are in Redis."""
+    publisher = worker.loop._tiering.publisher
+    assert publisher is not None
+    async with asyncio.timeout(20):
+        while publisher.put["stored"] < count:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+
+
+def prompt_of(pages: int) -> list[int]:
+    """Return a prompt that ends in the middle of a page."""
+    rng = random.Random(pages)
+    return [rng.randrange(random_models.VOCABULARY) for _ in range(pages * PAGE + 7)]
+
+
+async def test_another_worker_goes_on_with_the_pages(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """What one worker computed another one finds in Redis, whole, and says the same."""
+    prompt = prompt_of(10)
+    first = loaded(model)
+    async with serving(bus, first, pages.url) as worker:
+        expected, found = await say(bus, desk, first, prompt)
+        assert found == 0
+        await put(worker, 10)
+    second = loaded(model)
+    async with serving(bus, second, pages.url) as worker:
+        # The first fetch is a probe; after it the tier's speed is known.
+        await say(bus, desk, second, prompt[: 3 * PAGE])
+        again, found = await say(bus, desk, second, prompt)
+        fetcher = worker.loop._tiering.fetcher
+        assert fetcher is not None
+        assert fetcher.fetched["redis"] > 0
+        assert second.mover is not None
+        assert second.mover.moved_bytes["load"] > 0
+    assert again == expected
+    assert found > 3 * PAGE
+
+
+async def test_a_flipped_bit_in_redis_is_never_used(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """Every page in Redis is damaged: all that is fetched is refused, counted, removed and computed."""
+    prompt = prompt_of(6)
+    first = loaded(model)
+    async with serving(bus, first, pages.url) as worker:
+        expected, _ = await say(bus, desk, first, prompt)
+        await put(worker, 6)
+    store = PageStore.of(WorkerConfig(pages_url=pages.url), SystemClock())
+    assert store is not None
+    for name in await store.server.call("KEYS", names.VALUES.replace("{", "\\{")):
+        value = bytearray(await store.server.call("GET", name))
+        value[random.Random(1).randrange(len(value))] ^= 16
+        await store.server.call("SET", name, bytes(value), "KEEPTTL")
+    second = loaded(model)
+    async with serving(bus, second, pages.url) as worker:
+        again, found = await say(bus, desk, second, prompt)
+        fetcher = worker.loop._tiering.fetcher
+        assert fetcher is not None
+        assert fetcher.corrupt > 0
+        assert fetcher.fetched["redis"] == 0
+    await store.close()
+    assert (again, found) == (expected, 0)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
+    bus: Bus, desk: Desk, model: Path, pages: Server, fault: str
+) -> None:
+    """With the pages Redis hung or dead every answer is the same; after a failure it is not asked for a while."""
+    prompt = prompt_of(8)
+    first = loaded(model)
+    async with serving(bus, first, pages.url) as worker:
+        expected, _ = await say(bus, desk, first, prompt)
+        await put(worker, 8)
+    second = loaded(model)
+    async with serving(bus, second, pages.url) as worker:
+        fetcher = worker.loop._tiering.fetcher
+        assert fetcher is not None
+        pages.pause() if fault == "stopped" else pages.kill()
+        try:
+            again, found = await say(bus, desk, second, prompt)
+            async with asyncio.timeout(10):
+                while not fetcher.trust["redis"].misses:  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.01)
+        finally:
+            if fault == "stopped":
+                pages.resume()
+    assert (again, found) == (expected, 0)
