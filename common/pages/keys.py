@@ -8,6 +8,7 @@ from typing import NamedTuple
 from common.pages.identity import PageId
 
 PARTITIONS = 16
+GROUPS = 8  # layer groups that a model may have
 
 
 class PageKey(NamedTuple):

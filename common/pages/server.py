@@ -153,7 +153,10 @@ class PagesServer:
     async def close(self) -> None:
         """Let commands in flight end, but those that wait for something, then close every connection."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+            _, left = await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+            for task in left:  # else a Cluster's client opens new connections for them
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
             if not self._cluster:
@@ -169,6 +172,10 @@ class PagesServer:
         try:
             async with asyncio.timeout(self._timeout_s + CONNECT_S):
                 return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise TierDown("the connection to the pages Redis was closed") from None
+            raise
         except TimeoutError:
             raise TierDown(
                 f"the pages Redis is busy: no reply within {self._timeout_s:g} s"

@@ -48,7 +48,7 @@ class PageStore:
     def __init__(self, server: PagesServer, clock: Clock, *, budget_bytes: int, ttl_s: int) -> None:
         self.server, self._clock = server, clock
         self.room = budget_bytes // PARTITIONS
-        self._ttl_ms = 1000 * ttl_s
+        self.ttl_s = ttl_s
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class PageStore:
         """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not there."""
         found, _ = await self.server.pipeline(
             [
-                ("GETEX", names.value(key), "PX", self._ttl_ms),
+                ("GETEX", names.value(key), "PX", 1000 * self.ttl_s),
                 ("ZADD", names.index(key.partition), "XX", self._clock.now_ms(), key.member),
             ]
         )

@@ -105,6 +105,10 @@ class Disk:
         self.gone.update(keys)
         return erased
 
+    async def clear(self) -> None:
+        """Forget all pages, and remove the files."""
+        await self._do(self._segments.clear)
+
     async def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
         """Read the headers of all files: how many there are, and how many are of these keys."""
         return await self._do(lambda: self._segments.search(keys))

@@ -15,6 +15,7 @@ from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import family_of, unique_of
 from services.kv_store import metrics
+from services.kv_store.page_eraser import Erased, PageEraser
 from services.kv_store.scan import CLAIMS, LANE, STREAMS, Found, ulids_in, walk
 
 MOST_WALKS = 5
@@ -28,13 +29,17 @@ NOT_SEARCHED = [
     "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
     "workers' memory holds computed pages, not text, until they are used for something else",
 ]
+PAGES_NOT_SEARCHED = (
+    "a page that a worker still held, or that a turn left which was not kept, may be in the page tiers until"
+    " SPILLWAY_PAGES_TTL_S after its last use"
+)
 
 
 class Eraser:
     """Erases sessions; one a process."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, pages: PageEraser | None = None) -> None:
+        self._bus, self._pages = bus, pages
 
     async def erase(
         self, sessions: Sequence[Named], until_ms: int, *, prove: bool
@@ -47,6 +52,7 @@ class Eraser:
         spare = {part for name, _ in sessions for part in (keys.session(name), keys.jobs(name))}
         wanted = set().union(*traces.values())
         found = await self._stop(wanted, spare, until_ms)
+        pages = {name: await self._erase_pages(name) for name, _ in sessions} if prove else {}
         removed, walks = Found(), 1
         while found.count and walks <= MOST_WALKS:
             _add(removed, found)
@@ -62,7 +68,7 @@ class Eraser:
                 retry_after_s=2,
             )
         return [
-            proof(name, traces[name], removed, found, self._bus.clock.now_ms())
+            proof(name, traces[name], removed, found, pages.get(name), self._bus.clock.now_ms())
             for name, _ in sessions
         ]
 
@@ -72,6 +78,9 @@ class Eraser:
         await self._bus.call("UNLINK", keys.turns(session))
         await self._bus.call("UNLINK", keys.jobs(session))
         await self._bus.call("ZREM", keys.sessions(family_of(session), tenant), session)
+
+    async def _erase_pages(self, session: str) -> Erased | None:
+        return None if self._pages is None else await self._pages.erase(session)
 
     async def _trace(self, session: str) -> set[str]:
         """Mark a session deleted and return the ulids of it and of everything that was run for it."""
@@ -132,7 +141,12 @@ def _add(total: Found, found: Found) -> None:
 
 
 def proof(
-    session: str, ulids: Collection[str], removed: Found, left: Found, at_ms: int
+    session: str,
+    ulids: Collection[str],
+    removed: Found,
+    left: Found,
+    pages: Erased | None,
+    at_ms: int,
 ) -> dict[str, Any]:
     """Return what was removed of a session, and what was searched, in vain, afterwards."""
 
@@ -149,6 +163,8 @@ def proof(
         count = sum(map(mine, entries.values()))
         gone[kind] = gone.get(kind, 0) + count
     gone["claims"] = len(removed.claims)
+    if pages is not None:
+        gone["pages"] = pages.pages
     searched = [{"pattern": f"*{ulid}*", "in": "keys", "found": 0} for ulid in sorted(ulids)]
     searched += [
         {"pattern": f"*{part}*", "in": "job of each entry", "read": left.read[part], "found": 0}
@@ -174,9 +190,13 @@ def proof(
                     "servers": left.servers,
                     "keys": left.scanned,
                     "searched": searched,
-                }
+                },
+                *(pages.stores if pages else ()),
             ],
             "at": at_ms / 1000,
-            "not_searched": NOT_SEARCHED,
+            "not_searched": [
+                *NOT_SEARCHED,
+                *([PAGES_NOT_SEARCHED, *pages.not_searched] if pages else ()),
+            ],
         },
     }

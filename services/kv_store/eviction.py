@@ -43,7 +43,7 @@ class Eviction:
 
     def __init__(self, store: PageStore, choose: Choose = least_recent) -> None:
         self._store, self._choose = store, choose
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()  # held while a page is in no tier, or in a variable alone
 
     async def make_room(self, disk: Disk | None, asked: dict[int, int]) -> None:
         """Free what each partition holds beyond its share; `asked` says for which page a partition had no room (bytes).
@@ -74,7 +74,7 @@ class Eviction:
 
     async def evict(self, disk: Disk | None, at: int, need: int) -> None:
         """Evict pages of one partition until `need` bytes are free or nothing is left. Raises TierDown."""
-        async with self._lock:
+        async with self.lock:
             while need > 0:
                 freed = 0
                 victims = await self._choose(self._store, at, need)

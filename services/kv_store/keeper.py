@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from redis.exceptions import OutOfMemoryError
@@ -31,6 +32,9 @@ LEASE_MS = 15_000
 TICK_S = 1.0
 RECONCILE_S = 60.0
 OPEN_AGAIN_S = 10.0
+EMPTY_AFTER_S = (
+    60.0  # a disk that nobody is offered is emptied: what it has is not erased on demand either
+)
 _BLOCK_S = 1  # less than a reply may take
 _AT_ONCE = 64
 _log = log.get("kv_store")
@@ -49,6 +53,7 @@ class Keeper:
         self._shelf = Shelf(store, self._name)
         self._disk: Disk | None = None
         self._open_at = self._tick_at = self._reconcile_at = 0.0
+        self._empty_at = math.inf
         self._keeps = asyncio.Event()
         self._lost_at: float | None = None
         metrics.PAGE_ROOM.labels("redis").set(store.room * names.PARTITIONS)
@@ -60,6 +65,7 @@ class Keeper:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forever(self._keep))
                 group.create_task(self._forever(self._bring))
+                group.create_task(self._expire())
         finally:
             await self._close()
 
@@ -103,6 +109,7 @@ class Keeper:
             self._tick_at = time.monotonic() + TICK_S
             if await self._hold():
                 await self._open_disk()
+                self._empty_at = math.inf
                 self._keeps.set()
             else:
                 await self._leave()
@@ -120,8 +127,6 @@ class Keeper:
         if time.monotonic() >= self._reconcile_at:
             self._reconcile_at = time.monotonic() + RECONCILE_S
             await reconcile(self._store)
-            if self._disk is not None:
-                await self._disk.expire(self._store.now_ms())
         if self._disk is not None:
             await self._shelf.renew(self._disk)
         await self._measure()
@@ -133,6 +138,14 @@ class Keeper:
         if self._disk is not None:
             await self._disk.close()
             self._disk = None
+        now = time.monotonic()
+        self._empty_at = min(self._empty_at, now + EMPTY_AFTER_S)
+        if now >= self._empty_at and self._disk_bytes and self._directory.exists():
+            self._empty_at = math.inf
+            with contextlib.suppress(InUse, OSError):
+                disk = await Disk.open(self._directory, self._disk_bytes)
+                await disk.clear()
+                await disk.close()
         for tier in ("redis", "disk"):  # the other one tells them
             metrics.PAGES.labels(tier).set(0)
             metrics.PAGE_BYTES.labels(tier).set(0)
@@ -178,11 +191,29 @@ class Keeper:
     async def _erase_asked(self) -> None:
         while members := await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1):
             keys = [of_member(member) for member in members]
+            await self.erase(keys)
+            await self._server.call("LPOP", names.ERASE, len(members))
+
+    @property
+    def disk(self) -> Disk | None:
+        """The disk tier, if this process has it now."""
+        return self._disk
+
+    async def erase(self, keys: Sequence[PageKey]) -> None:
+        """Erase pages from the disk, if it is ours, and from Redis. TierDown, or OSError if the disk fails."""
+        async with self._eviction.lock:
             if self._disk is not None:
                 await self._disk.erase(keys)
-                await self._shelf.withdraw(self._disk)
-            await self._store.remove(keys)  # what was brought back meanwhile
-            await self._server.call("LPOP", names.ERASE, len(members))
+            await self._store.remove(keys)
+        if self._disk is not None:
+            await self._shelf.withdraw(self._disk)
+
+    async def _expire(self) -> None:
+        """Erase what has expired on disk, whether or not Redis is there."""
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            if self._disk is not None:
+                await self._disk.expire(self._store.now_ms())
 
     async def _measure(self) -> None:
         usage = await self._store.usage()
@@ -209,18 +240,21 @@ class Keeper:
             await self._shelf.withdraw(self._disk)
 
     async def _brought(self, key: PageKey) -> bool:
+        """Put a page from the disk into Redis, if it is there and sound; make room for it once."""
         disk = self._disk
-        found = await disk.get(key) if disk is not None else None
-        if disk is None or found is None:
-            return False
-        value, ends_ms = found
-        left_s = (ends_ms - self._store.now_ms()) / 1000
-        if left_s <= 0:
-            return False
-        if not sound(value, key, "disk"):
-            await disk.erase([key])
-            return False
-        if await self._store.put(key, value, left_s) == "full":
+        for _ in range(2):
+            async with self._eviction.lock:
+                found = await disk.get(key) if disk is not None else None
+                if disk is None or found is None:
+                    return False
+                value, ends_ms = found
+                left_s = (ends_ms - self._store.now_ms()) / 1000
+                if left_s <= 0:
+                    return False
+                if not sound(value, key, "disk"):
+                    await disk.erase([key])
+                    return False
+                if await self._store.put(key, value, left_s) != "full":
+                    return True
             await self._eviction.evict(disk, key.partition, len(value))
-            return await self._store.put(key, value, left_s) != "full"
-        return True
+        return False

@@ -163,6 +163,12 @@ class Segments:
             self._remove_if_empty(segment)
         return erased
 
+    def clear(self) -> None:
+        """Remove all files."""
+        for segment in list(self._segments.values()):
+            self._remove(segment)
+        self._places.clear()
+
     def expire(self, now_ms: int) -> list[PageKey]:
         """Erase what has expired, and return it."""
         over = [key for key, place in self._places.items() if place.head.ends_ms <= now_ms]

@@ -17,6 +17,7 @@ from common.pages.store import PageStore
 from services.kv_store.erase import Eraser
 from services.kv_store.keeper import Keeper
 from services.kv_store.loop import AT_ONCE, StoreLoop
+from services.kv_store.page_eraser import PageEraser
 from services.kv_store.store import Store
 from services.kv_store.sweep import Sweep
 
@@ -44,6 +45,9 @@ async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> 
 
 
 async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    pages = PageStore.of(config, bus.clock)
+    keeper = Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes) if pages else None
+    eraser = Eraser(bus, PageEraser(bus, pages, keeper) if pages and keeper else None)
     record = WorkerRecord(
         worker=Consumer.incarnation("kv"),
         classes=[CLASS],
@@ -59,15 +63,12 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     await consumer.start()
     health.set("bus", ready=True)
     health.set("lane", ready=True)
-    eraser = Eraser(bus)
     tasks = [
         asyncio.create_task(_watch(bus, health, stopping)),
         asyncio.create_task(Sweep(bus, eraser, config.sweep_s).run()),
     ]
-    pages = PageStore.of(config, bus.clock)
-    if pages is not None:
-        directory = Path(config.data_dir) / "pages"
-        tasks.append(asyncio.create_task(Keeper(pages, directory, config.disk_bytes).run()))
+    if keeper is not None:
+        tasks.append(asyncio.create_task(keeper.run()))
     try:
         await StoreLoop(consumer, Store(bus, eraser)).run(stopping, config.drain_s)
     finally:

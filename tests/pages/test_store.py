@@ -250,6 +250,17 @@ async def test_a_server_that_is_gone_or_hangs() -> None:
         await asyncio.to_thread(server.close)
 
 
+async def test_closing(place: Any) -> None:
+    """Who waits while the store is closed is told so."""
+    store = opened(place)
+    await store.usage()
+    waiting = asyncio.create_task(store.server.call("BLPOP", names.ROOM, 1))
+    await asyncio.sleep(0.05)
+    await store.close()
+    with pytest.raises(TierDown, match="closed"):
+        await waiting
+
+
 async def test_addresses(tmp_path: Any) -> None:
     """No address is the instance's own socket, none is no tier, and one that cannot be is refused."""
     clock = SystemClock()

@@ -1,0 +1,29 @@
+"""Which pages a session's turns filled, as their tokens tell."""
+
+from __future__ import annotations
+
+from common.bus import Bus, keys
+from common.messages import Turn, decode
+from common.pages.identity import PAGE, PageId, page_ids, root_id
+
+_AT_ONCE = 32
+
+
+async def chain(bus: Bus, session: str) -> list[PageId]:
+    """Return the ids of all full pages of a session's turns; none if the session is not there."""
+    record = await bus.stored_session(session)
+    if record is None:
+        return []
+    root = root_id(record.fingerprint, record.tenant)
+    found: dict[PageId, None] = {}
+    tokens: list[int] = []
+    ids: list[PageId] = []
+    start = 0
+    while rows := await bus.call("LRANGE", keys.turns(session), start, start + _AT_ONCE - 1):
+        start += len(rows)
+        for turn in (decode(row, Turn) for row in rows):
+            del tokens[turn.history :]
+            tokens += turn.prompt + turn.output
+            ids = page_ids(root, tokens, ids[: turn.history // PAGE])
+            found |= dict.fromkeys(ids)
+    return list(found)
