@@ -46,7 +46,6 @@ class Fetcher:
         self._price, self._wake = price, wake
         self.trust: dict[Tier, Trust] = {"redis": Trust(), "disk": Trust()}
         self.fetched: Counter[str] = Counter()  # pages by tier
-        self.seconds: dict[str, float] = {"redis": 0.0, "disk": 0.0}
         self.corrupt = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -101,13 +100,10 @@ class Fetcher:
         if tier == "disk":
             await self._store.recall([key for _, key in wanted])
         before = self.fetched[tier]
-        try:
-            await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
-        finally:
-            took, came = time.monotonic() - began, self.fetched[tier] - before
-            self.seconds[tier] += took
-        if came:
-            trust.came(came, took, time.monotonic())
+        await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
+        if came := self.fetched[tier] - before:
+            now = time.monotonic()
+            trust.came(came, now - began, now)
 
     async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
         tiers = self._scheduler.table.tiers

@@ -332,6 +332,7 @@ class GenerationLoop:
 
     def _observe_state(self) -> None:
         self._metrics.observe_state(self._scheduler, self._steps - self._acked)
+        self._metrics.tiers.observe(self._tiering)
 
     async def _follow_drift(self) -> None:
         """Publish a new depth when the device has become faster or slower than it was when measured."""

@@ -87,7 +87,9 @@ class Generator:
         consumer = Consumer(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
         await consumer.start()
         metrics = EngineMetrics(self._work.on(lane_label(family, LANE), runner.name))
-        metrics.page_bytes.set(sum(runner.shape.page_bytes) * runner.shape.pages)
+        shape = runner.shape
+        for tier, pages in (("device", shape.pages), ("host", shape.host_pages)):
+            metrics.page_bytes.labels(tier).set(sum(shape.page_bytes) * pages)
         metrics.work.depth_items.set(pace.depth.items)
         metrics.work.depth_tokens.set(pace.depth.tokens)
         return GenerationLoop(

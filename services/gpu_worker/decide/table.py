@@ -148,6 +148,14 @@ class PageTable:
         prompt = len(sequence.prompt)
         computed = sum(min(b, prompt) - min(a, prompt) for a, b in survey.todo)
         sequence.cached = prompt - computed
+        found = {
+            page
+            for held, loads in zip(survey.pages, survey.loads, strict=True)
+            for page in (*(at for at, physical in enumerate(held) if physical >= 0), *loads)
+        }
+        held = sum(physical >= 0 for pages in survey.pages for physical in pages)
+        missing = sum((b - 1) // PAGE - a // PAGE + 1 for a, b in survey.todo)
+        self.tiers.note(sorted(found), held=held, computed=missing * len(self.pools))
         self.tiers.history.begin(sequence.ids[: prompt // PAGE], self.tiers.now_s)
 
     def catch_up(self, sequence: TokenSequence) -> list[Move]:
@@ -171,6 +179,7 @@ class PageTable:
                 move = self._load(sequence, group, page)
                 moves += [] if move is None else [move]
             sequence.skip(page)
+            self.tiers.note([page], held=0, computed=-len(self.pools))
             sequence.cached += min(PAGE, max(0, len(sequence.prompt) - page * PAGE))
         return moves
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,8 @@ class Tiers:
         self.now_s = 0.0
         self.history = History()
         self.keeping = keeping
-        self.found: Counter[str] = Counter()  # pages found when they were wanted, by tier
+        self.found: Counter[str] = Counter()  # pages that were needed, by the tier that had them
+        self.saved_s = 0.0  # what computing those found would have taken
         self.corrupt = 0
         self.moving: set[Move] = set()
         self.read: Counter[tuple[Tier, int, int]] = Counter()
@@ -70,13 +71,21 @@ class Tiers:
         pools = self.device[group], self.host[group]
         return any(pool.find(page_id) is not None for pool in pools)
 
+    def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
+        """Pages at `depths` are not computed; `held` were on the device, and `computed` are nowhere."""
+        self.found["device"] += held
+        self.found["computed"] += computed
+        self.saved_s += float(self.keeping.price(np.array(depths, dtype=np.float64)).sum())
+
     def load(self, group: int, page_id: PageId) -> tuple[int, Move | None]:
         """Give a page that some tier has a reference on the device; return it and, from the host, the move to make."""
         device, host = self.device[group], self.host[group]
         page = device.find(page_id)
         if page is not None:
+            self.found["device"] += 1
             device.hold(page)
             return page, None
+        self.found[self.origin.pop(page_id, "host")] += 1
         source = host.find(page_id)
         assert source is not None
         page = device.allocate()

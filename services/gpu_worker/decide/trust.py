@@ -16,6 +16,7 @@ class Trust:
     def __init__(self) -> None:
         self.page_s = 0.0  # mean of late; 0: nothing is known
         self.misses = 0
+        self.expected_s = self.took_s = 0.0  # all fetches, as predicted and as measured
         self._paused_until_s = 0.0
         self._probes = True
 
@@ -32,6 +33,8 @@ class Trust:
     def came(self, pages: int, took_s: float, now_s: float) -> None:
         """A fetch of `pages` took so long."""
         late = bool(self.page_s) and took_s > LATE * self.predicted_s(pages) + SLACK_S
+        self.expected_s += self.predicted_s(pages) if self.page_s else took_s
+        self.took_s += took_s
         each = took_s / max(1, pages)
         self.page_s += (each - self.page_s) * (WEIGHT if self.page_s else 1.0)
         self._judge(now_s, late=late)
