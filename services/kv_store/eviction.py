@@ -43,7 +43,7 @@ class Eviction:
 
     def __init__(self, store: PageStore, choose: Choose = least_recent) -> None:
         self._store, self._choose = store, choose
-        self.lock = asyncio.Lock()  # held while a page is in no tier, or in a variable alone
+        self.lock = asyncio.Lock()  # held while pages, or what is told of the disk, are on the move
 
     async def make_room(self, disk: Disk | None, asked: dict[int, int]) -> None:
         """Free what each partition holds beyond its share; `asked` says for which page a partition had no room (bytes).

@@ -35,7 +35,7 @@ OPEN_AGAIN_S = 10.0
 EMPTY_AFTER_S = (
     60.0  # a disk that nobody is offered is emptied: what it has is not erased on demand either
 )
-_BLOCK_S = 1  # less than a reply may take
+BLOCK_S = 1  # less than a reply may take
 _AT_ONCE = 64
 _log = log.get("kv_store")
 
@@ -65,7 +65,7 @@ class Keeper:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forever(self._keep))
                 group.create_task(self._forever(self._bring))
-                group.create_task(self._expire())
+                group.create_task(self._forever(self._expire))
         finally:
             await self._close()
 
@@ -86,8 +86,6 @@ class Keeper:
             except Exception:  # noqa: BLE001 - housekeeping must outlive a bad reply
                 _log.exception("pages_upkeep_failed")
                 await asyncio.sleep(AGAIN_S)
-            else:
-                self._up()
 
     def _down(self, why: str) -> None:
         if self._lost_at is None:
@@ -113,6 +111,7 @@ class Keeper:
                 self._keeps.set()
             else:
                 await self._leave()
+        self._up()
         if not self._keeps.is_set():
             await asyncio.sleep(TICK_S)
             return
@@ -128,7 +127,8 @@ class Keeper:
             self._reconcile_at = time.monotonic() + RECONCILE_S
             await reconcile(self._store)
         if self._disk is not None:
-            await self._shelf.renew(self._disk)
+            async with self._eviction.lock:
+                await self._shelf.renew(self._disk)
         await self._measure()
 
     async def _leave(self) -> None:
@@ -178,7 +178,7 @@ class Keeper:
 
     async def _asked(self) -> dict[int, int]:
         """Wait a little until room is asked for; return the largest page that was refused, by partition."""
-        rung = await self._server.call("BLPOP", names.ROOM, _BLOCK_S)
+        rung = await self._server.call("BLPOP", names.ROOM, BLOCK_S)
         if rung is None:
             return {}
         more = await self._server.call("LPOP", names.ROOM, _AT_ONCE)
@@ -205,15 +205,14 @@ class Keeper:
             if self._disk is not None:
                 await self._disk.erase(keys)
             await self._store.remove(keys)
-        if self._disk is not None:
-            await self._shelf.withdraw(self._disk)
+            if self._disk is not None:
+                await self._shelf.withdraw(self._disk)
 
     async def _expire(self) -> None:
         """Erase what has expired on disk, whether or not Redis is there."""
-        while True:
-            await asyncio.sleep(RECONCILE_S)
-            if self._disk is not None:
-                await self._disk.expire(self._store.now_ms())
+        await asyncio.sleep(RECONCILE_S)
+        if self._disk is not None:
+            await self._disk.expire(self._store.now_ms())
 
     async def _measure(self) -> None:
         usage = await self._store.usage()
@@ -228,7 +227,7 @@ class Keeper:
 
     async def _bring(self) -> None:
         await self._keeps.wait()
-        rung = await self._server.call("BLPOP", names.RECALL, _BLOCK_S)
+        rung = await self._server.call("BLPOP", names.RECALL, BLOCK_S)
         if rung is None:
             return
         more = await self._server.call("LPOP", names.RECALL, _AT_ONCE)
@@ -236,8 +235,9 @@ class Keeper:
         for key, tier in zip(keys, await self._store.where(keys), strict=True):
             served = tier == "redis" or await self._brought(key)
             metrics.RECALLS.labels("served" if served else "missed").inc()
-        if self._disk is not None and self._disk.gone:
-            await self._shelf.withdraw(self._disk)
+        async with self._eviction.lock:
+            if self._disk is not None:
+                await self._shelf.withdraw(self._disk)
 
     async def _brought(self, key: PageKey) -> bool:
         """Put a page from the disk into Redis, if it is there and sound; make room for it once."""

@@ -126,7 +126,7 @@ class Segments:
         if self.renew(key, ends_ms):
             return []
         head = Head(key, len(value), ends_ms, checksum(value))
-        if head.size > self._segment_bytes:
+        if head.size > min(self._segment_bytes, self._budget - self._segment_bytes):
             raise ValueError(
                 f"page of {len(value)} bytes; expected less than a sixteenth of the tier's {self._budget}"
             )

@@ -21,6 +21,7 @@ from services.kv_store import metrics
 from services.kv_store.disk import Disk
 from services.kv_store.records import HEAD_BYTES, Head, decode, size_of
 from services.kv_store.segments import Damaged, InUse, Segments
+from tests.conftest import PROFILE
 
 BUDGET = 1 << 22  # segments of 256 KiB
 LATER = 1 << 50
@@ -106,6 +107,10 @@ def test_the_budget_holds(segments: Segments) -> None:
     assert min(int.from_bytes(name.id, "big") for name in held) > 200
     with pytest.raises(ValueError, match="expected less than a sixteenth"):
         segments.put(key(999), bytes(BUDGET // 16), LATER)
+    small = again(segments, 80_000)
+    with pytest.raises(ValueError, match="tier's 80000"):
+        small.put(key(999), bytes(20_000), LATER)
+    small.close()
 
 
 def test_emptied_files_are_compacted(segments: Segments) -> None:
@@ -299,7 +304,7 @@ for n in range(1 << 30):
 def test_a_process_killed_as_it_writes(tmp_path: Path, seed: int) -> None:
     """After kill -9 at any moment all that was said to be kept is there, in order, and nothing that was erased."""
     rng, root = random.Random(seed), Path(__file__).parents[2]
-    for round_ in range(4):
+    for round_ in range(100 if PROFILE == "soak" else 4):
         directory = tmp_path / str(round_)
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, cwd=root

@@ -16,6 +16,7 @@ from common.pages import keys as names
 from common.pages.codec import Header, encode
 from common.pages.keys import PARTITIONS
 from common.pages.store import FREE, PageKey, PageStore
+from services.kv_store import keeper
 from services.kv_store.keeper import Keeper
 from services.kv_store.reconcile import reconcile
 from tests.conftest import PROFILE
@@ -86,6 +87,13 @@ async def store(place: Any) -> AsyncIterator[PageStore]:
     made = opened(place, budget=BUDGET)
     yield made
     await made.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper that looks around more often than once a second."""
+    for name in ("TICK_S", "BLOCK_S"):
+        monkeypatch.setattr(keeper, name, 0.1)
 
 
 async def put_all(store: PageStore, pages: list[tuple[PageKey, bytes]]) -> None:
@@ -286,6 +294,23 @@ async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> 
         await asyncio.gather(running, return_exceptions=True)
     finally:
         await other.close()
+
+
+async def test_a_disk_that_is_not_offered_is_emptied(
+    store: PageStore, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Where another kv_store keeps the pages for long, this one's disk gives up what nobody could erase on demand."""
+    monkeypatch.setattr(keeper, "EMPTY_AFTER_S", 0.1)
+    async with kept(store, tmp_path / "one"):
+        await put_all(store, [page(n, partition=8) for n in range(30)])
+        await until(lambda: on_disk(store, page(0, partition=8)[0]))
+    async with kept(store, tmp_path / "two"):
+        first = Keeper(store, tmp_path / "one", DISK)
+        assert written(tmp_path / "one")
+        running = asyncio.create_task(first.run())
+        await until(lambda: so(written(tmp_path / "one") == b""))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_server_that_goes_and_comes(tmp_path: Path, caplog: Any) -> None:
