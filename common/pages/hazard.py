@@ -10,18 +10,12 @@ from numpy.typing import NDArray
 TURNS, ANSWERS, LENGTHS, IDLES = 12, 6, 10, 30
 KINDS = 3  # of a node: a session that shares nothing, one that shares what is before it, where sessions part
 FIRST = -10  # power of two of the seconds that the second bucket of idle time begins with
-AXES = (
-    (3,),
-    (0,),
-    (1,),
-    (2,),
-    (0, 1),
-    (0, 3),
-)  # of the factors; 0: kind and turn, 1: answer, 2: length, 3: idle
+# What the factors go by, of: 0 kind and turn, 1 answer, 2 length, 3 idle time.
+AXES = ((3,), (0,), (1,), (2,), (0, 1))
 WEIGHT = 4.0  # events of the prior, in each factor's each level
 PRIOR = 0.5  # hazard x idle time of the prior, as long as nothing is known
 EVERY = 64  # turns from fit to fit
-MEMORY = 3000  # turns after which what was seen has lost 1 - 1/e of its weight
+MEMORY = 2000  # turns in which what was seen loses 1 - 1/e of its weight
 NEVER = math.inf
 _LOW = np.concatenate([[0.0], 2.0 ** np.arange(FIRST + 1, FIRST + IDLES)])
 _HIGH = np.concatenate([_LOW[1:], [math.inf]])
@@ -32,8 +26,8 @@ class Hazard:
     """Events and seconds of exposure by class of node and idle time, and the rates that follow from them.
 
     A rate is PRIOR / idle time x one factor per level of idle time, turn, length of the last answer, length of the
-    chain, turn and answer: the most likely ones for Poisson events, each with a gamma prior of
-    mean 1. Idle times and lengths are bucketed by powers of two, so nothing depends on the scale of a load.
+    chain, turn and answer: the most likely ones for Poisson events, each with a gamma prior of mean 1. Idle times and
+    lengths are bucketed by powers of two, so nothing depends on the scale of a load.
     """
 
     def __init__(self) -> None:
