@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import signal
@@ -22,6 +23,7 @@ from services.kv_store.disk import Disk
 from services.kv_store.records import HEAD_BYTES, Head, decode, size_of
 from services.kv_store.segments import Damaged, InUse, Segments
 from tests.conftest import PROFILE
+from tests.hostile.test_disk import Disk as SmallDisk
 
 BUDGET = 1 << 22  # segments of 256 KiB
 LATER = 1 << 50
@@ -358,6 +360,34 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     assert await disk.usage() == (1, size_of(30_000) + size_of(30_000))
     await disk.close()
     await disk.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small file system")
+async def test_a_file_system_without_space() -> None:
+    """On a disk that others fill up the tier refuses, keeps what it has, compacts nothing away, and recovers."""
+    small = SmallDisk(4)
+    try:
+        directory = small.path / "pages"
+        disk = await Disk.open(directory, 1 << 30)
+        held = 0
+        while await disk.put(key(held), bytes([held % 256]) * 100_000, LATER):
+            held += 1
+        assert held > 30
+        assert await disk.get(key(0)) == (bytes(100_000), LATER)
+        small.fill()
+        assert await disk.erase([key(n) for n in range(5)]) == 5
+        disk._again_at = 0.0
+        assert not await disk.put(key(held), b"x" * 100_000, LATER)
+        await disk.close()
+        disk = await Disk.open(directory, 1 << 30)
+        assert set(await disk.ends()) == {key(n) for n in range(5, held)}
+        small.empty()
+        assert not await disk.put(key(held), b"x" * 1_000_000, LATER)
+        disk._again_at = 0.0
+        assert await disk.put(key(held), b"x" * 10_000, LATER)
+        await disk.close()
+    finally:
+        small.close()
 
 
 async def test_what_the_tier_tells(tmp_path: Path) -> None:
