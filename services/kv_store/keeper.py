@@ -28,13 +28,11 @@ from services.kv_store.reconcile import reconcile
 from services.kv_store.segments import InUse
 from services.kv_store.shelf import Shelf
 
-LEASE_MS = 15_000
+LEASE_MS = 6_000
 TICK_S = 1.0
 RECONCILE_S = 60.0
 OPEN_AGAIN_S = 10.0
-EMPTY_AFTER_S = (
-    60.0  # a disk that nobody is offered is emptied: what it has is not erased on demand either
-)
+EMPTY_AFTER_S = 60.0  # nobody is offered that disk, nor is what it has erased on demand
 BLOCK_S = 1  # less than a reply may take
 _AT_ONCE = 64
 _log = log.get("kv_store")
@@ -115,9 +113,8 @@ class Keeper:
         if not self._keeps.is_set():
             await asyncio.sleep(TICK_S)
             return
-        await self._eviction.make_room(
-            self._disk, await self._asked()
-        )  # first: all else takes room
+        asked = await self._asked()
+        await self._eviction.make_room(self._disk, asked)  # first: all else takes room
         await self._erase_asked()
         if due:
             await self._tidy()
@@ -135,13 +132,13 @@ class Keeper:
         """Another process keeps the pages, so the disk may be its own."""
         self._keeps.clear()
         self._reconcile_at = 0.0
-        if self._disk is not None:
-            await self._disk.close()
+        async with self._eviction.lock:
+            if self._disk is not None:
+                await self._disk.close()
             self._disk = None
         now = time.monotonic()
         self._empty_at = min(self._empty_at, now + EMPTY_AFTER_S)
-        if now >= self._empty_at and self._disk_bytes and self._directory.exists():
-            self._empty_at = math.inf
+        if now >= self._empty_at and any(self._directory.glob("segment.*")):
             with contextlib.suppress(InUse, OSError):
                 disk = await Disk.open(self._directory, self._disk_bytes)
                 await disk.clear()

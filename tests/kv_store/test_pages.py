@@ -354,7 +354,7 @@ async def test_a_process_killed_as_it_moves_pages(
             until_ = at + rng.randrange(250, 400)
             await put_all(store, pages[at:until_])
             process.kill()
-            await store.server.call("DEL", names.KEEPER)  # which would lapse in 15 s
+            await store.server.call("DEL", names.KEEPER)  # which would lapse in 6 s
             at = until_
         process = Process("kv_store", tmp_path, bus.url, "last").start()
         keys = [key for key, _ in pages[:at]]
