@@ -138,11 +138,8 @@ class Keeper:
             self._disk = None
         now = time.monotonic()
         self._empty_at = min(self._empty_at, now + EMPTY_AFTER_S)
-        if now >= self._empty_at and any(self._directory.glob("segment.*")):
-            with contextlib.suppress(InUse, OSError):
-                disk = await Disk.open(self._directory, self._disk_bytes)
-                await disk.clear()
-                await disk.close()
+        if now >= self._empty_at:
+            await self._empty()
         for tier in ("redis", "disk"):  # the other one tells them
             metrics.PAGES.labels(tier).set(0)
             metrics.PAGE_BYTES.labels(tier).set(0)
@@ -163,15 +160,26 @@ class Keeper:
         return True
 
     async def _open_disk(self) -> None:
-        if self._disk is not None or not self._disk_bytes or time.monotonic() < self._open_at:
+        if self._disk is not None or time.monotonic() < self._open_at:
             return
         self._open_at = time.monotonic() + OPEN_AGAIN_S
+        if not self._disk_bytes:
+            await self._empty()
+            return
         try:
             self._disk = await Disk.open(self._directory, self._disk_bytes)
         except InUse as error:  # by a kv_store that is about to leave
             _log.warning("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
         except OSError as error:
             _log.error("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
+
+    async def _empty(self) -> None:
+        """Remove what an earlier process left in our directory."""
+        if any(self._directory.glob("segment.*")):
+            with contextlib.suppress(InUse, OSError):
+                disk = await Disk.open(self._directory, self._disk_bytes)
+                await disk.clear()
+                await disk.close()
 
     async def _asked(self) -> dict[int, int]:
         """Wait a little until room is asked for; return the largest page that was refused, by partition."""

@@ -172,6 +172,9 @@ async def test_without_a_disk(store: PageStore, tmp_path: Path) -> None:
         assert set(await store.where([key for key, _ in pages])) == {None, "redis"}
         assert metric("spillway_page_evictions_total", to="nowhere") >= before + 5
     assert written(tmp_path) == b""
+    tmp_path.joinpath("segment.0000000001").write_bytes(b"of a time when there was one")
+    async with kept(store, tmp_path, disk=0):
+        await until(lambda: so(written(tmp_path) == b""))
 
 
 async def test_an_empty_redis(place: Any, store: PageStore, tmp_path: Path) -> None:
