@@ -14,7 +14,6 @@ from common.pages.node import Node, Watcher
 from common.pages.value import Price, ValuePolicy
 
 NAMES = ("lru", "lru-conversation", "s3fifo", "pensieve", "spillway")
-DEFAULT = "spillway"
 
 
 class Policy(Watcher, Protocol):

@@ -15,6 +15,7 @@ from common.pages.node import Node
 
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Rates = Callable[[float], NDArray[np.float64]]
+ASKED = 4096  # prices are fitted as a worker runs, so those asked for age
 Entry = tuple[float, int, PageId, float]  # seconds saved, position in the chain, page, back_s
 
 
@@ -32,17 +33,17 @@ class ValuePolicy:
     """Drops the copy of least value = min(seconds to recompute, seconds to fetch back) x rate of return.
 
     Among equals the leading page goes first. In one node the rate is the same, so its cheapest page stands for all.
-    A price is asked for when a copy is added.
+    Prices are asked for as copies are added, and again every ASKED copies.
     """
 
     def __init__(self, history: History, price: Price, rates: Rates) -> None:
         self._history, self._price, self._rates = history, price, rates
         self._prices: NDArray[np.float64] = np.empty(0)
+        self._added = 0
         self._held: dict[PageId, Entry] = {}
         self._shelves: dict[int, Shelf] = {}
-        self._least: NDArray[np.float64] = np.full(
-            64, math.inf
-        )  # seconds of a shelf's first, by slot
+        # Of a shelf's first entry, by slot: seconds saved (inf: the shelf is empty), and position.
+        self._least: NDArray[np.float64] = np.full(64, math.inf)
         self._depth: NDArray[np.int64] = np.zeros(64, np.int64)
 
     def __len__(self) -> int:
@@ -139,8 +140,10 @@ class ValuePolicy:
 
     def _entry(self, page: PageId, back_s: float) -> Entry:
         depth = self._history.depth(page)
-        if depth >= len(self._prices):
-            self._prices = self._price(np.arange(max(64, 2 * depth), dtype=np.float64))
+        if depth >= len(self._prices) or self._added >= ASKED:
+            count = max(64, len(self._prices), 2 * depth)
+            self._prices, self._added = self._price(np.arange(count, dtype=np.float64)), 0
+        self._added += 1
         return min(back_s, float(self._prices[depth])), depth, page, back_s
 
     def _current(self, shelf: Shelf) -> list[Entry]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from hashlib import blake2b
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from common.config import Eviction
 from common.pages.history import History
 from common.pages.identity import PageId
-from common.pages.policy import Policy, make_policy
-
-NAMES = ("lru", "lru-conversation", "s3fifo", "pensieve", "spillway")
+from common.pages.policy import NAMES, Policy, make_policy
 
 
 def chain(*tokens: int) -> list[PageId]:
@@ -22,6 +22,11 @@ def chain(*tokens: int) -> list[PageId]:
 
 def policy(name: str, history: History) -> Policy:
     return make_policy(name, history, lambda depth: 1.0 + 0.5 * depth)
+
+
+def test_configuration_knows_every_policy() -> None:
+    """What can be configured is what there is."""
+    assert get_args(Eviction) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from common.pages.history import FLOOR_S, History
 from common.pages.identity import PageId
 from common.pages.policy import NAMES, make_policy
+from common.pages.value import ASKED
 
 # A chain is a path in a tree of few branches, so that sessions share pages, part and repeat.
 CHAINS = st.text("ab", min_size=1, max_size=6).map(
@@ -165,3 +166,19 @@ def test_pages_that_sessions_share_stay_longer(name: str) -> None:
     order = tier.victims(6, 10.0)
     assert set(order[-2:]) == {b"a", b"ab"}
     assert order.index(b"aba") < order.index(b"abb")
+
+
+def test_prices_are_asked_for_again() -> None:
+    """A price that changes as it is fitted is heard, though not for copies that are there already."""
+    history, slow = History(), [1.0]
+    tier = make_policy("pensieve", history, lambda depth: np.full_like(depth, slow[0]))
+    history.end([b"a"], 0.0)
+    history.end([b"b"], 0.0)
+    tier.add(b"b")
+    slow[0] = 0.5
+    for _ in range(ASKED):
+        tier.add(b"a")
+        tier.discard(b"a")
+    tier.add(b"a")
+
+    assert tier.victims(1, 1.0) == [b"a"]
