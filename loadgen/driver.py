@@ -20,6 +20,14 @@ GREEDY = Sampling(temperature=0.0)
 _SAVES = 8
 
 
+def rows_of(part: Part) -> Rows:
+    """Return a part of a step as the runner takes it, to be drawn from greedily."""
+    sequence = part.sequence
+    draw = Draw(GREEDY, 0, sequence.length, sequence.prompt, sequence.output)
+    tokens = sequence.at(part.positions)
+    return Rows(tokens, part.positions, sequence.pages, draw if part.draws else None)
+
+
 class Driver:
     """Steps when told to; `first_s` is when each sequence's first token was drawn, by `time.perf_counter`."""
 
@@ -68,7 +76,7 @@ class Driver:
         loads, mover = self.scheduler.loads, self.runner.mover
         loading = mover.load(loads) if mover is not None and loads else None
         jobs = [part.sequence.job for part in parts]
-        ran = run_step(self.runner, [self._rows(part) for part in parts], jobs, loading)
+        ran = run_step(self.runner, [rows_of(part) for part in parts], jobs, loading)
         for move in loads:
             self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
         now = time.perf_counter()
@@ -87,12 +95,6 @@ class Driver:
                 if not self._saving and not self._saved:
                     return
                 self._changed.wait_for(lambda: self._saved)
-
-    def _rows(self, part: Part) -> Rows:
-        sequence = part.sequence
-        draw = Draw(GREEDY, 0, sequence.length, sequence.prompt, sequence.output)
-        tokens = sequence.at(part.positions)
-        return Rows(tokens, part.positions, sequence.pages, draw if part.draws else None)
 
     def _commit(self, part: Part, drawn: Drawn | None, now: float) -> None:
         sequence = part.sequence

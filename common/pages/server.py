@@ -33,7 +33,7 @@ TIMEOUT_S = 2.0
 CONNECT_S = 1.0
 AGAIN_S = 1.0  # how long nobody asks a server that was away
 _CLOSE_S = 0.25
-SCRIPTS = ("put", "remove", "recount")
+SCRIPTS = ("put", "remove", "recount", "where")
 _LUA = Path(__file__).parent / "lua"
 _LOST = (
     RedisConnectionError,
@@ -58,7 +58,7 @@ class PagesServer:
     def __init__(
         self, url: str, clock: Clock, *, cluster: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._clock, self._cluster, self._timeout_s = clock, cluster, timeout_s
+        self._clock, self.cluster, self._timeout_s = clock, cluster, timeout_s
         self._source = {name: (_LUA / f"{name}.lua").read_text() for name in SCRIPTS}
         self._sha = {
             name: hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
@@ -78,7 +78,7 @@ class PagesServer:
             "protocol": 2,
         }
         try:
-            if self._cluster:
+            if self.cluster:
                 client: Any = RedisCluster.from_url(
                     url,
                     **options,
@@ -138,7 +138,7 @@ class PagesServer:
 
     async def callers(self) -> list[Callable[..., Awaitable[Any]]]:
         """Return one way to run plain commands per server: the only one, or each primary of a Cluster."""
-        if not self._cluster:
+        if not self.cluster:
             return [self.call]
         await self.call("PING")  # after which the nodes are known
 
@@ -159,7 +159,7 @@ class PagesServer:
             await asyncio.gather(*left, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
-            if not self._cluster:
+            if not self.cluster:
                 await self._redis.connection_pool.disconnect()
 
     # -- being away ------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class PagesServer:
             if self._lost:  # this call finds out for all others
                 self._again_at = self._clock.monotonic() + self._timeout_s + CONNECT_S
             try:
-                if self._cluster:  # before it knows the nodes, its commands go to any of them
+                if self.cluster:  # before it knows the nodes, its commands go to any of them
                     await self._redis.initialize()
                 reply = await work()
             except _LOST as error:

@@ -5,6 +5,7 @@ All of it raises TierDown, at once or within its timeout, where that server is a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -92,36 +93,41 @@ class PageStore:
 
     async def get(self, key: PageKey) -> bytes | None:
         """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not there."""
-        found, _ = await self.server.pipeline(
-            [
-                ("GETEX", names.value(key), "PX", 1000 * self.ttl_s),
-                ("ZADD", names.index(key.partition), "XX", self._clock.now_ms(), key.member),
-            ]
-        )
-        if isinstance(found, ResponseError):
-            raise found
-        value: bytes | None = found
-        return value
+        (found,) = await self.get_many([key])
+        return found
+
+    async def get_many(self, keys: Sequence[PageKey]) -> list[bytes | None]:
+        """Return the values of pages in one round trip, as `get` does."""
+        now_ms = self._clock.now_ms()
+        asked: list[tuple[object, ...]] = []
+        for key in keys:
+            asked.append(("GETEX", names.value(key), "PX", 1000 * self.ttl_s))
+            asked.append(("ZADD", names.index(key.partition), "XX", now_ms, key.member))
+        found: list[bytes | None] = (await self.server.pipeline(asked))[::2]
+        for value in found:
+            if isinstance(value, ResponseError):
+                raise value
+        return found
 
     async def where(self, keys: Sequence[PageKey]) -> list[Tier | None]:
-        """Return for each page the best tier that has it, in one round trip."""
-        parts = by_partition(keys)
-        asked: list[tuple[object, ...]] = [("EXISTS", names.value(key)) for key in keys]
-        asked += [
-            ("HMGET", names.disk(at), *(key.member for key in some)) for at, some in parts.items()
-        ]
-        replies = await self.server.pipeline(asked)
+        """Return for each page the best tier that has it, in one round trip (in a Cluster one a partition)."""
+        groups = (
+            by_partition(keys).values() if self.server.cluster else [list(keys)] if keys else []
+        )
+        found: dict[PageKey, int] = {}
+        for some, told in zip(
+            groups, await asyncio.gather(*(self._where(some) for some in groups)), strict=True
+        ):
+            found |= zip(some, told, strict=True)
         now_ms = self._clock.now_ms()
-        stored: set[PageKey] = set()
-        for some, ends in zip(parts.values(), replies[len(keys) :], strict=True):
-            if not isinstance(ends, ResponseError):
-                stored |= {
-                    k for k, end in zip(some, ends, strict=True) if end and int(end) > now_ms
-                }
         return [
-            "redis" if there == 1 else "disk" if key in stored else None
-            for key, there in zip(keys, replies, strict=False)
+            "redis" if found[key] == 1 else "disk" if found[key] > now_ms else None for key in keys
         ]
+
+    async def _where(self, keys: Sequence[PageKey]) -> list[int]:
+        places = [name for key in keys for name in (names.value(key), names.disk(key.partition))]
+        told: list[int] = await self.server.script("where", places, [key.member for key in keys])
+        return told
 
     async def recall(self, keys: Sequence[PageKey]) -> None:
         """Ask kv_store to bring pages from its disk; the oldest wishes are forgotten where there are too many."""

@@ -1,6 +1,6 @@
 """Brings a sequence's missing pages from lower tiers to the host, from its last page down, until computing meets them.
 
-Fetching begins when a job is accepted. Computing never waits for it, but for a few hundredths of what it would take to
+Fetching begins when a job is accepted. Computing never waits for it, but for a small share of what it would take to
 compute all that is missing: within that time the pages may come that save it.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from common import log
-from common.pages.codec import CorruptPage
+from common.pages.identity import PAGE
 from common.pages.store import PageKey, PageStore, Tier, TierDown
 from services.gpu_worker.decide.batch import Mover
 from services.gpu_worker.decide.scheduler import Scheduler
@@ -22,9 +22,13 @@ from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.tiers import Price
 from services.gpu_worker.decide.trust import Trust
 
-HOLD = 0.03  # of the seconds that all missing pages take to compute: so long a sequence may wait for them
+# Shares of the seconds that all missing pages take to compute: so long a sequence may wait to hear which of them there
+# are, and for a fetch that will be over by then.
+ASK, HOLD = 0.03, 0.1
+CAP = 4  # pages computed in a step while others are on their way
+RISE = 1.25  # at most, from one answer to the next, of what an answer is believed to take
 MARGIN = 1.5  # times the predicted seconds of a fetch
-AT_ONCE = 4
+AT_ONCE, TOGETHER = 3, 4  # calls under way, and pages of one
 RECALL_S = 2.0  # how long a page on disk is waited for
 _POLL_S = 0.004
 _log = log.get("engine")
@@ -41,29 +45,51 @@ class Fetcher:
         mover: Mover,
         price: Price,
         wake: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._scheduler, self._mover = store, scheduler, mover
-        self._price, self._wake = price, wake
+        self._price, self._wake, self._now_s = price, wake, now_s
         self.trust: dict[Tier, Trust] = {"redis": Trust(), "disk": Trust()}
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
+        self._asking_s = _POLL_S / 4  # of late, where nothing was in the way
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, sequence: TokenSequence) -> None:
         """Look for a waiting sequence's missing pages, and bring what comes faster than it is computed."""
         missing = self._scheduler.table.lacks(sequence)
-        now = time.monotonic()
-        if not missing or not any(trust.allows(1, now) for trust in self.trust.values()):
+        prices, now = self._prices([page for page, _ in missing]), self._now_s()
+        asked = max(trust.asks(prices, now) for trust in self.trust.values())
+        if not asked:
             return
-        compute_s = float(self._price(np.array([float(page) for page, _ in missing])).sum())
-        sequence.hold_until_s = now + min(HOLD * compute_s, self._patience_s(len(missing)))
+        if self._asking_s <= ASK * sum(prices):
+            sequence.hold_until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
         task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _patience_s(self, pages: int) -> float:
-        slowest = max(trust.predicted_s(pages) for trust in self.trust.values())
-        return MARGIN * slowest + AT_ONCE * _POLL_S
+    def _prices(self, pages: Sequence[int]) -> list[float]:
+        prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()
+        return prices
+
+    def _wait_for(self, sequence: TokenSequence, pages: int, tier: Tier, compute_s: float) -> None:
+        """So many pages are on their way: let the sequence wait for them, or compute little at a time meanwhile.
+
+        It waits if they come within a small share of what computing takes; else its steps are small while they come, so
+        that both meet soon. A tier that was late is not waited for.
+        """
+        trust, now = self.trust[tier], self._now_s()
+        takes_s = MARGIN * trust.predicted_s(pages)
+        if trust.misses:
+            return
+        if not takes_s:
+            sequence.hold_until_s = now + ASK * compute_s
+        elif takes_s <= HOLD * compute_s:
+            sequence.hold_until_s = now + takes_s
+        elif takes_s <= compute_s / 2:
+            sequence.cap_until_s = now + takes_s
+            share = takes_s / MARGIN / compute_s
+            sequence.cap = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
 
     async def close(self) -> None:
         """Stop fetching."""
@@ -74,68 +100,85 @@ class Fetcher:
     async def _fetch(self, sequence: TokenSequence, missing: list[tuple[int, int]]) -> None:
         ids = sequence.ids
         keys = [(page, PageKey(ids[page], group)) for page, group in missing]
+        began = self._now_s()
         try:
             found = await self._store.where([key for _, key in keys])
+            self._asking_s = min(self._now_s() - began, RISE * self._asking_s)
+            sequence.hold_until_s = 0.0
             for tier in ("redis", "disk"):
                 there = [each for each, at in zip(keys, found, strict=True) if at == tier]
                 await self._from(tier, sequence, there)
         except TierDown as error:
-            self.trust["redis"].failed(time.monotonic())
-            _log.warning("pages_not_fetched", job=sequence.job, error=str(error))
+            trust = self.trust["redis"]
+            if not trust.misses:  # once an outage
+                _log.warning("pages_not_fetched", error=str(error))
+            trust.failed(self._now_s())
         finally:
-            sequence.hold_until_s = 0.0
+            sequence.hold_until_s = sequence.cap_until_s = 0.0
             self._wake()
 
     async def _from(
         self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
     ) -> None:
         """Bring pages of one tier, those first that are the dearest to compute."""
-        trust, began = self.trust[tier], time.monotonic()
-        worth = [
-            each for each in there if trust.page_s < self._price(np.array([float(each[0])]))[0]
-        ]
-        wanted: Wanted = deque(worth[: trust.allows(len(worth), began)])
+        trust, began = self.trust[tier], self._now_s()
+        prices = self._prices([page for page, _ in there])
+        wanted: Wanted = deque(there[: trust.asks(prices, began)])
         if not wanted:
             return
+        self._wait_for(sequence, len(wanted), tier, sum(prices))
         if tier == "disk":
             await self._store.recall([key for _, key in wanted])
         before = self.fetched[tier]
         await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
         if came := self.fetched[tier] - before:
-            now = time.monotonic()
+            now = self._now_s()
             trust.came(came, now - began, now)
 
     async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
-        tiers = self._scheduler.table.tiers
+        """Bring a few pages at a time until all are here or computed."""
+        tiers, table = self._scheduler.table.tiers, self._scheduler.table
         while wanted:
-            page, key = wanted.popleft()
-            if not self._scheduler.table.awaits(sequence, page):
-                continue  # computing has come here first
-            target = tiers.bring(key.group, key.id)
-            if target is None:
-                continue
-            origin = None
+            targets: dict[PageKey, int] = {}
+            while wanted and len(targets) < TOGETHER:
+                page, key = wanted.popleft()
+                if not table.awaits(sequence, page):
+                    continue  # computing has come here first
+                if (target := tiers.bring(key.group, key.id)) is not None:
+                    targets[key] = target
+            came: set[PageKey] = set()
             try:
-                value = await self._value(tier, sequence, page, key)
-                if value is not None:
-                    await self._mover.fill(key, target, value)
-                    origin = tier
-                    self.fetched[tier] += 1
-            except CorruptPage as error:
-                self.corrupt += 1
-                _log.warning("page_corrupt", tier=tier, page=key.member, error=str(error))
-                await self._store.drop([key])
+                values = await self._values(tier, sequence, list(targets))
+                came = await self._keep(tier, targets, values)
             finally:
-                tiers.brought(key.group, key.id, target, origin)
+                for key, target in targets.items():
+                    tiers.brought(key.group, key.id, target, tier if key in came else None)
+                self.fetched[tier] += len(came)
 
-    async def _value(
-        self, tier: Tier, sequence: TokenSequence, page: int, key: PageKey
-    ) -> bytes | None:
-        give_up = time.monotonic() + (RECALL_S if tier == "disk" else 0.0)
-        while True:
-            value = await self._store.get(key)
-            if value is not None or time.monotonic() >= give_up:
-                return value
-            if not self._scheduler.table.awaits(sequence, page):
-                return None
+    async def _keep(
+        self, tier: Tier, targets: dict[PageKey, int], values: dict[PageKey, bytes]
+    ) -> set[PageKey]:
+        """Write values to their host pages; return those that are sound."""
+        pages = [(key, targets[key], value) for key, value in values.items()]
+        wrong = await self._mover.fill(pages) if pages else {}
+        for key, error in wrong.items():
+            self.corrupt += 1
+            _log.warning("page_corrupt", tier=tier, page=key.member, error=error)
+        if wrong:
+            await self._store.drop(list(wrong))
+        return values.keys() - wrong.keys()
+
+    async def _values(
+        self, tier: Tier, sequence: TokenSequence, keys: list[PageKey]
+    ) -> dict[PageKey, bytes]:
+        """Return what there is of some pages; for those that kv_store brings from its disk, wait a little."""
+        give_up = self._now_s() + (RECALL_S if tier == "disk" else 0.0)
+        found: dict[PageKey, bytes] = {}
+        while keys and not sequence.over:
+            values = await self._store.get_many(keys)
+            found |= {key: value for key, value in zip(keys, values, strict=True) if value}
+            keys = [key for key in keys if key not in found]
+            if not keys or self._now_s() >= give_up:
+                break
             await asyncio.sleep(_POLL_S)
+        return found

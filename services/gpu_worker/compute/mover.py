@@ -97,9 +97,9 @@ class Mover:
         """Return a page that somebody holds as it is written down for other tiers."""
         return await self._later(partial(self._value, header, tier, page))
 
-    async def fill(self, key: PageKey, page: int, value: bytes) -> None:
-        """Write what was read from another tier to a host page; CorruptPage if it is not what was written there."""
-        await self._later(partial(self._fill, key, page, value))
+    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
+        return await self._later(partial(self._fill, pages))
 
     async def _later(self, call: Callable[[], T]) -> T:
         """Return what `call` returns, or raise what it raises, once the mover has nothing more urgent."""
@@ -128,8 +128,18 @@ class Mover:
         self._count("put", len(found), time.perf_counter() - began)
         return found
 
-    def _fill(self, key: PageKey, page: int, value: bytes) -> None:
-        began = time.perf_counter()
+    def _fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        wrong = {}
+        for key, page, value in pages:
+            began = time.perf_counter()
+            try:
+                self._fill_page(key, page, value)
+            except CorruptPage as error:
+                wrong[key] = str(error)
+            self._count("get", len(value), time.perf_counter() - began)
+        return wrong
+
+    def _fill_page(self, key: PageKey, page: int, value: bytes) -> None:
         header = read_header(value, key.id)
         if (header.layers, header.layer_bytes) != self.layout(key.group):
             raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")
@@ -137,7 +147,6 @@ class Mover:
             found = layer(value, header, at)
             self._bytes[key.group][page, at] = np.frombuffer(found, dtype=np.uint8)
             self._sums[key.group][page, at] = checksum(found)
-        self._count("get", len(value), time.perf_counter() - began)
 
     # -- the thread ------------------------------------------------------------------------------------
 

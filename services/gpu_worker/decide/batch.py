@@ -127,8 +127,8 @@ class Mover(Protocol):
         """Return a page that somebody holds as it is written down for other tiers."""
         ...
 
-    async def fill(self, key: PageKey, page: int, value: bytes) -> None:
-        """Write what was read from another tier to a host page; CorruptPage if it is not what was written there."""
+    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
         ...
 
     def layout(self, group: int) -> tuple[int, int]:

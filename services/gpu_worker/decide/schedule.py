@@ -75,7 +75,7 @@ def schedule(
 
     Each sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
     """
-    counts, left = _share(running, bounds.tokens)
+    counts, left = _share(running, bounds.tokens, table.tiers.now_s)
     ledger = _Ledger(table)
     active, preempt, rows = list(running), [], []
     at = 0
@@ -102,13 +102,15 @@ def schedule(
     return Plan(preempt, admit, rows)
 
 
-def _share(running: Sequence[TokenSequence], tokens: int) -> tuple[dict[int, int], int]:
+def _share(
+    running: Sequence[TokenSequence], tokens: int, now_s: float
+) -> tuple[dict[int, int], int]:
     """Return rows per sequence (by order) and what is left of the budget: decode first, then prompts."""
     counts = {}
     for decodes in (True, False):
         for sequence in running:
             if sequence.decodes is decodes:
-                counts[sequence.order] = min(sequence.rows, tokens)
+                counts[sequence.order] = min(sequence.at_once(now_s), tokens)
                 tokens -= counts[sequence.order]
     return counts, tokens
 
@@ -153,11 +155,11 @@ def _admit(
         if _computed_soon(sequence, survey, prefilling):
             break  # the next step finds these pages computed
         new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in survey.todo)
-        most = table.most(sequence, bounds.tokens)
+        limits = table.most(sequence, bounds.tokens)
         short = (
             min(new + len(loads), limit) + held + promised + reserve > left
             for limit, loads, held, left in zip(
-                most, survey.loads, ledger.holding(survey), ledger.left, strict=True
+                limits, survey.loads, ledger.holding(survey), ledger.left, strict=True
             )
         )
         if any(short) and (active or admitted):
@@ -168,7 +170,8 @@ def _admit(
         positions = [
             p for start, end in survey.todo for p in range(start, min(end, start + tokens))
         ]
-        positions = [p for p in positions[:tokens] if _place(survey, p) < min(ledger.left)]
+        most = tokens if table.tiers.now_s >= sequence.cap_until_s else min(tokens, sequence.cap)
+        positions = [p for p in positions[:most] if _place(survey, p) < min(ledger.left)]
         taken = len({p // PAGE for p in positions})
         ledger.take(taken)
         promised += new - taken

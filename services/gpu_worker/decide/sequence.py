@@ -44,7 +44,9 @@ class TokenSequence:
         self.low: list[int] = []  # per group, the first logical page not yet let go for good
         self.preempted = 0
         self.over = False  # it has left
-        self.hold_until_s = 0.0  # pages may come until then that save computing them
+        # Pages may come that save computing them: until then it waits, or computes `cap` rows a step.
+        self.hold_until_s = self.cap_until_s = 0.0
+        self.cap = 0
         self._ids: list[PageId] = []
 
     @property
@@ -59,6 +61,10 @@ class TokenSequence:
             start, end = self.todo[0]
             return end - start
         return sum(end - start for start, end in self.todo)
+
+    def at_once(self, now_s: float) -> int:
+        """How many of its rows a step may have."""
+        return min(self.rows, self.cap) if now_s < self.cap_until_s else self.rows
 
     @property
     def decodes(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MISSES = 3  # in a row, after which a tier is not asked
 PAUSE_S = 5.0
 LATE = 2.0  # times the prediction, from where it is a miss
@@ -18,13 +20,20 @@ class Trust:
         self.misses = 0
         self.expected_s = self.took_s = 0.0  # all fetches, as predicted and as measured
         self._paused_until_s = 0.0
+        self._learned_s = -PAUSE_S
         self._probes = True
 
-    def allows(self, pages: int, now_s: float) -> int:
-        """Return how many of so many pages may be asked for now."""
+    def asks(self, prices_s: Sequence[float], now_s: float) -> int:
+        """Return how many of some pages to ask for now, given what computing each would take.
+
+        Pages that take longer to come than to compute are not asked for, but for a few after a while, to learn.
+        """
         if now_s < self._paused_until_s:
             return 0
-        return min(pages, PROBE) if self._probes else pages
+        worth = sum(self.page_s < price for price in prices_s)
+        if self._probes or (not worth and now_s > self._learned_s + PAUSE_S):
+            return min(len(prices_s), PROBE)
+        return worth
 
     def predicted_s(self, pages: int) -> float:
         """Return the seconds so many pages take."""
@@ -33,6 +42,7 @@ class Trust:
     def came(self, pages: int, took_s: float, now_s: float) -> None:
         """A fetch of `pages` took so long."""
         late = bool(self.page_s) and took_s > LATE * self.predicted_s(pages) + SLACK_S
+        self._learned_s = now_s
         self.expected_s += self.predicted_s(pages) if self.page_s else took_s
         self.took_s += took_s
         each = took_s / max(1, pages)
