@@ -41,11 +41,11 @@ class PagesRedis:
         self._room = maxmemory_bytes
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp())
-        socket = self._folder / "pages.sock"
+        self.folder = Path(tempfile.mkdtemp())
+        socket = self.folder / "pages.sock"
         self.url = f"unix://{socket}"
         argv = [embedded.binary(SupervisorConfig()), "--port", "0", "--unixsocket", socket]
-        argv += ["--save", "", "--maxmemory", str(self._room), "--dir", self._folder]
+        argv += ["--save", "", "--maxmemory", str(self._room), "--dir", self.folder]
         self._process = subprocess.Popen(
             [str(word) for word in argv],
             stdout=subprocess.DEVNULL,
@@ -61,7 +61,7 @@ class PagesRedis:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -165,6 +165,11 @@ class Tiered:
         root = root_id(self.runner.fingerprint, "")
         return TokenSequence("", 0, 0, prompt, root=root, most=len(prompt)).ids
 
+    def keys(self, prompt: Sequence[int]) -> list[PageKey]:
+        """Return what a prompt's full pages are called in Redis."""
+        groups = range(len(self.tiers.host))
+        return [PageKey(page, group) for page in self.ids(prompt) for group in groups]
+
     def forget(self, prompt: Sequence[int], tier: str) -> None:
         """Evict a prompt's pages from the device or from the host."""
         for pool in self.tiers.device if tier == "device" else self.tiers.host:
@@ -181,7 +186,6 @@ class Tiered:
     async def put(self, prompt: Sequence[int]) -> None:
         """Wait until all pages of a prompt are in Redis."""
         assert self.store is not None
-        groups = range(len(self.tiers.host))
-        keys = [PageKey(page, group) for page in self.ids(prompt) for group in groups]
+        keys = self.keys(prompt)
         while None in await self.store.where(keys):  # noqa: ASYNC110 - Redis rings nobody
             await asyncio.sleep(0.005)
