@@ -105,14 +105,14 @@ def attention(device: torch.device, streams: int, context: int, tiny: bool) -> d
     planned = ours.plan(queries, [pool], spec.heads // spec.kv_heads)[0]
     q = torch.randn(streams, spec.heads, spec.head_dim, device=device, dtype=kind)
     found = {"pages": timed(device, lambda: ours.attend(q, pool, 0, planned))}
-    keys, values = _joined(pool, queries)
+    keys, values = gathered(pool, queries)
     whole = q[:, :, None]
     sdpa = partial(F.scaled_dot_product_attention, whole, keys, values, enable_gqa=True)
     worst = (sdpa()[:, :, 0] - ours.attend(q, pool, 0, planned)).abs().max()
     found["sdpa"] = timed(device, sdpa)
     found["gathered sdpa"] = timed(
         device,
-        lambda: F.scaled_dot_product_attention(whole, *_joined(pool, queries), enable_gqa=True),
+        lambda: F.scaled_dot_product_attention(whole, *gathered(pool, queries), enable_gqa=True),
     )
     flex = _flex(device)
     found["flex"] = timed(device, lambda: flex(whole, keys, values, enable_gqa=True))
@@ -124,7 +124,7 @@ def _spec(tiny: bool) -> DecoderSpec:
     return parse_decoder(shapes.SHAPES[TINY if tiny else SHAPE], where="config.json")
 
 
-def _joined(pool: Pool, queries: list[Query]) -> tuple[Tensor, Tensor]:
+def gathered(pool: Pool, queries: list[Query]) -> tuple[Tensor, Tensor]:
     """Return keys and values, (sequences, kv heads, tokens, dim), gathered from their pages."""
     tables = torch.tensor([query.pages[0] for query in queries], device=pool.data.device)
     pages = pool.data[tables, 0]  # sequences, pages, 2, kv heads, PAGE, dim

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loadgen import exactness
-from loadgen.gpu import chat, engine, shapes, windve
+from loadgen.gpu import chat, engine, pensieve, shapes, windve
 from services.gpu_worker.compute.runner import TorchRunner
 
 
@@ -59,6 +59,24 @@ def test_engine_rehearsal_fills_every_cell(tmp_path: Path) -> None:
             assert cell["share"] > 0
     before = path.read_text()
     assert engine.main(words) == 0
+    assert path.read_text() == before
+
+
+def test_pensieve_rehearsal_fills_every_cell(tmp_path: Path) -> None:
+    """Warm turns by tier, copies by layer, and attention that equals torch's; none is measured twice."""
+    path = tmp_path / "pensieve.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert pensieve.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert pensieve.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert {name.split("/")[0] for name in cells} == {"warm", "overlap", "attention"}
+    assert cells["attention"]["worst"] < 1e-4
+    for name, cell in cells.items():
+        if name.startswith("overlap"):
+            assert cell["layers_come_s"] == sorted(cell["layers_come_s"])
+    before = path.read_text()
+    assert pensieve.main(words) == 0
     assert path.read_text() == before
 
 
