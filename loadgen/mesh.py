@@ -22,12 +22,13 @@ import msgspec
 from cli import embedded
 from cli.instance import Instance
 from common.config import SupervisorConfig
+from common.pages.store import NONE
 from loadgen import probe, proc
 from loadgen.probe import MeshError
 from loadgen.processes import Service, standard
 
 ROOT = Path(__file__).resolve().parent.parent
-REDIS = "redis"
+REDIS, PAGES = "redis", "redis-pages"
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class _Running:
 class Mesh:
     """Processes in one data directory; use as `async with Mesh(path, services) as mesh`.
 
+    Beside the bus' Redis there is one for pages, of SPILLWAY_PAGES_BYTES, if a service keeps pages and none is named.
     With `supervise` a process that dies is started again at once, as the supervisor does. Logs are
     in `<data_dir>/logs/<name>.log`. Nothing outlives `stop()`.
     """
@@ -61,10 +63,15 @@ class Mesh:
         self.supervise = supervise
         self.restarts: list[tuple[float, str]] = []
         self._env = dict(env or {})
-        self._config = SupervisorConfig(
+        self._instance = Instance.at(str(self.data_dir))
+        settings = SupervisorConfig(
             data_dir=str(self.data_dir), durability=durability, redis_maxmemory=maxmemory
         )
-        self._instance = Instance.at(str(self.data_dir))
+        pages_bytes = int(self._env.get("SPILLWAY_PAGES_BYTES", settings.pages_bytes))
+        self._config = msgspec.structs.replace(settings, pages_bytes=pages_bytes)
+        named = "SPILLWAY_PAGES_URL" in self._env
+        keep = any(service.keeps_pages for service in self.services.values())
+        self._servers = [REDIS, *([PAGES] if keep and not named else [])]
         self._python = python
         self._running: dict[str, _Running] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -89,10 +96,11 @@ class Mesh:
         await self.stop()
 
     async def start(self, timeout_s: float = 120.0) -> None:
-        """Start Redis, then every service; return when all are ready."""
+        """Start the Redis servers, then every service; return when all are ready."""
         self._instance.prepare()
-        await self._spawn(REDIS)
-        await self.wait_ready(REDIS, timeout_s)
+        for name in self._servers:
+            await self._spawn(name)
+            await self.wait_ready(name, timeout_s)
         self._syncer = asyncio.create_task(self._sync(), name="mesh-sync")
         for name in self.services:
             await self._spawn(name)
@@ -107,9 +115,9 @@ class Mesh:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._keepers.clear()
-        services = [r for name, r in self._running.items() if name != REDIS]
+        services = [r for name, r in self._running.items() if name not in self._servers]
         await _end(services, timeout_s)
-        await _end([r for name, r in self._running.items() if name == REDIS], timeout_s)
+        await _end([r for name, r in self._running.items() if name in self._servers], timeout_s)
         self._running.clear()
 
     # -- faults ------------------------------------------------------------------------------------
@@ -167,16 +175,21 @@ class Mesh:
 
     @property
     def redis_url(self) -> str:
-        """Return the address of the mesh's Redis."""
+        """Return the address of the bus' Redis."""
         return self._instance.redis_url
+
+    @property
+    def pages_url(self) -> str:
+        """Return the address of the Redis of pages; "none" if the mesh has none of its own."""
+        return self._instance.pages_url if PAGES in self._servers else NONE
 
     def pid(self, name: str) -> int:
         """Return the pid of the named process."""
         return self._of(name).process.pid
 
     def names(self) -> list[str]:
-        """Return every process' name, Redis first."""
-        return [REDIS, *self.services]
+        """Return every process' name, the Redis servers first."""
+        return [*self._servers, *self.services]
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU seconds each process tree has used since it started."""
@@ -203,8 +216,10 @@ class Mesh:
 
     async def is_ready(self, name: str) -> bool:
         """Ask the named process once whether it can take work."""
-        if name == REDIS:
-            return await probe.answers_ping(self._instance.socket)
+        if name in self._servers:
+            bus = name == REDIS
+            socket = self._instance.socket if bus else self._instance.pages_socket
+            return await probe.answers_ping(socket)
         port = self.health_port(name)
         return port is not None and await probe.http_status("127.0.0.1", port, "/readyz") == 200
 
@@ -227,12 +242,13 @@ class Mesh:
 
     async def _spawn(self, name: str) -> None:
         service = self.services.get(name)
-        argv = self._redis_argv() if service is None else self._argv(service)
+        argv = self._server_argv(name) if service is None else self._argv(service)
         env = {k: v for k, v in os.environ.items() if not k.startswith("SPILLWAY_")}
         env |= {"PYTHONUNBUFFERED": "1"} | self._env | dict(service.env if service else {})
         if service is not None:
             env.setdefault("SPILLWAY_DURABILITY", self._config.durability)
             env.setdefault("SPILLWAY_REDIS_URL", self.redis_url)
+            env.setdefault("SPILLWAY_PAGES_URL", self.pages_url)
         with (self.data_dir / "logs" / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv, cwd=ROOT, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
@@ -241,7 +257,7 @@ class Mesh:
         if service is not None and service.cores:
             os.sched_setaffinity(process.pid, service.cores)
         before = self._running.get(name)
-        kept = service or Service(REDIS, "")
+        kept = service or Service(name, "")
         restarts = before.restarts + 1 if before else 0
         self._running[name] = _Running(kept, process, time.monotonic(), restarts)
         if self.supervise and name not in self._keepers:
@@ -251,8 +267,9 @@ class Mesh:
         where = ["--data-dir", str(self.data_dir), "--instance", service.name.replace("_", "-")]
         return [self._python, "-m", service.module, *where, *service.flags]
 
-    def _redis_argv(self) -> list[str]:
-        settings = embedded.write_config(self._instance, self._config)
+    def _server_argv(self, name: str) -> list[str]:
+        write = embedded.write_config if name == REDIS else embedded.write_pages_config
+        settings = write(self._instance, self._config)
         return [str(embedded.binary(self._config)), str(settings)]
 
     async def _sync(self) -> None:

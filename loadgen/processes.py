@@ -21,6 +21,11 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     cores: frozenset[int] | None = None
 
+    @property
+    def keeps_pages(self) -> bool:
+        """True if it puts KV pages into the tiers below its own memory, or keeps them there."""
+        return self.module == "services.kv_store" or "SPILLWAY_CHAT_MODEL" in self.env
+
 
 def router(name: str = "router", port: int = 0, *flags: str) -> Service:
     """Describe a router on a port of its own (chosen now, so that a restart finds it again)."""

@@ -37,8 +37,8 @@ BENCH = {
     ),
 }
 FAULTS = {
-    "R2": ("r2",), "F1": ("f1",), "F1C": ("f1", "--chat"), "F1A": ("f1", "--all"), "F2": ("f2",),
-    "F2C": ("f2", "--chat"), "F4": ("f4",), "F4C": ("f4", "--chat"),
+    "R2": ("r2",), "F1": ("f1",), "F1C": ("f1", "--chat"), "F1A": ("f1", "--all"), "F1P": ("f1", "--pages"),
+    "F2": ("f2",), "F2C": ("f2", "--chat"), "F4": ("f4",), "F4C": ("f4", "--chat"),
 }  # fmt: skip
 LEFT = 3  # a fault run's status when kills are left
 NO_TEST = 5  # pytest's, when nothing was selected

@@ -1,6 +1,7 @@
 """The command line every fault run shares: `python -m loadgen.faults.<id> --kills N --seed S --json FILE`.
 
-With `--chat` it is the same row for chat, where there is one; with `--all` for everything at once.
+With `--chat` it is the same row for chat, where there is one; with `--all` for everything at once, with `--pages` for
+conversations whose pages are in every tier.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def main(identifier: str, argv: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run with simulated devices")
     which = parser.add_mutually_exclusive_group()
-    for flag, letter, rows in (("--chat", "C", "F1C, F2C, F4C"), ("--all", "A", "F1A")):
+    for flag, letter, rows in (
+        ("--chat", "C", "F1C, F2C, F4C"),
+        ("--all", "A", "F1A"),
+        ("--pages", "P", "F1P"),
+    ):
         about = f"the row for {flag[2:]}: {rows}"
         which.add_argument(
             flag, dest="row", action="store_const", const=letter, default="", help=about

@@ -29,6 +29,7 @@ from loadgen.faults.kinds import Kind
 from loadgen.faults.leftovers import leftovers
 from loadgen.faults.scenes import EMBEDDINGS, Scene
 from loadgen.faults.stages import Stages
+from loadgen.faults.tiers import TierCounts
 from loadgen.mesh import Mesh
 
 RECOVER_S = 6.0
@@ -92,6 +93,7 @@ class Result:
     sequences: int = 0
     differences: list[Difference] = field(default_factory=list)
     stages: Stages = field(default_factory=Stages)
+    tiers: dict[str, int] = field(default_factory=dict)
     pieces: int = 0
     seconds: float = 0.0
 
@@ -156,8 +158,10 @@ async def run(
     as usual.
     """
     before, enough, began = read_partial(partial), enough or asyncio.Event(), time.monotonic()
-    async with Mesh(data_dir, plan.scene.services(plan.simulated), supervise=True) as mesh:
-        kinds = plan.scene.kinds(plan.simulated)
+    counts, scene = TierCounts(), plan.scene
+    services = scene.services(plan.simulated)
+    async with Mesh(data_dir, services, env=scene.env, supervise=True) as mesh:
+        kinds = scene.kinds(plan.simulated)
         async with Clients(mesh.urls) as clients:
             for kind in kinds:
                 await kind.prepare(clients)
@@ -172,7 +176,7 @@ async def run(
             if minutes is not None:
                 asyncio.get_running_loop().call_later(60 * minutes, enough.set)
             try:
-                async for kill in _kill_all(plan, mesh, storm, len(before.kills), enough):
+                async for kill in _kill_all(plan, mesh, storm, counts, len(before.kills), enough):
                     kills.append(kill)
                     if partial is not None:
                         _keep(partial, so_far())
@@ -187,6 +191,9 @@ async def run(
                 if isinstance(kind, Grounded) and plan.between and done:
                     between = await stages.run(plan.between, mesh, clients, kind)
             result = so_far()
+        result.tiers = dict(before.tiers)
+        for key, value in (await counts.total(mesh)).items():
+            result.tiers[key] = result.tiers.get(key, 0) + value
         result.stages = between
         result.wrong += wrong + between.wrong + await leftovers(mesh.redis_url)
     result.pieces, result.seconds = before.pieces + 1, before.seconds + time.monotonic() - began
@@ -216,7 +223,7 @@ def _sum(
 
 
 async def _kill_all(
-    plan: Plan, mesh: Mesh, storm: Storm, past: int, enough: asyncio.Event
+    plan: Plan, mesh: Mesh, storm: Storm, counts: TierCounts, past: int, enough: asyncio.Event
 ) -> AsyncIterator[Kill]:
     rng = random.Random(plan.seed + past)
     for victim in plan.order()[past:]:
@@ -224,6 +231,7 @@ async def _kill_all(
             return
         await mesh.wait_ready(victim, 90)
         await asyncio.sleep(rng.uniform(*plan.pause_s))
+        await counts.keep(mesh, victim)
         if plan.overlap:
             mesh.kill(victim)
             yield Kill(victim, len(storm.open))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from loadgen import processes
 from loadgen.faults.chat_kinds import Conversation, Stream
 from loadgen.faults.grounded import Grounded
 from loadgen.faults.kinds import Embed, Ingest, Kind, Parcels, Search
+from loadgen.faults.tiers import SMALL
 from loadgen.processes import Service
 
 SIMULATED = ("--device", "sim", "--beta", "0.01")
@@ -18,13 +19,17 @@ REAL = ("--device", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One run's processes and load; `another` are the victims beside which one more of the kind lives."""
+    """One run's processes and load; `env` is told to all of them.
+
+    `another` are the victims beside which one more of the kind lives, or without which nobody waits.
+    """
 
     name: str
     victims: tuple[str, ...]
     another: frozenset[str]
     services: Callable[[bool], list[Service]]
     kinds: Callable[[bool], list[Kind]]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def _embedding_services(simulated: bool) -> list[Service]:
@@ -55,6 +60,11 @@ def _all_services(simulated: bool) -> list[Service]:
     return [*_chat_services(simulated), processes.cpu_worker("cpu_worker", *device)]
 
 
+def _conversing() -> list[Service]:
+    workers = [processes.chat_worker(f"gpu_worker-{n}", *REAL) for n in (1, 2)]
+    return [processes.router(), *workers, processes.kv_store()]
+
+
 def _chat_kinds(simulated: bool) -> list[Kind]:
     # A small pool where the run is short: every answer of it is asked for alone before the first kill.
     if simulated:
@@ -79,10 +89,21 @@ CHAT = Scene(
         "kv_store",
         "vector_search",
         "redis",
+        "redis-pages",
     ),
-    frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2"}),
+    frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2", "redis-pages"}),
     _chat_services,
     _chat_kinds,
+    SMALL,
+)
+# The same tokens whatever happens to their pages: exact mode, and long conversations only. Never simulated.
+CONVERSATIONS = Scene(
+    "conversations",
+    ("gpu_worker-1", "gpu_worker-2", "kv_store", "redis", "redis-pages"),
+    CHAT.another,
+    lambda _simulated: _conversing(),
+    lambda simulated: [Conversation(count=2 if simulated else 6, turns=4 if simulated else 8)],
+    SMALL | {"SPILLWAY_EXACT": "1"},
 )
 ALL = Scene(
     "all",
@@ -90,4 +111,5 @@ ALL = Scene(
     CHAT.another,
     _all_services,
     lambda simulated: [*EMBEDDINGS.kinds(simulated), *_chat_kinds(simulated)],
+    SMALL,
 )

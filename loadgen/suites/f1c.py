@@ -14,7 +14,7 @@ MAY_PART = 0.001
 
 
 def run(options: Options) -> Body:
-    """Kill every process `count` times (15: 105 kills; quick: 1, simulated), then routers between stages."""
+    """Kill every process `count` times (15: 120 kills; quick: 1, simulated), then routers between stages."""
     kills = options.rounds(15, 1)
     plan = Plan(CHAT, kills, options.seed, simulated=options.quick, between=max(1, kills * 2 // 3))
     return describe(measure(plan, options), plan)
