@@ -121,19 +121,21 @@ class Fetcher:
         self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
     ) -> None:
         """Bring pages of one tier, those first that are the dearest to compute."""
-        trust, began = self.trust[tier], self._now_s()
-        prices = self._prices([page for page, _ in there])
-        wanted: Wanted = deque(there[: trust.asks(prices, began)])
-        if not wanted:
-            return
-        self._wait_for(sequence, len(wanted), tier, sum(prices))
-        if tier == "disk":
-            await self._store.recall([key for _, key in wanted])
-        before = self.fetched[tier]
-        await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
-        if came := self.fetched[tier] - before:
-            now = self._now_s()
-            trust.came(came, now - began, now)
+        trust = self.trust[tier]
+        while there:
+            began, prices = self._now_s(), self._prices([page for page, _ in there])
+            count = trust.asks(prices, began)
+            if not count:
+                return
+            wanted, there = deque(there[:count]), there[count:]
+            self._wait_for(sequence, count, tier, sum(prices))
+            if tier == "disk":
+                await self._store.recall([key for _, key in wanted])
+            before = self.fetched[tier]
+            await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
+            if came := self.fetched[tier] - before:
+                now = self._now_s()
+                trust.came(came, now - began, now)
 
     async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
         """Bring a few pages at a time until all are here or computed."""
