@@ -1,0 +1,60 @@
+"""The plots of the rows on page tiers: warm turns, never slower, eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from loadgen import stats
+from loadgen.html import plots
+from loadgen.html.plots import Ratio
+
+_POLICIES = ("lru", "s3fifo", "spillway", "clairvoyant")
+_TIERS = ("device", "host", "redis")
+
+
+def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each model's warm turns, as a share of what computing takes."""
+    found = []
+    for name, turns in samples.items():
+        for tier in _TIERS:
+            ratio = stats.paired_ratio(turns[tier], turns["computed"])
+            must, goal = {"host": (0.2, 0.1), "redis": (0.5, 0.25)}.get(tier, (None, None))
+            found.append(
+                Ratio(f"{name}, {tier}", ratio["value"], ratio["low"], ratio["high"], must, goal)
+            )
+    return [("First token of a warm turn", plots.ratios(found, "of computing, 95 %", log=True))]
+
+
+def p3(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Turns by the tier's speed and the pages it has; at 1 is computing everything."""
+    found = []
+    for name, sides in samples.items():
+        if not name.startswith("virtual"):
+            ratio = stats.paired_ratio(sides["ours"], sides["theirs"])
+            found.append(Ratio(name, ratio["value"], ratio["low"], ratio["high"], 1.05, 1.0))
+    exact: dict[str, dict[str, float]] = {}
+    for name, ratios in samples.items():
+        if name.startswith("virtual"):
+            _, speed, share, tokens = name.split(", ")
+            exact.setdefault(f"{share} there, {tokens} tokens", {})[speed] = median(ratios)
+    speeds = list(next(iter(exact.values()), {}))
+    series = {name: [values[speed] for speed in speeds] for name, values in exact.items()}
+    series["computing"] = [1.0] * len(speeds)
+    kept = {name: series[name] for name in list(series)[2::3]} | {"computing": series["computing"]}
+    return [
+        ("First token with a tier, median", plots.ratios(found, "of computing, 95 %")),
+        (
+            f"On the virtual clock: {', '.join(f'{n} {speed}' for n, speed in enumerate(speeds))}",
+            plots.lines(range(len(speeds)), kept, "the tier", "median, of computing"),
+        ),
+    ]
+
+
+def p5(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Pages held on Mooncake's trace, by size."""
+    held = samples["Mooncake"]
+    sizes = list(held)
+    shares = {policy: [100 * held[size][policy] for size in sizes] for policy in _POLICIES}
+    return [("Mooncake's trace, by pages of the tier", plots.bars(sizes, shares, "% held"))]
