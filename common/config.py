@@ -29,6 +29,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
 # Bytes; auto: a share of what is free.
 Share = Literal["auto"] | Count
 Eviction = Literal["lru", "lru-conversation", "s3fifo", "pensieve", "spillway"]
+PageForm = Literal["exact", "int8"]
 PagePublish = Literal["through", "selective", "back"]
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
@@ -109,6 +110,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     eviction: Eviction = "spillway"
     page_publish: PagePublish = "selective"
+    page_form: PageForm = "exact"
     step_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     max_running: Annotated[int, Meta(ge=1, le=65536)] = 64
 

@@ -120,4 +120,5 @@ def _runner(config: WorkerConfig) -> Runner:
         kv_bytes=config.kv_bytes,
         host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
         exact=config.exact,
+        form=config.page_form,
     )

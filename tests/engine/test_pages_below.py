@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import WorkerConfig
+from common.errors import ConfigError
 from common.ids import Family
 from common.messages import GenerateWork, Sampling
 from common.pages import keys as names
 from common.pages.identity import PAGE
 from common.pages.store import PageStore
 from loadgen import random_models
+from services.gpu_worker.compute.page_form import Int8Form
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.schedule import Bounds
 from tests.engine.kit import Desk, Worker, running, tokens_of
@@ -45,11 +50,10 @@ def pages() -> Iterator[Server]:
     server.close()
 
 
-def loaded(model: Path) -> TorchRunner:
+def loaded(model: Path, **more: Any) -> TorchRunner:
     """A worker's runner: nothing of it is shared with another's."""
-    return TorchRunner.load(
-        str(model), device="cpu", dtype="fp32", kv_bytes=4 << 20, host_bytes=4 << 20
-    )
+    memory = {"kv_bytes": 4 << 20, "host_bytes": 4 << 20}
+    return TorchRunner.load(str(model), device="cpu", dtype="fp32", **memory, **more)
 
 
 @asynccontextmanager
@@ -169,3 +173,41 @@ async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
             if fault == "stopped":
                 pages.resume()
     assert (again, found) == (expected, 0)
+
+
+async def test_the_lossy_form_is_labelled_and_smaller(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """In 8 bits pages take about a quarter, and nobody who keeps them exactly can take them for its own."""
+    prompt = prompt_of(6)
+    first = loaded(model, form="int8")
+    assert first.fingerprint != loaded(model).fingerprint
+    assert first.mover is not None
+    async with serving(bus, first, pages.url) as worker:
+        await say(bus, desk, first, prompt)
+        await put(worker, 6)
+    written = first.mover.moved_bytes["put"]
+    assert written < 0.4 * 6 * first.shape.page_bytes[0]
+    second = loaded(model, form="int8")
+    async with serving(bus, second, pages.url) as worker:
+        _, found = await say(bus, desk, second, prompt)
+        fetcher = worker.loop._tiering.fetcher
+        assert fetcher is not None
+        assert fetcher.fetched["redis"] > 0
+    assert found > 0
+    with pytest.raises(ConfigError, match="SPILLWAY_PAGE_FORM is 'int8' and SPILLWAY_EXACT is on"):
+        loaded(model, form="int8", exact=True)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_the_lossy_form_is_near(seed: int, dtype: torch.dtype) -> None:
+    """Each number comes back within half a 127th of its row's largest, and what its type rounds."""
+    rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    rows[seed % 64] = 0
+    form = Int8Form(dtype, 16)
+    plain = rows.view(torch.uint8).reshape(-1).numpy()
+    small = form.shrink(plain)
+    assert len(small) == form.size(len(plain))
+    back = torch.from_numpy(form.grow(small)).view(dtype).view(64, 16).float()
+    limit = rows.float().abs().amax(dim=1, keepdim=True) * (0.5 / 127 + 2**-8 + 1e-6)
+    assert ((back - rows.float()).abs() <= limit).all()

@@ -19,6 +19,7 @@ from common.ml.decoder.arrival import Arrival
 from common.ml.decoder.pool import Pool
 from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
 from common.pages.keys import PageKey
+from services.gpu_worker.compute.page_form import Int8Form
 from services.gpu_worker.decide.batch import Move, Tier
 
 _log = log.get("engine")
@@ -59,7 +60,10 @@ class Mover:
         host: Sequence[Pool],
         places: Sequence[tuple[int, int]],
         arrival: Callable[[], Arrival],
+        form: Int8Form | None = None,
     ) -> None:
+        """`form` is how pages are written down for the tiers below the host; None: as they are."""
+        self._form = form
         self._device, self._host, self._places, self._arrival = device, host, places, arrival
         self._bytes = [pool.raw() for pool in host]
         self._sums = [
@@ -91,7 +95,7 @@ class Mover:
     def layout(self, group: int) -> tuple[int, int]:
         """Return how many layers a page of a group has, and the bytes of one."""
         _, layers, size = self._bytes[group].shape
-        return layers, size
+        return layers, size if self._form is None else self._form.size(size)
 
     async def value(self, header: Header, tier: Tier, page: int) -> bytes:
         """Return a page that somebody holds as it is written down for other tiers."""
@@ -119,12 +123,16 @@ class Mover:
 
     def _value(self, header: Header, tier: Tier, page: int) -> bytes:
         began = time.perf_counter()
+        sums: list[int] | None = None
         if tier == "host":
-            layers, sums = self._bytes[header.group][page], self._sums[header.group][page].tolist()
+            layers = list(self._bytes[header.group][page])
+            sums = self._sums[header.group][page].tolist()
         else:
             held = self._device[header.group].data[page].cpu().view(torch.uint8)
-            layers, sums = held.reshape(header.layers, -1).numpy(), None
-        found = encode(header, list(layers), sums)
+            layers = list(held.reshape(header.layers, -1).numpy())
+        if self._form is not None:
+            layers, sums = [self._form.shrink(layer) for layer in layers], None
+        found = encode(header, layers, sums)
         self._count("put", len(found), time.perf_counter() - began)
         return found
 
@@ -144,9 +152,10 @@ class Mover:
         if (header.layers, header.layer_bytes) != self.layout(key.group):
             raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")
         for at in range(header.layers):
-            found = layer(value, header, at)
-            self._bytes[key.group][page, at] = np.frombuffer(found, dtype=np.uint8)
-            self._sums[key.group][page, at] = checksum(found)
+            found = np.frombuffer(layer(value, header, at), dtype=np.uint8)
+            found = found if self._form is None else self._form.grow(found)
+            self._bytes[key.group][page, at] = found
+            self._sums[key.group][page, at] = checksum(found.data)
 
     # -- the thread ------------------------------------------------------------------------------------
 

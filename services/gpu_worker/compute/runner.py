@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from common import log
+from common.config import PageForm
 from common.devices import detect
 from common.errors import ConfigError
 from common.messages import ModelCard
@@ -26,6 +27,7 @@ from common.ml.library import cpu_flags
 from common.ml.memory import keep_memory
 from common.pages.identity import PAGE
 from services.gpu_worker.compute.mover import Loading, Mover
+from services.gpu_worker.compute.page_form import Int8Form
 from services.gpu_worker.compute.sampler import draw_tokens
 from services.gpu_worker.decide import batch as border
 from services.gpu_worker.decide.batch import Drawn, Rows, Shape, StepFailed
@@ -59,6 +61,7 @@ class TorchRunner:
         *,
         dtype: WeightKind,
         threads: int,
+        form: PageForm = "exact",
     ) -> None:
         self._files = files
         self._decoder = decoder
@@ -68,7 +71,9 @@ class TorchRunner:
         self.dtype: str = dtype
         self.device = decoder.device.type
         self.exact = isinstance(decoder, CompiledDecoder)
-        self.fingerprint = files.fingerprint(kv_dtype=dtype, layout=LAYOUT)
+        # Pages that have been in a lossy form are not what is computed: they have ids of their own.
+        kept = dtype if form == "exact" else f"{dtype}, {form} below the host"
+        self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
         pages = min(pool.pages for pool in pools)
         places = {
@@ -78,9 +83,9 @@ class TorchRunner:
         }
         self.mover: border.Mover | None = None
         if host:
-            self.mover = Mover(
-                pools, host, [places[n] for n in range(len(places))], decoder.arrival
-            )
+            lossy = None if form == "exact" else Int8Form(pools[0].data.dtype, files.spec.head_dim)
+            order = [places[n] for n in range(len(places))]
+            self.mover = Mover(pools, host, order, decoder.arrival, lossy)
         self.shape = Shape(
             windows=[pool.window for pool in pools],
             page_bytes=[page_bytes(files.spec, len(pool.layers), _DTYPES[dtype]) for pool in pools],
@@ -102,6 +107,7 @@ class TorchRunner:
         host_bytes: int | None = 0,
         exact: bool = False,
         compiled: bool = True,
+        form: PageForm = "exact",
     ) -> TorchRunner:
         """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
 
@@ -111,6 +117,11 @@ class TorchRunner:
         that a row's bits depend on nothing beside it, as the compiled kernels have it and torch has not; without
         `compiled` torch computes.
         """
+        if exact and form != "exact":
+            raise ConfigError(
+                f"SPILLWAY_PAGE_FORM is {form!r} and SPILLWAY_EXACT is on: pages in that form are not what was "
+                "computed; expected exact, or SPILLWAY_EXACT off"
+            )
         files = find_decoder(model)
         tokenizer_json(
             files.directory
@@ -163,7 +174,7 @@ class TorchRunner:
                 if below
             ]
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
-        return cls(files, decoder, pools, host, dtype=chosen, threads=threads)
+        return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
 
     def execute(
         self, batch: Sequence[Rows], loading: border.Loading | None = None
