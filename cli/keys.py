@@ -23,7 +23,7 @@ def add(subparsers: Any) -> None:
     create = verbs.add_parser("create", help="print a new key, which is shown this once")
     create.add_argument("--tenant", required=True, help="who owns what is stored with the key")
     create.add_argument("--name", default="", help="a note for people")
-    for quota in ("requests-per-minute", "tokens-per-minute", "concurrency"):
+    for quota in ("requests-per-minute", "tokens-per-minute", "concurrency", "page-bytes"):
         create.add_argument(f"--{quota}", type=int, default=0, metavar="N", help="0: unlimited")
     create.add_argument(
         "--timeout-s",
@@ -78,6 +78,7 @@ async def _create(args: argparse.Namespace, store: KeyStore) -> int:
             concurrency=args.concurrency,
             timeout_s=args.timeout_s,
             priority=args.priority,
+            page_bytes=args.page_bytes,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -101,6 +102,7 @@ def _show(keys: list[Key], *, as_json: bool) -> int:
                 (key.requests_per_minute, "requests/min"),
                 (key.tokens_per_minute, "tokens/min"),
                 (key.concurrency, "at once"),
+                (key.page_bytes, "bytes of pages"),
             )
             if value
         ]

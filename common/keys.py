@@ -42,6 +42,7 @@ class Caller(Protocol):
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """One API key; a quota of 0 means unlimited, `digest` is the hash of its secret.
 
+    `page_bytes` is how much of its tenant's KV pages a tier may hold.
     `timeout_s` (0: none) and `priority` hold for its requests that do not say otherwise.
     """
 
@@ -55,6 +56,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 0
     timeout_s: float = 0.0
     priority: Literal["low", "normal"] = "normal"
+    page_bytes: int = 0
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -95,11 +97,12 @@ class KeyStore:
         concurrency: int = 0,
         timeout_s: float = 0.0,
         priority: Literal["low", "normal"] = "normal",
+        page_bytes: int = 0,
     ) -> tuple[Key, str]:
         """Return a new key and its secret text, which is shown this once; ValueError on a bad tenant or quota."""
         if not _TENANT.match(tenant):
             raise ValueError(f"tenant {tenant!r}: expected 1 to 63 of a-z, 0-9, '.', '_' and '-'")
-        if min(requests_per_minute, tokens_per_minute, concurrency) < 0:
+        if min(requests_per_minute, tokens_per_minute, concurrency, page_bytes) < 0:
             raise ValueError("a quota is negative: expected 0 (unlimited) or more")
         if not 0 <= timeout_s < math.inf:
             raise ValueError("the timeout is negative or endless: expected seconds, 0 for none")
@@ -116,6 +119,7 @@ class KeyStore:
             concurrency=concurrency,
             timeout_s=timeout_s,
             priority=priority,
+            page_bytes=page_bytes,
         )
         await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key))
         await self._bus.call("SADD", "keys", key_id)

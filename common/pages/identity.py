@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 PAGE = 32  # tokens of one sequence in one page
 PageId = bytes
+Owner = bytes
 _TOKENS = struct.Struct(f"<{PAGE}I")
 
 
@@ -15,6 +16,11 @@ def root_id(fingerprint: str, scope: str) -> PageId:
     """Return the parent of all first pages of one model and one scope (a tenant)."""
     # The fingerprint is hexadecimal, so the zero byte cannot be part of it: no two pairs collide.
     return _digest(fingerprint.encode() + b"\0" + scope.encode())
+
+
+def owner_id(scope: str) -> Owner:
+    """Return 8 bytes by which the tiers count whose pages they hold; they tell nobody who that is."""
+    return hashlib.blake2b(scope.encode(), digest_size=8, person=b"spillway-owner").digest()
 
 
 def page_id(parent: PageId, tokens: Sequence[int]) -> PageId:

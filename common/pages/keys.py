@@ -52,13 +52,28 @@ def index(partition: int) -> str:
 
 
 def sizes(partition: int) -> str:
-    """Member to the bytes that the server holds for its value."""
+    """Member to `<bytes> <owner>`: what the server holds for its value, and whose that is, in hexadecimal digits."""
     return f"{_tag(partition)}:sizes"
 
 
 def use(partition: int) -> str:
     """The sum of a partition's sizes."""
     return f"{_tag(partition)}:use"
+
+
+def shares(partition: int) -> str:
+    """Owner to the sum of its sizes in a partition."""
+    return f"{_tag(partition)}:shares"
+
+
+def limits(partition: int) -> str:
+    """Owner to the bytes it may have in a partition, of those that have a limit."""
+    return f"{_tag(partition)}:limits"
+
+
+def pins(partition: int) -> str:
+    """Members that are not evicted, by until when in ms."""
+    return f"{_tag(partition)}:pins"
 
 
 def disk(partition: int) -> str:
@@ -71,7 +86,8 @@ VALUES = "{pages/*}:v:*"  # a pattern of all values
 KEEPER = f"{_tag(0)}:keeper"
 RECALL = f"{_tag(0)}:recall"  # members to bring from disk
 ERASE = f"{_tag(0)}:erase"  # members to erase from disk
-ROOM = f"{_tag(0)}:room"  # `<partition>:<bytes>`: what was put where there is little room
+# `<partition>:<bytes>[:<owner>]`: what was put where there, or within its owner's limit, is little room.
+ROOM = f"{_tag(0)}:room"
 
 
 def by_partition(keys: Iterable[PageKey]) -> dict[int, list[PageKey]]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -18,6 +18,7 @@ from common.clock import Clock
 from common.config import PagesConfig
 from common.pages import keys as names
 from common.pages.codec import Buffer
+from common.pages.identity import Owner
 from common.pages.keys import PARTITIONS, PageKey, by_partition
 from common.pages.server import TIMEOUT_S, PagesServer, TierDown
 
@@ -27,20 +28,35 @@ NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
 MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
-Put = Literal["stored", "exists", "full"]
+Put = Literal["stored", "exists", "over", "full"]
 Tier = Literal["redis", "disk"]
 
 
 class Usage(Struct, frozen=True):
-    """What the tier holds: bytes by partition, and how many pages."""
+    """What the tier holds: bytes by partition, how many pages, and bytes by partition and owner."""
 
     bytes: list[int]
     pages: int
+    shares: list[dict[Owner, int]]
 
 
 def pages_url(config: PagesConfig) -> str:
     """Return the configured address, or the instance's own socket; "none" if there is no such tier."""
     return config.pages_url or f"unix://{Path(config.data_dir).resolve() / 'pages.sock'}"
+
+
+def sized(told: bytes | None) -> tuple[int, Owner]:
+    """Return a page's bytes and its owner, of what the server keeps for it; none where that is nothing."""
+    size, _, owner = (told or b"0").decode().partition(" ")
+    return int(size), bytes.fromhex(owner)
+
+
+def _by_owner(flat: Any) -> dict[Owner, int]:
+    fields = flat or []
+    return {
+        bytes.fromhex(owner.decode()): int(size)
+        for owner, size in zip(fields[::2], fields[1::2], strict=True)
+    }
 
 
 class PageStore:
@@ -71,23 +87,32 @@ class PageStore:
         """Milliseconds since the epoch, as the tiers count them."""
         return self._clock.now_ms()
 
-    async def put(self, key: PageKey, value: Buffer, ttl_s: float) -> Put:
-        """Store a page unless it is there (the first writer wins) or its partition has no room for it."""
+    async def put(self, key: PageKey, value: Buffer, ttl_s: float, owner: Owner = b"") -> Put:
+        """Store a page unless it is there (the first writer wins), or its owner's limit or its partition has no room.
+
+        `owner` is its tenant's `owner_id`; empty, it is nobody's, and no limit holds.
+        """
         at = key.partition
-        keys = (names.value(key), names.index(at), names.sizes(at), names.use(at))
+        heads = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
         now_ms, ttl_ms = self._clock.now_ms(), max(round(1000 * ttl_s), 1)
         try:
             reply = await self.server.script(
-                "put", keys, (value, key.member, self.room, ttl_ms, now_ms)
+                "put",
+                (names.value(key), *heads, names.limits(at)),
+                (value, key.member, self.room, ttl_ms, now_ms, owner.hex()),
             )
         except ResponseError as error:
             if not (isinstance(error, OutOfMemoryError) or "OOM" in str(error)):
                 raise
-            reply = (b"full", self.room)
-        found, used = reply[0].decode(), int(reply[1])
+            reply = (b"full", self.room, 0, -1)
+        found, used, share, limit = reply[0].decode(), *map(int, reply[1:])
+        wishes = []
         if found == "full" or used > (1 - FREE) * self.room:
-            with contextlib.suppress(TierDown):
-                await self._ask(names.ROOM, [f"{at}:{len(value)}"], MOST_RUNG)
+            wishes.append(f"{at}:{len(value)}")
+        if 0 <= (1 - FREE) * limit < share or found == "over":
+            wishes.append(f"{at}:{len(value)}:{owner.hex()}")
+        with contextlib.suppress(TierDown):
+            await self._ask(names.ROOM, wishes, MOST_RUNG)
         outcome: Put = found
         return outcome
 
@@ -149,12 +174,12 @@ class PageStore:
         """
         ends, gone, freed = ends_ms or {}, 0, 0
         for at, some in by_partition(keys).items():
-            heads = (names.index(at), names.sizes(at), names.use(at), names.disk(at))
+            heads = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
             for first in range(0, len(some), _AT_ONCE):
                 part = some[first : first + _AT_ONCE]
                 told = [word for key in part for word in (key.member, ends.get(key, ""))]
                 values = (names.value(key) for key in part)
-                found = await self.server.script("remove", (*heads, *values), told)
+                found = await self.server.script("remove", (*heads, names.disk(at), *values), told)
                 gone, freed = gone + found[0], freed + found[1]
         return gone, freed
 
@@ -162,10 +187,15 @@ class PageStore:
         """Return what the tier holds by its own count."""
         parts = range(PARTITIONS)
         replies = await self.server.pipeline(
-            [("GET", names.use(at)) for at in parts] + [("ZCARD", names.index(at)) for at in parts]
+            [("GET", names.use(at)) for at in parts]
+            + [("ZCARD", names.index(at)) for at in parts]
+            + [("HGETALL", names.shares(at)) for at in parts]
         )
-        numbers = [0 if isinstance(n, ResponseError) else int(n or 0) for n in replies]
-        return Usage(bytes=numbers[:PARTITIONS], pages=sum(numbers[PARTITIONS:]))
+        told = [0 if isinstance(reply, ResponseError) else reply or 0 for reply in replies]
+        used, pages, shares = (told[at : at + PARTITIONS] for at in range(0, len(told), PARTITIONS))
+        return Usage(
+            list(map(int, used)), sum(map(int, pages)), [_by_owner(some) for some in shares]
+        )
 
     async def close(self) -> None:
         """Close its connections."""

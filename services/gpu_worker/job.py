@@ -19,7 +19,7 @@ from common.messages import (
     decode_work,
     encode,
 )
-from common.pages.identity import root_id
+from common.pages.identity import owner_id, root_id
 from services.gpu_worker.choice import Choice
 from services.gpu_worker.decide.batch import Runner
 from services.gpu_worker.decide.sequence import TokenSequence
@@ -197,7 +197,7 @@ def build(
     generation: int,
 ) -> Generation:
     """Make the job of checked work, at the point where its logged `events` end; its sequences count from `order`."""
-    root = root_id(work.fingerprint, work.scope)
+    root, owner = root_id(work.fingerprint, work.scope), owner_id(work.scope)
     choices = []
     for number in range(len(work.prompts) * work.n):
         prompt = work.prompts[number // work.n]
@@ -211,6 +211,7 @@ def build(
             most=most,
             due_ms=lease.deadline_ms,
             low=work.low,
+            owner=owner,
         )
         choices.append(Choice(number, work, sequence, vocabulary))
     job = Generation(lease, work, choices, generation)

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from common import log
 from common.config import PagePublish
 from common.pages.codec import Header
-from common.pages.identity import PageId
+from common.pages.identity import Owner, PageId
 from common.pages.store import PageKey, PageStore, TierDown
 from services.gpu_worker.decide.batch import Mover, Shape
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.tiers import Tiers
 
 AT_ONCE = 16
-WAITING = 1 << 16  # pages that may wait to be put; the oldest are forgotten
+# Pages that may wait to be put, or of which is known whose they are; the oldest are forgotten.
+WAITING = 1 << 16
 _AGAIN_S = 1.0
 _IDLE_S = 0.5
+_REFUSED_S = 10.0  # how long a page beyond its owner's limit is not tried again
 _NOBODY = bytes(16)
 _log = log.get("engine")
 
 
 class _Place(NamedTuple):
-    """Where a page stands in its sequence."""
+    """Where a page stands in its sequence, and whose it is."""
 
     parent: PageId
     depth: int
+    owner: Owner
 
 
 class Publisher:
@@ -50,19 +54,25 @@ class Publisher:
         self._policy, self._ttl_s = policy, ttl_s
         self.put: Counter[str] = Counter()  # pages by outcome
         self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
+        self._known: OrderedDict[PageId, _Place] = OrderedDict()
+        self._refused: set[PageKey] = set()
+        self._forget_at = 0.0
         self._work = asyncio.Event()
 
     def ended(self, sequence: TokenSequence) -> None:
         """A sequence is about to leave: its full pages may go down."""
-        if self._policy == "back" or (self._policy == "selective" and sequence.cached <= 0):
-            return
+        goes = self._policy == "through" or (self._policy == "selective" and sequence.cached > 0)
         parent = sequence.root
         for depth, page_id in enumerate(sequence.ids):
-            self._waiting[page_id] = _Place(parent, depth)
+            place = self._known[page_id] = _Place(parent, depth, sequence.owner)
+            if goes:
+                self._waiting[page_id] = place
             parent = page_id
-        while len(self._waiting) > WAITING:
-            self._waiting.popitem(last=False)
-        self._work.set()
+        for places in (self._waiting, self._known):
+            while len(places) > WAITING:
+                places.popitem(last=False)
+        if goes:
+            self._work.set()
 
     async def run(self) -> None:
         """Put for ever; while the tier is away or full, try again a little later."""
@@ -94,11 +104,17 @@ class Publisher:
         for page_id in list(self._waiting)[:AT_ONCE]:
             del self._waiting[page_id]
         if not some:
+            if time.monotonic() >= self._forget_at:
+                self._refused.clear()
             for group in groups:
-                for page_id in self._tiers.sinking(group, AT_ONCE):
-                    depth = self._tiers.history.depth(page_id)
-                    some[PageKey(page_id, group)] = _Place(_NOBODY, depth)
+                for page_id in self._tiers.sinking(group, AT_ONCE + len(self._refused)):
+                    if (key := PageKey(page_id, group)) not in self._refused:
+                        some[key] = self._place(page_id)
         return some
+
+    def _place(self, page_id: PageId) -> _Place:
+        depth = self._tiers.history.depth(page_id)
+        return self._known.get(page_id, _Place(_NOBODY, depth, b""))
 
     async def _put(self, some: dict[PageKey, _Place]) -> bool:
         """Put the pages that are not there yet; False if there is no room for them."""
@@ -112,12 +128,20 @@ class Publisher:
                     value = await self._mover.value(self._header(key, some[key]), *held)
                 finally:
                     self._tiers.let_go(key.group, *held)
-                outcome = await self._store.put(key, value, self._ttl_s)
+                outcome = await self._store.put(key, value, self._ttl_s, some[key].owner)
                 self.put[outcome] += 1
                 if outcome == "full":
                     return False
+                if outcome == "over":  # others' go on
+                    self._refuse(key)
+                    continue
             self._tiers.sunk(key.group, key.id)
         return True
+
+    def _refuse(self, key: PageKey) -> None:
+        if not self._refused:
+            self._forget_at = time.monotonic() + _REFUSED_S
+        self._refused.add(key)
 
     def _header(self, key: PageKey, place: _Place) -> Header:
         layers, layer_bytes = self._mover.layout(key.group)

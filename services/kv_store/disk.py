@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from common import log
+from common.pages.identity import Owner
 from common.pages.keys import PageKey
 from services.kv_store import metrics
-from services.kv_store.segments import Damaged, Segments
+from services.kv_store.segments import Damaged, Kept, Segments
 
 AGAIN_S = 5.0  # how long a disk that took no page is not asked to
 _log = log.get("kv_store")
@@ -48,12 +49,16 @@ class Disk:
         """Return how many pages there are, and the bytes of all files."""
         return await self._do(lambda: (len(self._segments), self._segments.used_bytes))
 
-    async def put(self, key: PageKey, value: bytes, ends_ms: int) -> bool:
+    async def limit(self, limits: Mapping[Owner, int]) -> None:
+        """Set how many bytes some owners may have; what they have within that goes last."""
+        await self._do(lambda: setattr(self._segments.owners, "limits", limits))
+
+    async def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> bool:
         """Keep a page, or renew its life; False where the disk takes none."""
         if time.monotonic() < self._again_at:
             return False
         try:
-            dropped = await self._do(lambda: self._segments.put(key, value, ends_ms))
+            dropped = await self._do(lambda: self._segments.put(key, value, ends_ms, owner))
         except OSError as error:
             self._again_at = time.monotonic() + AGAIN_S
             metrics.REFUSED.inc()
@@ -75,8 +80,8 @@ class Disk:
             _log.error("disk_write_failed", why=error.strerror, page=key.member)
             return False
 
-    async def get(self, key: PageKey) -> tuple[bytes, int] | None:
-        """Return a page's value and when it expires (ms); None if it is not there, or damaged, which is counted."""
+    async def get(self, key: PageKey) -> Kept | None:
+        """Return a page; None if it is not there, or damaged, which is counted."""
         try:
             return await self._do(lambda: self._segments.get(key))
         except Damaged as error:

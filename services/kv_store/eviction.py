@@ -3,59 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from redis.exceptions import ResponseError
 
 from common import log
 from common.pages import codec
 from common.pages import keys as names
+from common.pages.identity import Owner
 from common.pages.keys import PARTITIONS, PageKey, of_member
-from common.pages.store import FREE, PageStore
+from common.pages.store import FREE, PageStore, sized
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
+from services.kv_store.limits import Limits
 
 _AT_ONCE = 16
 _LOOK_AT = 256
 NEARLY = 0.97  # of a server's maxmemory
 _log = log.get("kv_store")
-# (store, partition, bytes to free) to the pages to evict, the least worth first.
-Choose = Callable[[PageStore, int, int], Awaitable[list[PageKey]]]
-
-
-async def least_recent(store: PageStore, at: int, need: int) -> list[PageKey]:
-    """Choose the pages of a partition that were used the longest ago."""
-    members = await store.server.call("ZRANGE", names.index(at), 0, _LOOK_AT - 1)
-    if not members:
-        return []
-    sizes = await store.server.call("HMGET", names.sizes(at), *members)
-    chosen = []
-    for member, size in zip(members, sizes, strict=True):
-        if need <= 0:
-            break
-        chosen.append(of_member(member))
-        need -= int(size or 0)
-    return chosen
+Asked = Mapping[tuple[int, Owner | None], int]  # by partition and owner, the largest page refused
 
 
 class Eviction:
-    """Keeps a share of the pages Redis free."""
+    """Keeps a share of the pages Redis free, and a share of what each owner with a limit may have.
 
-    def __init__(self, store: PageStore, choose: Choose = least_recent) -> None:
-        self._store, self._choose = store, choose
+    What was used the longest ago goes first; what owners have within their limits goes after everything else, and what
+    is pinned never.
+    """
+
+    def __init__(self, store: PageStore) -> None:
+        self._store = store
+        self.limits: Limits = {}
         self.lock = asyncio.Lock()  # held while pages, or what is told of the disk, are on the move
 
-    async def make_room(self, disk: Disk | None, asked: dict[int, int]) -> None:
-        """Free what each partition holds beyond its share; `asked` says for which page a partition had no room (bytes).
-
-        Raises TierDown.
-        """
-        used, room = (await self._store.usage()).bytes, self._store.room
+    async def make_room(self, disk: Disk | None, asked: Asked) -> None:
+        """Free what each owner and each partition holds beyond its share. Raises TierDown."""
+        room = self._store.room
+        for at, shares in enumerate((await self._store.usage()).shares):
+            for owner, share in shares.items():
+                if (limit := self.limits.get(owner)) is not None:
+                    over = _over(share, limit // PARTITIONS, asked.get((at, owner), 0))
+                    if over > 0:
+                        await self.evict(disk, at, over, owner)
+        used = (await self._store.usage()).bytes
         pressed = await self._pressed() // PARTITIONS
         for at in range(PARTITIONS):
-            largest = asked.get(at, 0) if asked.get(at, 0) <= room else 0
-            over = used[at] - room + max(int(FREE * room), largest)
-            if (need := max(over, pressed)) > 0:
+            if (need := max(_over(used[at], room, asked.get((at, None), 0)), pressed)) > 0:
                 await self.evict(disk, at, need)
 
     async def _pressed(self) -> int:
@@ -72,38 +65,93 @@ class Eviction:
                 over += max(int(told[b"used_memory"]) - int(NEARLY * most), 0)
         return over
 
-    async def evict(self, disk: Disk | None, at: int, need: int) -> None:
-        """Evict pages of one partition until `need` bytes are free or nothing is left. Raises TierDown."""
+    async def evict(
+        self, disk: Disk | None, at: int, need: int, owner: Owner | None = None
+    ) -> None:
+        """Evict pages of one partition, of any or of one owner, until `need` bytes are free or nothing is left.
+
+        Raises TierDown.
+        """
         async with self.lock:
             while need > 0:
                 freed = 0
-                victims = await self._choose(self._store, at, need)
+                victims = await self._victims(at, need, owner)
                 for first in range(0, len(victims), _AT_ONCE):
                     freed += await self._move(disk, victims[first : first + _AT_ONCE])
                 if not freed:
                     return
                 need -= freed
 
+    async def _victims(self, at: int, need: int, owner: Owner | None) -> list[PageKey]:
+        """Return the pages to evict, in order, as many as free `need` bytes, or all there are."""
+        found: list[PageKey] = []
+        within: list[tuple[PageKey, int]] = []  # limits of others
+        start = 0
+        while need > 0 and (pages := await self._unpinned(at, start)):
+            start += _LOOK_AT
+            for key, size, whose in pages:
+                if need <= 0:
+                    break
+                if whose == owner or (owner is None and whose not in self.limits):
+                    found.append(key)
+                    need -= size
+                elif owner is None:
+                    within.append((key, size))
+        for key, size in within:
+            if need <= 0:
+                break
+            found.append(key)
+            need -= size
+        return found
+
+    async def _unpinned(self, at: int, start: int) -> list[tuple[PageKey, int, Owner]]:
+        """Return some pages of a partition from the `start`th longest unused on: their bytes, and whose they are."""
+        call = self._store.server.call
+        members = await call("ZRANGE", names.index(at), start, start + _LOOK_AT - 1)
+        if not members:
+            return []
+        sizes, pins = await self._store.server.pipeline(
+            [("HMGET", names.sizes(at), *members), ("ZMSCORE", names.pins(at), *members)]
+        )
+        now_ms, found = self._store.now_ms(), []
+        for member, told, pin in zip(members, sizes, pins, strict=True):
+            if pin is None or float(pin) <= now_ms:
+                size, owner = sized(told)
+                found.append((of_member(member), size, owner))
+        return found
+
     async def _move(self, disk: Disk | None, keys: Sequence[PageKey]) -> int:
         ends: dict[PageKey, int] = {}
         if disk is not None:
-            lives = await self._store.server.pipeline([("PTTL", names.value(key)) for key in keys])
-            for key, left_ms in zip(keys, lives, strict=True):
+            told = await self._store.server.pipeline(
+                [("PTTL", names.value(key)) for key in keys]
+                + [("HGET", names.sizes(key.partition), key.member) for key in keys]
+            )
+            lives, sizes = told[: len(keys)], told[len(keys) :]
+            for key, left_ms, size in zip(keys, lives, sizes, strict=True):
                 if isinstance(left_ms, ResponseError) or left_ms <= 0:
                     continue  # expired, or none of ours
                 ends_ms = self._store.now_ms() + left_ms
-                if await disk.renew(key, ends_ms) or await self._write(disk, key, ends_ms):
+                _, owner = sized(size)
+                if await disk.renew(key, ends_ms) or await self._write(disk, key, ends_ms, owner):
                     ends[key] = ends_ms
         gone, freed = await self._store.remove(keys, ends)
         metrics.EVICTED.labels("disk").inc(len(ends))
         metrics.EVICTED.labels("nowhere").inc(max(gone - len(ends), 0))
         return freed
 
-    async def _write(self, disk: Disk, key: PageKey, ends_ms: int) -> bool:
+    async def _write(self, disk: Disk, key: PageKey, ends_ms: int, owner: Owner) -> bool:
         value = await self._store.server.call("GET", names.value(key))
         return (
-            value is not None and sound(value, key, "redis") and await disk.put(key, value, ends_ms)
+            value is not None
+            and sound(value, key, "redis")
+            and await disk.put(key, value, ends_ms, owner)
         )
+
+
+def _over(used: int, room: int, asked: int) -> int:
+    """Return the bytes by which something is beyond what it may have, less what is kept free or asked for."""
+    return used - room + max(int(FREE * room), asked if asked <= room else 0)
 
 
 def sound(value: bytes, key: PageKey, tier: str) -> bool:

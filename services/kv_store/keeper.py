@@ -17,13 +17,16 @@ from pathlib import Path
 from redis.exceptions import OutOfMemoryError
 
 from common import log
+from common.bus import BusDown
 from common.pages import keys as names
+from common.pages.identity import Owner
 from common.pages.keys import PageKey, of_member
 from common.pages.server import AGAIN_S
 from common.pages.store import PageStore, TierDown
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
-from services.kv_store.eviction import Choose, Eviction, least_recent, sound
+from services.kv_store.eviction import Asked, Eviction, sound
+from services.kv_store.limits import Limits, tell
 from services.kv_store.reconcile import reconcile
 from services.kv_store.segments import InUse
 from services.kv_store.shelf import Shelf
@@ -31,26 +34,30 @@ from services.kv_store.shelf import Shelf
 LEASE_MS = 6_000
 TICK_S = 1.0
 RECONCILE_S = 60.0
+LIMITS_S = 30.0  # after which a change of keys is heard of
 OPEN_AGAIN_S = 10.0
 EMPTY_AFTER_S = 60.0  # nobody is offered that disk, nor is what it has erased on demand
 BLOCK_S = 1  # less than a reply may take
 _AT_ONCE = 64
 _log = log.get("kv_store")
+AskLimits = Callable[[], Awaitable[Limits]]
 
 
 class Keeper:
     """Keeps the pages of one pages Redis and of one directory; `disk_bytes` 0 is no disk tier."""
 
     def __init__(
-        self, store: PageStore, directory: Path, disk_bytes: int, choose: Choose = least_recent
+        self, store: PageStore, directory: Path, disk_bytes: int, limits: AskLimits | None = None
     ) -> None:
+        """`limits` returns how many bytes some owners may have in a tier; BusDown where that cannot be told now."""
         self._store, self._server = store, store.server
         self._directory, self._disk_bytes = directory, disk_bytes
         self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self._eviction = Eviction(store, choose)
+        self._eviction = Eviction(store)
+        self._limits = limits
         self._shelf = Shelf(store, self._name)
         self._disk: Disk | None = None
-        self._open_at = self._tick_at = self._reconcile_at = 0.0
+        self._open_at = self._tick_at = self._reconcile_at = self._limits_at = 0.0
         self._empty_at = math.inf
         self._keeps = asyncio.Event()
         self._lost_at: float | None = None
@@ -113,6 +120,8 @@ class Keeper:
         if not self._keeps.is_set():
             await asyncio.sleep(TICK_S)
             return
+        if self._limits is not None and time.monotonic() >= self._limits_at:
+            await self._limit(self._limits)
         asked = await self._asked()
         await self._eviction.make_room(self._disk, asked)  # first: all else takes room
         await self._erase_asked()
@@ -128,10 +137,21 @@ class Keeper:
                 await self._shelf.renew(self._disk)
         await self._measure()
 
+    async def _limit(self, ask: AskLimits) -> None:
+        self._limits_at = time.monotonic() + LIMITS_S
+        try:
+            self._eviction.limits = await ask()
+        except BusDown as error:
+            _log.warning("page_limits_not_read", why=str(error))
+            return
+        await tell(self._store, self._eviction.limits)
+        if self._disk is not None:
+            await self._disk.limit(self._eviction.limits)
+
     async def _leave(self) -> None:
         """Another process keeps the pages, so the disk may be its own."""
         self._keeps.clear()
-        self._reconcile_at = 0.0
+        self._reconcile_at = self._limits_at = 0.0
         async with self._eviction.lock:
             if self._disk is not None:
                 await self._disk.close()
@@ -168,6 +188,7 @@ class Keeper:
             return
         try:
             self._disk = await Disk.open(self._directory, self._disk_bytes)
+            await self._disk.limit(self._eviction.limits)
         except InUse as error:  # by a kv_store that is about to leave
             _log.warning("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
         except OSError as error:
@@ -181,16 +202,17 @@ class Keeper:
                 await disk.clear()
                 await disk.close()
 
-    async def _asked(self) -> dict[int, int]:
-        """Wait a little until room is asked for; return the largest page that was refused, by partition."""
+    async def _asked(self) -> Asked:
+        """Wait a little until room is asked for; return the largest page that was refused."""
         rung = await self._server.call("BLPOP", names.ROOM, BLOCK_S)
         if rung is None:
             return {}
         more = await self._server.call("LPOP", names.ROOM, _AT_ONCE)
-        asked: dict[int, int] = {}
+        asked: dict[tuple[int, Owner | None], int] = {}
         for word in (rung[1], *(more or ())):
-            at, size = map(int, word.split(b":"))
-            asked[at] = max(asked.get(at, 0), size)
+            at, size, *owner = word.decode().split(":")
+            place = int(at), bytes.fromhex(owner[0]) if owner else None
+            asked[place] = max(asked.get(place, 0), int(size))
         return asked
 
     async def _erase_asked(self) -> None:
@@ -252,14 +274,16 @@ class Keeper:
                 found = await disk.get(key) if disk is not None else None
                 if disk is None or found is None:
                     return False
-                value, ends_ms = found
+                value, ends_ms, whose = found
                 left_s = (ends_ms - self._store.now_ms()) / 1000
                 if left_s <= 0:
                     return False
                 if not sound(value, key, "disk"):
                     await disk.erase([key])
                     return False
-                if await self._store.put(key, value, left_s) != "full":
-                    return True
-            await self._eviction.evict(disk, key.partition, len(value))
+                outcome = await self._store.put(key, value, left_s, whose)
+            if outcome not in ("full", "over"):
+                return True
+            owner = whose if outcome == "over" else None
+            await self._eviction.evict(disk, key.partition, len(value), owner)
         return False

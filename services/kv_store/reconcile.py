@@ -23,7 +23,7 @@ async def reconcile(store: PageStore) -> None:
     await _remove_unindexed(store)
     wrong = forgotten = 0
     for at in range(PARTITIONS):
-        keys = (names.index(at), names.sizes(at), names.use(at))
+        keys = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
         _, difference, members = await store.server.script("recount", keys, ())
         wrong, forgotten = wrong + abs(difference), forgotten + members
     metrics.RECONCILED.labels("miscounted").inc(wrong)

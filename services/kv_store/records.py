@@ -11,23 +11,28 @@ import struct
 from msgspec import Struct
 
 from common.pages.codec import checksum
+from common.pages.identity import Owner
 from common.pages.keys import PageKey
 
 HEAD_BYTES = 64
 _MAGIC = b"SWPR"
 _LIVE, _ERASED = 1, 0
-_HEAD = struct.Struct("<4sB3xIIQQ16s8x")
+_HEAD = struct.Struct("<4sB3xIIQQ16s8s")
 _SUM = struct.Struct("<Q")
 _MOST = (1 << 32) - 1
 
 
 class Head(Struct, frozen=True):
-    """A record's header: whose value of how many bytes follows, until when (ms), and its xxh3-64; no key: erased."""
+    """A record's header: which page's value of how many bytes follows, until when (ms), and its xxh3-64.
+
+    No key: it is erased. No owner: it is nobody's.
+    """
 
     key: PageKey | None
     length: int
     ends_ms: int = 0
     sum: int = 0
+    owner: Owner = b""
 
     @property
     def size(self) -> int:
@@ -38,7 +43,7 @@ class Head(Struct, frozen=True):
         """Return the 64 bytes."""
         state, (page, group) = (_LIVE, self.key) if self.key else (_ERASED, (bytes(16), 0))
         ends_ms = min(self.ends_ms, (1 << 63) - 1)
-        head = _HEAD.pack(_MAGIC, state, group, self.length, ends_ms, self.sum, page)
+        head = _HEAD.pack(_MAGIC, state, group, self.length, ends_ms, self.sum, page, self.owner)
         return head + _SUM.pack(checksum(head))
 
 
@@ -56,8 +61,9 @@ def decode(data: bytes) -> Head | None:
     (known,) = _SUM.unpack_from(data, HEAD_BYTES - _SUM.size)
     if checksum(data[: HEAD_BYTES - _SUM.size]) != known:
         return None
-    _, state, group, length, ends_ms, total, page = _HEAD.unpack_from(data)
-    return Head(PageKey(page, group) if state == _LIVE else None, length, ends_ms, total)
+    _, state, group, length, ends_ms, total, page, owner = _HEAD.unpack_from(data)
+    key = PageKey(page, group) if state == _LIVE else None
+    return Head(key, length, ends_ms, total, owner if any(owner) else b"")
 
 
 def find(data: bytes, start: int) -> int:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.pages.codec import checksum
+from common.pages.identity import Owner
 from common.pages.keys import PageKey
+from services.kv_store.owners import Owners
 from services.kv_store.records import HEAD_BYTES, Head, decode, find
 
 SEGMENTS = 16  # as many make up the budget
@@ -49,6 +54,14 @@ class Place(Struct, frozen=True):
     head: Head
 
 
+class Kept(NamedTuple):
+    """A page's value, when it expires (ms), and whose it is."""
+
+    value: bytes
+    ends_ms: int
+    owner: Owner
+
+
 class Segments:
     """Pages by key in at most `budget_bytes` of files; OSError passes through where the disk fails or is full."""
 
@@ -57,6 +70,7 @@ class Segments:
         self._segment_bytes = max(budget_bytes // SEGMENTS, _LEAST_SEGMENT_BYTES)
         self._segments: dict[int, Segment] = {}
         self._places: dict[PageKey, Place] = {}
+        self.owners = Owners()
         self.skipped = 0  # damaged records and torn ends met at start
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -96,8 +110,8 @@ class Segments:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def get(self, key: PageKey) -> tuple[bytes, int] | None:
-        """Return a page's value and when it expires (ms); Damaged if it is not what was written, once."""
+    def get(self, key: PageKey) -> Kept | None:
+        """Return a page; Damaged if it is not what was written, once."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -105,7 +119,7 @@ class Segments:
         if len(value) != place.head.length or checksum(value) != place.head.sum:
             self.erase([key])
             raise Damaged(f"page {key.member} in segment {place.segment.number} at {place.at}")
-        return value, place.head.ends_ms
+        return Kept(value, place.head.ends_ms, place.head.owner)
 
     def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
         """Read every header of every file: how many there are, and how many are of these keys."""
@@ -118,19 +132,20 @@ class Segments:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def put(self, key: PageKey, value: bytes, ends_ms: int) -> list[PageKey]:
+    def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> list[PageKey]:
         """Store a page, or renew its life if it is there; return the pages that made room for it.
 
-        ValueError if it is larger than a segment may be.
+        ValueError if it is larger than a segment, or all its owner's pages, may be.
         """
         if self.renew(key, ends_ms):
             return []
-        head = Head(key, len(value), ends_ms, checksum(value))
+        head = Head(key, len(value), ends_ms, checksum(value), owner)
         if head.size > min(self._segment_bytes, self._budget - self._segment_bytes):
             raise ValueError(
                 f"page of {len(value)} bytes; expected less than a sixteenth of the tier's {self._budget}"
             )
-        dropped: list[PageKey] = []
+        dropped = self.owners.excess(owner, head.size)
+        self.erase(dropped)
         # One segment's worth is kept for the copies that compacting makes.
         while self.used_bytes + head.size > self._budget - self._segment_bytes and self._segments:
             dropped += self._make_room()
@@ -142,7 +157,7 @@ class Segments:
         place = self._places.get(key)
         if place is None:
             return False
-        head = Head(key, place.head.length, ends_ms, place.head.sum)
+        head = replace(place.head, ends_ms=ends_ms)
         _write(place.segment.fd, place.at, head.encode())
         self._places[key] = Place(place.segment, place.at, head)
         return True
@@ -154,7 +169,7 @@ class Segments:
             place = self._places.get(key)
             if place is not None:
                 self._overwrite(place)
-                del self._places[key]
+                self._forget(key)
                 touched[place.segment.number] = place.segment
                 erased += 1
         for segment in touched.values():
@@ -167,7 +182,8 @@ class Segments:
         """Remove all files."""
         for segment in list(self._segments.values()):
             self._remove(segment)
-        self._places.clear()
+        for key in list(self._places):
+            self._forget(key)
 
     def expire(self, now_ms: int) -> list[PageKey]:
         """Erase what has expired, and return it."""
@@ -192,7 +208,11 @@ class Segments:
     def _enter(self, segment: Segment, at: int, head: Head) -> None:
         assert head.key is not None
         self._places[head.key] = Place(segment, at, head)
+        self.owners.enter(head.owner, head.key, head.size)
         segment.live += head.size
+
+    def _forget(self, key: PageKey) -> None:
+        self.owners.leave(self._places.pop(key).head.owner, key)
 
     def _overwrite(self, place: Place) -> None:
         """Zero a record's value, then say in its header that it is erased: so no kill leaves bytes nobody knows of."""
@@ -204,21 +224,40 @@ class Segments:
     # -- room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> list[PageKey]:
-        """Compact the emptiest file if that gives enough, else drop the oldest; return the pages dropped."""
+        """Compact the emptiest file if that is enough, else drop what may go of another; return what was dropped."""
         emptiest = min(self._segments.values(), key=lambda s: s.live / s.size if s.size else 0)
         compactable = (
             emptiest is not self._last() and emptiest.live < _COMPACT_BELOW * emptiest.size
         )
-        segment = emptiest if compactable else self._segments[min(self._segments)]
+        segment, keep = (emptiest, True) if compactable else self._cheapest()
         within = [place for place in self._places.values() if place.segment is segment]
         dropped = []
         for place in within:
-            if not (compactable and self._copy(place)):
+            stays = compactable or (keep and place.head.owner in self.owners.limits)
+            if not (stays and self._copy(place)):
                 assert place.head.key is not None
-                del self._places[place.head.key]
+                self._forget(place.head.key)
                 dropped.append(place.head.key)
         self._remove(segment)
         return dropped
+
+    def _cheapest(self) -> tuple[Segment, bool]:
+        """Return the file to drop, and whether what owners have within their limits is copied out of it.
+
+        It is the oldest that is half of others' pages at least, else the one that has the most of them; and the oldest
+        one where there is nothing else to drop.
+        """
+        kept: Counter[int] = Counter()
+        for place in self._places.values() if self.owners.limits else ():
+            if place.head.owner in self.owners.limits:
+                kept[place.segment.number] += place.head.size
+        older = [self._segments[number] for number in sorted(self._segments)]
+        shares = [(kept[s.number] / s.size, s) for s in older[:-1] if s.size]
+        half = next((s for share, s in shares if share <= 0.5), None)
+        if half is not None:
+            return half, True
+        share, least = min(shares, key=lambda found: found[0], default=(1.0, older[0]))
+        return (least, True) if share < 1 else (older[0], False)
 
     def _copy(self, place: Place) -> bool:
         """Append a page again, if it is sound and the disk takes it; return whether."""
@@ -265,6 +304,7 @@ class Segments:
             older = self._places.get(head.key)
             if older is not None:  # compacting it was killed before the older file was gone
                 self._overwrite(older)
+                self._forget(head.key)
             self._enter(segment, at, head)
         if expected < size:
             self.skipped += 1

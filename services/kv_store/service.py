@@ -12,10 +12,12 @@ from common.clock import SystemClock
 from common.config import StoreConfig
 from common.health import Health
 from common.ids import Family
+from common.keys import KeyStore
 from common.messages import WorkerRecord
 from common.pages.store import PageStore
 from services.kv_store.erase import Eraser
 from services.kv_store.keeper import Keeper
+from services.kv_store.limits import limits_of
 from services.kv_store.loop import AT_ONCE, StoreLoop
 from services.kv_store.page_eraser import PageEraser
 from services.kv_store.store import Store
@@ -46,7 +48,12 @@ async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> 
 
 async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio.Event) -> None:
     pages = PageStore.of(config, bus.clock)
-    keeper = Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes) if pages else None
+    keys = KeyStore(bus)
+    keeper = (
+        Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, lambda: limits_of(keys))
+        if pages
+        else None
+    )
     eraser = Eraser(bus, PageEraser(bus, pages, keeper) if pages and keeper else None)
     record = WorkerRecord(
         worker=Consumer.incarnation("kv"),

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from common.pages.identity import owner_id
 from common.pages.keys import PageKey
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
@@ -27,6 +28,8 @@ from tests.hostile.test_disk import Disk as SmallDisk
 
 BUDGET = 1 << 22  # segments of 256 KiB
 LATER = 1 << 50
+OWNERS = b"", owner_id("one"), owner_id("other")
+LIMITS = {OWNERS[1]: 600_000}
 
 
 def key(number: int) -> PageKey:
@@ -57,7 +60,7 @@ def files(directory: Path) -> list[Path]:
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 def test_a_header_is_read_or_refused(page: bytes, number: int, ends_ms: int) -> None:
     """A header comes back as written; with any bit flipped it is none."""
-    head = Head(PageKey(page, number), number, ends_ms, number)
+    head = Head(PageKey(page, number), number, ends_ms, number, owner_id(str(number)))
     data = head.encode()
     assert decode(data) == head
     erased = Head(None, number)
@@ -78,7 +81,7 @@ def test_kept_over_a_restart(segments: Segments) -> None:
     for _ in range(2):
         assert len(segments) == len(values)
         assert {name: segments.get(name) for name in values} == {
-            name: (value, LATER + n + 45 * (n == 5))
+            name: (value, LATER + n + 45 * (n == 5), b"")
             for n, (name, value) in enumerate(values.items())
         }
         assert segments.get(key(99)) is None
@@ -124,7 +127,7 @@ def test_emptied_files_are_compacted(segments: Segments) -> None:
     for n in range(60, 78):
         assert segments.put(key(n), bytes([n]) * 60_000, LATER) == []
     for _ in range(2):
-        assert all(segments.get(key(n)) == (bytes([n]) * 60_000, LATER) for n in kept)
+        assert all(segments.get(key(n)) == (bytes([n]) * 60_000, LATER, b"") for n in kept)
         segments = again(segments)
     segments.close()
 
@@ -178,7 +181,7 @@ def test_a_file_cut_at_any_byte(tmp_path: Path) -> None:
         segments = Segments(directory, BUDGET)
         whole = [name for name, end in zip(values, ends, strict=True) if end <= cut]
         assert list(segments.ends()) == whole
-        assert all(segments.get(name) == (values[name], LATER) for name in whole)
+        assert all(segments.get(name) == (values[name], LATER, b"") for name in whole)
         assert segments.skipped == (cut not in (0, *ends))
         segments.put(key(9), b"next", LATER)
         segments = again(segments)
@@ -214,7 +217,7 @@ def test_damage_stays_where_it_is(
         except Damaged:
             found = None
             assert segments.get(key(n)) is None
-        assert found == (bytes([65 + n]) * size, LATER) or (found is None and hit)
+        assert found == (bytes([65 + n]) * size, LATER, b"") or (found is None and hit)
     segments.close()
 
 
@@ -226,14 +229,17 @@ def test_a_kill_in_mid_compaction(segments: Segments, tmp_path: Path) -> None:
     first.with_name("segment.0000000002").write_bytes(first.read_bytes())
     segments = again(segments)
     assert len(segments) == 1
-    assert segments.get(key(1)) == (b"rosebud" * 100, LATER)
+    assert segments.get(key(1)) == (b"rosebud" * 100, LATER, b"")
     segments.erase([key(1)])
     assert not any(b"rosebud" in path.read_bytes() for path in files(segments._directory))
     segments.close()
 
 
 class Life(RuleBasedStateMachine):
-    """Any order of puts, reads, renewals, erasures, expiry and restarts against a dict."""
+    """Any order of puts, reads, renewals, erasures, expiry and restarts against a dict.
+
+    Of three owners one has a limit: it never has more, and no other's page makes one of its own leave.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,15 +247,20 @@ class Life(RuleBasedStateMachine):
 
         self.root = tempfile.TemporaryDirectory(prefix="sw-disk-")
         self.segments = Segments(Path(self.root.name), BUDGET)
-        self.model: dict[PageKey, tuple[bytes, int]] = {}
+        self.segments.owners.limits = LIMITS
+        self.model: dict[PageKey, tuple[bytes, int, bytes]] = {}
 
     @rule(n=st.integers(0, 30), size=st.integers(0, 200_000), ends_ms=st.integers(1, 100))
     def put(self, n: int, size: int, ends_ms: int) -> None:
-        dropped = self.segments.put(key(n), bytes([n]) * size, ends_ms)
+        owner = OWNERS[n % 3]
+        dropped = self.segments.put(key(n), bytes([n]) * size, ends_ms, owner)
         value = self.model[key(n)][0] if key(n) in self.model else bytes([n]) * size
-        self.model[key(n)] = value, ends_ms
+        self.model[key(n)] = value, ends_ms, owner
         for name in dropped:
+            assert owner in LIMITS or self.model[name][2] not in LIMITS
             del self.model[name]
+        held = [len(value) for value, _, whose in self.model.values() if whose in LIMITS]
+        assert sum(map(size_of, held)) <= LIMITS[OWNERS[1]]
 
     @rule(numbers=st.lists(st.integers(0, 30), max_size=8))
     def erase(self, numbers: list[int]) -> None:
@@ -260,7 +271,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(now_ms=st.integers(0, 60))
     def expire(self, now_ms: int) -> None:
-        over = {name for name, (_, ends_ms) in self.model.items() if ends_ms <= now_ms}
+        over = {name for name, (_, ends_ms, _) in self.model.items() if ends_ms <= now_ms}
         assert set(self.segments.expire(now_ms)) == over
         for name in over:
             del self.model[name]
@@ -268,6 +279,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.segments = again(self.segments)
+        self.segments.owners.limits = LIMITS
         assert self.segments.skipped == 0
 
     @precondition(lambda self: self.model)
@@ -330,7 +342,7 @@ def test_a_process_killed_as_it_writes(tmp_path: Path, seed: int) -> None:
         for n in held:
             with contextlib.suppress(*([Damaged] if n % 3 == 0 else [])):  # killed as it was erased
                 found = segments.get(PageKey(n.to_bytes(16, "big")))
-                assert found == (n.to_bytes(4, "big") * 5000, LATER)
+                assert found == (n.to_bytes(4, "big") * 5000, LATER, b"")
         segments.close()
 
 
@@ -346,7 +358,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         assert not await disk.put(key(2), b"y" * 30_000, LATER)
         assert not await disk.put(key(3), b"z", LATER)  # it was not asked again
         assert metrics.REFUSED._value.get() == refused + 1
-        assert await disk.get(key(1)) == (b"x" * 30_000, LATER)
+        assert await disk.get(key(1)) == (b"x" * 30_000, LATER, b"")
         assert files(tmp_path / "pages")[0].stat().st_size == size_of(
             30_000
         )  # nothing torn is left
@@ -373,7 +385,7 @@ async def test_a_file_system_without_space() -> None:
         while await disk.put(key(held), bytes([held % 256]) * 100_000, LATER):
             held += 1
         assert held > 30
-        assert await disk.get(key(0)) == (bytes(100_000), LATER)
+        assert await disk.get(key(0)) == (bytes(100_000), LATER, b"")
         small.fill()
         assert await disk.erase([key(n) for n in range(5)]) == 5
         disk._again_at = 0.0

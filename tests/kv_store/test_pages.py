@@ -55,15 +55,21 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
 @contextlib.asynccontextmanager
 async def kept(store: PageStore, directory: Path, disk: int = DISK) -> AsyncIterator[Keeper]:
     """A running keeper."""
-    made = Keeper(store, directory, disk)
-    running = asyncio.create_task(made.run())
+    async with running(Keeper(store, directory, disk)) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def running(made: Keeper) -> AsyncIterator[Keeper]:
+    """A keeper while it runs."""
+    task = asyncio.create_task(made.run())
     try:
         await asyncio.wait_for(made._keeps.wait(), 10)
         yield made
     finally:
-        running.cancel()
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await running
+            await task
 
 
 PLACES = ("redis6", "redis7", "valkey", "valkey-cluster")

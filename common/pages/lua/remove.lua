@@ -1,16 +1,21 @@
--- Removes values with all that names them. KEYS: index, sizes, use, disk, then each value.
+-- Removes values with all that names them. KEYS: index, sizes, use, shares, disk, then each value.
 -- ARGV: per value its member, and when its copy on disk expires (ms), or '' if what is known of the disk stays.
 -- Returns how many values there were, and the bytes that were counted for them.
-local index, sizes, use, disk = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local gone, freed = 0, 0
-for i = 5, #KEYS do
-  local member, until_ms = ARGV[2 * i - 9], ARGV[2 * i - 8]
+local index, sizes, use, shares, disk = unpack(KEYS, 1, 5)
+local gone, freed, by_owner = 0, 0, {}
+for i = 6, #KEYS do
+  local member, until_ms = ARGV[2 * i - 11], ARGV[2 * i - 10]
   gone = gone + redis.call('UNLINK', KEYS[i])
   redis.call('ZREM', index, member)
-  freed = freed + tonumber(redis.call('HGET', sizes, member) or '0')
+  local size, owner = string.match(redis.call('HGET', sizes, member) or '0 ', '^(%d+) ?(.*)$')
+  freed, by_owner[owner] = freed + tonumber(size), (by_owner[owner] or 0) + tonumber(size)
   redis.call('HDEL', sizes, member)
   if until_ms ~= '' then redis.call('HSET', disk, member, until_ms) end
 end
 local used = tonumber(redis.call('GET', use) or '0')
 redis.call('SET', use, string.format('%.0f', math.max(used - freed, 0)))
+for owner, bytes in pairs(by_owner) do
+  local left = tonumber(redis.call('HGET', shares, owner) or '0') - bytes
+  if left > 0 then redis.call('HSET', shares, owner, string.format('%.0f', left)) else redis.call('HDEL', shares, owner) end
+end
 return {gone, freed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from common.pages.identity import PAGE, PageId, page_ids
+from common.pages.identity import PAGE, Owner, PageId, page_ids
 
 Range = tuple[int, int]
 
@@ -16,7 +16,7 @@ class TokenSequence:
     ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
     layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
     `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is how many tokens it can
-    become.
+    become, `owner` whose its pages are.
     """
 
     def __init__(
@@ -31,13 +31,14 @@ class TokenSequence:
         output: Iterable[int] = (),
         due_ms: int = 0,
         low: bool = False,
+        owner: Owner = b"",
     ) -> None:
         self.job, self.choice, self.order = job, choice, order
         self.due_ms, self.low_priority = due_ms, low
         self.prompt = list(prompt)
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)  # tokens by now
-        self.root, self.most = root, most
+        self.root, self.owner, self.most = root, owner, most
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
