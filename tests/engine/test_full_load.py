@@ -1,8 +1,12 @@
-"""Full load for long: streams cancelled, run out of time and stopped at random; every text is the one it has alone."""
+"""Full load for long, with every tier of pages: streams cancelled, out of time and stopped at random.
+
+Every text is the one it has alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import urllib.request
 from collections import Counter
@@ -21,15 +25,13 @@ from services.gpu_worker.decide.schedule import Bounds
 from tests.conftest import PROFILE
 from tests.engine.kit import Desk, running, text_of, tokens_of
 from tests.engine.test_failover import live, process
-from tests.servers import free_port
+from tests.servers import Server, free_port
 
 SOAK = PROFILE == "soak"
 REQUESTS = 50_000 if SOAK else 300
 PROMPTS, AT_ONCE = 40, 48
-RUNNING, PAGES = (
-    16,
-    24,
-)  # of the worker: fewer than are asked for, so that some wait and some are preempted
+# Of the worker: fewer pages than are asked for, so that some wait and some are preempted, and few more on the host.
+RUNNING, PAGES, HOST_PAGES = 16, 24, 40
 GROWTH_BYTES = 16 << 20
 
 
@@ -107,9 +109,13 @@ async def test_full_load(
     monkeypatch.setenv("SPILLWAY_MAX_RUNNING", str(RUNNING))
     flags = ("--embed-model", "none", "--chat-model", str(model), "--chat-dtype", "fp32")
     flags += ("--device", "cpu", "--threads", "1", "--health-port", str(port))
-    flags += ("--kv-bytes", str(PAGES * sum(solo.shape.page_bytes)))
+    each = sum(solo.shape.page_bytes)
+    flags += ("--kv-bytes", str(PAGES * each), "--host-kv-bytes", str(HOST_PAGES * each))
     ends, rss = Counter[str](), []
-    with process(config, *flags) as worker:
+    pages = Server().start()
+    monkeypatch.setenv("SPILLWAY_PAGES_URL", pages.url)
+    monkeypatch.setenv("SPILLWAY_PAGE_PUBLISH", "through")
+    with contextlib.closing(pages), process(config, *flags) as worker:
         await live(bus, family, 1)
 
         async def client(number: int) -> None:
@@ -130,6 +136,9 @@ async def test_full_load(
     assert min(ends[kind] for kind in ("result", "cancelled", "expired")) > 0
     assert held["spillway_preemptions_total"] > 0
     assert held['spillway_pages{state="used",tier="device"}'] == 0
+    assert held['spillway_pages_found_total{tier="host"}'] > 0
+    assert held['spillway_page_move_bytes_total{move="put"}'] > 0
+    assert not any(count for name, count in held.items() if "unsound_pages_total" in name)
     assert rss[-1] - rss[0] < GROWTH_BYTES
     assert await bus.use(family) == {"gpu": (0, 0)}
     assert await bus.dead_letters(family) == []
