@@ -437,6 +437,25 @@ class WorkerRecord(Message, frozen=True):
     place: str = ""
 
 
+class Held(Message, frozen=True):
+    """What a worker has of a session: tokens on its device, tokens on its host only, and the last full page's id."""
+
+    worker: str
+    device_tokens: int
+    host_tokens: int
+    page: bytes
+    at_ms: int
+
+
+class Forgot(Message, frozen=True):
+    """What a worker forgot of a deleted session: page ids it looked for, and how many its device and its host had."""
+
+    worker: str
+    looked: int
+    device: int
+    host: int
+
+
 class DepthRecord(Message, frozen=True):
     """What probes of one device told: seconds of n queries at once = beta_s + alpha_s * n, explained by `r2`.
 

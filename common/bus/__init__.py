@@ -7,7 +7,9 @@ from typing import Any
 from common.bus.admission import Admission, JobState, NewJob
 from common.bus.connection import BusDown, BusFull
 from common.bus.consumer import Consumer as _Consumer
+from common.bus.forgetting import Forgetting
 from common.bus.heart import Heart
+from common.bus.holdings import Holdings
 from common.bus.journal import Journal
 from common.bus.lease import Doing, Lease
 from common.bus.recovery import Recovery
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 
-class Bus(Sessions, Writes, Recovery):
+class Bus(Sessions, Writes, Holdings, Forgetting, Recovery):
     """Everything a process may do on the bus; one a process."""
 
     def __init__(self, config: Common, clock: SystemClock) -> None:
@@ -60,6 +62,8 @@ class Bus(Sessions, Writes, Recovery):
 
 class Consumer(_Consumer):
     """A worker in one family, its heartbeat renewed by the process' heartbeat thread."""
+
+    bus: Bus
 
     def __init__(self, bus: Bus, family: Family, record: WorkerRecord, **limits: Any) -> None:
         super().__init__(bus, family, record, heart=bus.heart, **limits)

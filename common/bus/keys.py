@@ -98,6 +98,11 @@ def turns(session_id: str) -> str:
     return f"{session(session_id)}:turns"
 
 
+def held(session_id: str) -> str:
+    """Which worker holds pages of one session, with a TTL."""
+    return f"{session(session_id)}:held"
+
+
 def jobs(session_id: str) -> str:
     """Job to request, of everything that was run for a session: what a deletion must look for."""
     return f"{session(session_id)}:jobs"
@@ -111,3 +116,18 @@ def sessions(family: Family, tenant: str) -> str:
 def tenants(family: Family) -> str:
     """The tenants that have had sessions."""
     return f"{tag(family)}:tenants"
+
+
+def prefixes(family: Family) -> str:
+    """Marks of prompts by worker, scored by when they expire."""
+    return f"{tag(family)}:prefixes"
+
+
+def forgets(family: Family) -> str:
+    """The stream of deleted sessions whose pages workers must forget."""
+    return f"{tag(family)}:forgets"
+
+
+def forgotten(family: Family, entry: str) -> str:
+    """Worker to what it forgot by one entry of `forgets`, with a TTL."""
+    return f"{tag(family)}:forgotten:{entry}"

@@ -46,6 +46,10 @@ class Roster(Connection):
         self._rosters[family] = (self.clock.monotonic(), records)
         return records
 
+    async def registered(self, family: Family) -> dict[str, WorkerRecord]:
+        """Return the records of a family's workers, living or not; at most half a second old."""
+        return dict(await self._records(family))
+
     def knows_roster(self, family: Family) -> bool:
         """True if the next use of the workers is served from memory."""
         cached = getattr(self, "_rosters", {}).get(family)

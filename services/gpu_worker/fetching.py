@@ -53,7 +53,7 @@ class Fetcher:
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
         self._asking_s = _POLL_S / 4  # of late, where nothing was in the way
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], TokenSequence] = {}
 
     def begin(self, sequence: TokenSequence) -> None:
         """Look for a waiting sequence's missing pages, and bring what comes faster than it is computed."""
@@ -65,8 +65,8 @@ class Fetcher:
         if self._asking_s <= ASK * sum(prices):
             sequence.hold_until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
         task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = sequence
+        task.add_done_callback(self._tasks.pop)
 
     def _prices(self, pages: Sequence[int]) -> list[float]:
         prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()
@@ -90,6 +90,11 @@ class Fetcher:
             sequence.cap_until_s = now + takes_s
             share = takes_s / MARGIN / compute_s
             sequence.cap = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
+
+    async def let_end(self) -> None:
+        """Wait until nothing is on its way any more for sequences that have left."""
+        over = [task for task, sequence in self._tasks.items() if sequence.over]
+        await asyncio.gather(*over, return_exceptions=True)
 
     async def close(self) -> None:
         """Stop fetching."""

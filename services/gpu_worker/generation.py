@@ -15,6 +15,7 @@ import msgspec
 
 from common import log, tracing
 from common.bus import BusDown, BusFull, Consumer, Lease
+from common.bus.forgetting import digest_of
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.cost.step import Step
@@ -22,9 +23,12 @@ from common.errors import DeadlineExceeded
 from common.pages.store import PageStore
 from common.work.compute import ComputeThread
 from services.gpu_worker.decide.batch import Drawn, Rows, Runner
+from services.gpu_worker.decide.residents import Residents
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Part
 from services.gpu_worker.emitter import Emitter
+from services.gpu_worker.forgetting import Forgetting
+from services.gpu_worker.holding import Holding
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
@@ -62,6 +66,9 @@ class GenerationLoop:
         self._clock, self._thread, self._metrics = clock, thread, metrics
         self._tiering = Tiering(runner, bounds, pace.recompute_s, config, store, self._wake)
         self._scheduler = self._tiering.scheduler
+        self._residents = Residents()
+        self._holding = Holding(consumer, self._scheduler.table, self._residents)
+        self._forgetting = Forgetting(consumer, self._tiering, self._residents, self._leave_session)
         self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
         self._emitter = Emitter(consumer, clock.now_ms)
         self._jobs: dict[str, Generation] = {}
@@ -80,6 +87,8 @@ class GenerationLoop:
             asyncio.create_task(self._computes(), name="compute"),
             asyncio.create_task(self._emits(), name="emit"),
             asyncio.create_task(self._tiering.run(), name="tiers"),
+            asyncio.create_task(self._holding.run(), name="hold"),
+            asyncio.create_task(self._forgetting.run(), name="forget"),
         ]
         stop = asyncio.create_task(stopping.wait(), name="stop")
         done, _ = await asyncio.wait([*loops, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -270,8 +279,16 @@ class GenerationLoop:
         """Let a job go, with its pages at once."""
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
+            for choice in job.choices:
+                if choice.sequence.cached >= 0:
+                    self._residents.left(job.session, choice.sequence.ids)
         self._tiering.drop([choice.sequence for choice in job.choices])
         self._room.set()
+
+    def _leave_session(self, digest: bytes) -> None:
+        for job in list(self._jobs.values()):
+            if job.session and digest_of(job.session) == digest:
+                self._leave(job)
 
     # -- telling ---------------------------------------------------------------------------------------
 
@@ -314,6 +331,8 @@ class GenerationLoop:
 
     async def _end(self, job: Generation) -> None:
         self._consumer.span(job.id).set(job.usage())
+        if job.session and job.failure is None and job.refusal is None:
+            await self._holding.ended(job.session, job.choices[0].sequence.ids)
         await self._emitter.end(job)
         if job.failure is None and job.refusal is None:
             result = job.result()

@@ -52,6 +52,11 @@ class Generation:
         self.emitting: tuple[Event, list[Piece], bool] | None = None
 
     @property
+    def session(self) -> str:
+        """The session whose turn it is; empty if it is none."""
+        return self.work.turn.session if self.work.turn is not None else ""
+
+    @property
     def sequences(self) -> list[TokenSequence]:
         """The sequences of choices that have not ended."""
         return [choice.sequence for choice in self.choices if choice.finish is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from common import log
@@ -58,6 +59,15 @@ class Publisher:
         self._refused: set[PageKey] = set()
         self._forget_at = 0.0
         self._work = asyncio.Event()
+        self._putting = asyncio.Lock()
+
+    async def forget(self, ids: Iterable[PageId]) -> None:
+        """Put these no more; returns when none of them is on its way."""
+        for page_id in ids:
+            self._waiting.pop(page_id, None)
+            self._known.pop(page_id, None)
+        async with self._putting:
+            return
 
     def ended(self, sequence: TokenSequence) -> None:
         """A sequence is about to leave: its full pages may go down."""
@@ -77,22 +87,28 @@ class Publisher:
     async def run(self) -> None:
         """Put for ever; while the tier is away or full, try again a little later."""
         while True:
-            some = self._next()
-            if not some:
+            async with self._putting:
+                went = await self._put_some()
+            if went is None:
                 self._work.clear()
                 try:
                     async with asyncio.timeout(_IDLE_S):
                         await self._work.wait()
                 except TimeoutError:
                     pass
-                continue
-            try:
-                went = await self._put(some)
-            except TierDown as error:
-                _log.warning("pages_not_put", error=str(error))
-                went = False
-            if not went:
+            elif not went:
                 await asyncio.sleep(_AGAIN_S)
+
+    async def _put_some(self) -> bool | None:
+        """Put what is to go next; False if the tier is away or full, None if there is nothing."""
+        some = self._next()
+        if not some:
+            return None
+        try:
+            return await self._put(some)
+        except TierDown as error:
+            _log.warning("pages_not_put", error=str(error))
+            return False
 
     def _next(self) -> dict[PageKey, _Place]:
         groups = range(len(self._shape.windows))

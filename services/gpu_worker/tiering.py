@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from common.config import WorkerConfig
+from common.pages.identity import PageId
 from common.pages.store import PageStore
 from services.gpu_worker.decide.batch import Loading, Move, Mover, Runner
 from services.gpu_worker.decide.schedule import Bounds
@@ -82,6 +83,19 @@ class Tiering:
                 if sequence.pages:
                     self.publisher.ended(sequence)
         self.scheduler.drop(sequences)
+
+    async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
+        """Find pages no more, or (None) none at all, nor put them; return how many the device had, and the host.
+
+        Returns when none is on its way for a sequence that has left.
+        """
+        if ids is None:
+            ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
+        if self.fetcher is not None:
+            await self.fetcher.let_end()
+        if self.publisher is not None:
+            await self.publisher.forget(ids)
+        return self.tiers.forget(ids)
 
     def load(self) -> Loading | None:
         """Begin to copy what the step planned last will see."""

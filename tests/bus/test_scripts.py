@@ -114,6 +114,21 @@ async def test_preference_has_a_price(bus: Bus, family: Family) -> None:
     assert lanes == ["w.a", "w.a", "w.a", "gpu"]
 
 
+async def test_what_the_preferred_took_elsewhere_counts(bus: Bus, family: Family) -> None:
+    """A worker busy with the shared lane's jobs is no sooner than one with as many of its own."""
+    hands = []
+    for name in ("a", "b"):
+        hand = Hand(bus, family, name)
+        hand.record = type(hand.record)(**{**_fields(hand), "alpha_items_s": 1.0})
+        hands.append(await hand.join())
+    shared = await must(bus, *(new_job(family) for _ in range(3)))
+    assert (await admit(bus, new_job(family), prefer="a", value_s=0.2)).lane == "w.a"
+    assert len(await hands[0].pull(3)) == len(shared)
+    assert (await admit(bus, new_job(family), prefer="a", value_s=0.2)).lane == "gpu"
+    assert (await admit(bus, new_job(family), prefer="a", value_s=9.0)).lane == "w.a"
+    assert await differences(bus, family) == []
+
+
 async def test_draining_depth(bus: Bus, family: Family) -> None:
     """A draining worker's depth counts no more, and its leases go to others, uncharged."""
     a = await Hand(bus, family, "a", items=2).join()

@@ -121,10 +121,25 @@ local function put(l, load, p)
   l.tail = p.tail or l.tail
 end
 
+-- The preferred worker's own lane. What that worker took from the shared one goes before it, at that lane's mean size.
+local function own_of(l)
+  local class = 'w.' .. preferred
+  if lanes[class] then return lanes[class] end
+  local mine, told = lane_of(class, own_lane), redis.pcall('XPENDING', l.name, GROUP)
+  for _, who in ipairs(not told.err and told[4] or {}) do
+    if who[1] == preferred then
+      local taken = math.min(tonumber(who[2]), l.held_items)
+      mine.held_tokens = mine.held_tokens + taken * l.held_tokens / math.max(l.held_items, 1)
+      mine.held_items = mine.held_items + taken
+    end
+  end
+  return mine
+end
+
 -- The preferred worker's own lane, if it is predicted to end no later than the shared one + the value of what it holds.
 local function prefers(l, load)
   if not own_lane or l.held_items + load.items > l.items or l.held_tokens + load.tokens > l.tokens then return false end
-  local mine = lane_of('w.' .. preferred, own_lane)
+  local mine = own_of(l)
   if mine.n == 0 then return false end
   local here, there = place(mine, mine.tail, load.items, load.tokens, deadline, now), place(l, l.tail, load.items, load.tokens, deadline, now)
   local p = here.finish <= there.finish + value_s and spot(mine, load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from common.pages.identity import PageId
 from common.pages.policy import Policy
@@ -64,6 +64,10 @@ class Pool:
     def references(self, page: int) -> int:
         """Return how many refer to `page`."""
         return self._references.get(page, 0)
+
+    def __iter__(self) -> Iterator[PageId]:
+        """Yield the ids that can be found."""
+        yield from self._by_id
 
     def find(self, page_id: PageId) -> int | None:
         """Return the page that has this id, or None; it takes no reference."""

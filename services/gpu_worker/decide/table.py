@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.pages.identity import PAGE
+from common.pages.identity import PAGE, PageId
 from services.gpu_worker.decide.batch import Move, Shape
 from services.gpu_worker.decide.sequence import Range, TokenSequence, touched
 from services.gpu_worker.decide.tiers import Keeping, Tiers
@@ -75,6 +75,23 @@ class PageTable:
         """Return the lowest position that a row at `position` attends to."""
         window = self.windows[group]
         return 0 if window is None else max(0, position - window + 1)
+
+    def resident(self, ids: Sequence[PageId]) -> tuple[int, int]:
+        """Return how many of a chain's pages its next turn would find on the device, and how many on the host only."""
+        device = host = 0
+        seen = [self._sees(group, len(ids) * PAGE) for group in range(len(self.pools))]
+        for page, page_id in enumerate(ids):
+            needed = [g for g, low in enumerate(seen) if low < (page + 1) * PAGE]
+            if not needed or not all(self.tiers.has(g, page_id) for g in needed):
+                continue
+            above = all(self.pools[g].find(page_id) is not None for g in needed)
+            device, host = device + above, host + (not above)
+        return device, host
+
+    def keeps(self, page_id: PageId) -> bool:
+        """True if some tier has all of a page that any later row may see: not what a window has passed."""
+        unlimited = [g for g, window in enumerate(self.windows) if window is None]
+        return all(self.tiers.has(g, page_id) for g in unlimited or range(len(self.windows)))
 
     def lacks(self, sequence: TokenSequence) -> list[tuple[int, int]]:
         """Return (logical page, group) of what no tier here has and the last row would see, the last pages first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +126,7 @@ class Tiers:
             device.release(move.target)
             host.release(move.source)
             return
-        if sound:
+        if sound and device.find(move.page_id) == move.source:  # else it was forgotten meanwhile
             host.publish(move.target, move.page_id)
         host.release(move.target)
         if sound and host.find(move.page_id) is not None:
@@ -176,6 +176,23 @@ class Tiers:
             if host.find(page_id) == page:
                 self.origin[page_id] = origin
         host.release(page)
+
+    def forget(self, ids: Iterable[PageId]) -> tuple[int, int]:
+        """Let pages be found no more; return how many the device had, and the host.
+
+        Who holds one keeps it until it lets go; then it is free.
+        """
+        found = Counter[Tier]()
+        for page_id in ids:
+            sides: tuple[tuple[Tier, list[Pool]], ...] = (
+                ("device", self.device),
+                ("host", self.host),
+            )
+            for tier, pools in sides:
+                found[tier] += any(pool.find(page_id) is not None for pool in pools)
+                for pool in pools:
+                    pool.forget(page_id)
+        return found["device"], found["host"]
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken (for tests)."""

@@ -76,6 +76,7 @@ def door(router: Router, family: Family, made: Generation, view: View) -> Ask:
         made.parcel.tokens,
         made.session,
         made.version,
+        made.marks,
     )
 
 

@@ -20,8 +20,10 @@ from common.errors import (
 from common.ids import Family, family_of, job_id, ulid
 from common.keys import Charge, Key, KeyStore
 from common.messages import WorkerRecord
+from common.pages.identity import PageId
 from services.router import metrics
 from services.router.background import Background
+from services.router.queue.affinity import Preference, preferred
 from services.router.queue.graces import Graces
 from services.router.queue.keeping import Keeping
 from services.router.queue.policy import Policy
@@ -32,6 +34,7 @@ from services.router.text.replies import View
 GENERATE_CLASSES = ("gpu",)
 SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
+OWN_S = 3600.0  # what it is worth that the router which asked runs a request of several jobs
 _log = log.get("router")
 
 
@@ -65,7 +68,7 @@ class Ask(NamedTuple):
     """One job that is a request: where it goes, what it holds, and how its result is shown.
 
     `charge_tokens` is what a key's quota pays for it, of which `view.tokens` came in. `session` makes it the next turn
-    after `version`.
+    after `version`; by that and by `marks`, of its prompt's prefix, the worker is found that holds its pages.
     """
 
     family: Family
@@ -75,6 +78,7 @@ class Ask(NamedTuple):
     charge_tokens: int = 0
     session: str = ""
     version: int = 0
+    marks: Sequence[PageId] = ()
 
 
 class Door(Keeping):
@@ -184,6 +188,7 @@ class Door(Keeping):
                 msgspec.structs.replace(ask.view, resume_s=caller.resume_s)
             )
         try:
+            prefer = await self._preferred(family, ask)
             admission = await self.bus.admit(
                 [NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)],
                 classes=self.policy.classes(ask.classes),
@@ -193,7 +198,8 @@ class Door(Keeping):
                 router=self.router,
                 tenant=caller.tenant,
                 deadline_ms=caller.deadline_ms,
-                prefer=self.prefer.get(family),
+                prefer=prefer.worker,
+                value_s=prefer.value_s,
                 session=ask.session,
                 version=ask.version,
             )
@@ -210,6 +216,11 @@ class Door(Keeping):
             return None
         metrics.ADMITTED.labels(lane_label(family, admission.lane)).inc()
         return bell
+
+    async def _preferred(self, family: Family, ask: Ask) -> Preference:
+        if own := self.prefer.get(family):
+            return Preference(own, OWN_S)
+        return await preferred(self.bus, family, ask.session, ask.marks, ask.view.tokens)
 
     async def foresee(
         self, family: Family, classes: Sequence[str], items: int, tokens: int, deadline_ms: int

@@ -22,6 +22,7 @@ from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.messages import Event, RequestResult, Turn, decode_result
 from services.router import metrics
+from services.router.queue.affinity import preferred
 from services.router.queue.door import GENERATE_CLASSES
 from services.router.queue.histories import past
 from services.router.queue.outcomes import result_of
@@ -169,15 +170,20 @@ async def _generate(run: Run, plan: GroundPlan, job: str, found: list[list[Any]]
             return made.retrieval
         if bus.clock.now_ms() >= run.deadline_ms:
             raise DeadlineExceeded("the deadline passed before the answer could be generated")
-        parcel = made.generation.parcel
+        generation, parcel = made.generation, made.generation.parcel
+        prefer = await preferred(
+            bus, family_of(job), generation.session, generation.marks, generation.prompt_tokens
+        )
         admission = await bus.admit(
             [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
             classes=GENERATE_CLASSES,
             router=router,
             tenant=run.tenant,
             deadline_ms=run.deadline_ms,
-            session=made.generation.session,
-            version=made.generation.version,
+            prefer=prefer.worker,
+            value_s=prefer.value_s,
+            session=generation.session,
+            version=generation.version,
             origin=run.request,
         )
         if admission.outcome != "refused":

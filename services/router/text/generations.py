@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import InvalidRequest, Unprocessable
 from common.messages import GenerateWork, SessionTurn, encode
+from common.pages.identity import PageId, page_ids, root_id
+from common.pages.marks import marks_of
 from services.router.text.asks import Parcel
 from services.router.text.options import DEFAULT_NEW, Options
 from services.router.text.tokens import Spec
@@ -14,13 +17,17 @@ BYTES_PER_TOKEN = 64
 
 
 class Generation(NamedTuple):
-    """One generate job: its parcel (items: choices; tokens: prompts + what may be generated), and what it continues."""
+    """One generate job: its parcel (items: choices; tokens: prompts + what may be generated), and what it continues.
+
+    `marks` name the prefix of its first prompt to whoever may hold its pages.
+    """
 
     parcel: Parcel
     prompt_tokens: int
     choices: int
     session: str = ""
     version: int = 0
+    marks: Sequence[PageId] = ()
 
 
 def generation_of(
@@ -67,4 +74,5 @@ def generation_of(
     except ValueError as error:
         raise Unprocessable(f"the request is too large: {error}", code="too_large") from None
     session, version = (turn.session, turn.version) if turn else ("", 0)
-    return Generation(parcel, total, choices, session, version)
+    marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
+    return Generation(parcel, total, choices, session, version, marks)
