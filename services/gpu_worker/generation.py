@@ -105,6 +105,7 @@ class GenerationLoop:
             await self._consumer.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._jobs))
+        await self._tiering.drain(_CLOSE_S)
         for task in (*loops, stop, *self._ending):
             task.cancel()
         await asyncio.gather(*loops, stop, *self._ending, return_exceptions=True)

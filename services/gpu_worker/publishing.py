@@ -84,6 +84,15 @@ class Publisher:
         if goes:
             self._work.set()
 
+    async def drain(self, seconds: float) -> None:
+        """Put what this worker still holds, the latest turns' pages first, until all is there or the time is over."""
+        give_up = time.monotonic() + seconds
+        async with self._putting:
+            self._waiting = OrderedDict(reversed(self._known.items()))
+            while self._waiting and time.monotonic() < give_up:
+                if not await self._put_some():
+                    return
+
     async def run(self) -> None:
         """Put for ever; while the tier is away or full, try again a little later."""
         while True:

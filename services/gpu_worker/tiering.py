@@ -84,6 +84,11 @@ class Tiering:
                     self.publisher.ended(sequence)
         self.scheduler.drop(sequences)
 
+    async def drain(self, seconds: float) -> None:
+        """Put what would be lost with this worker, for at most so long."""
+        if self.publisher is not None:
+            await self.publisher.drain(seconds)
+
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
         """Find pages no more, or (None) none at all, nor put them; return how many the device had, and the host.
 

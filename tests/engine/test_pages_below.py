@@ -59,7 +59,7 @@ def loaded(model: Path, **more: Any) -> TorchRunner:
 @asynccontextmanager
 async def serving(bus: Bus, runner: TorchRunner, url: str, **more: Any) -> AsyncIterator[Worker]:
     """Run a worker that computes so slowly, as it believes, that every page is worth fetching."""
-    config = WorkerConfig(pages_url=url, page_publish="through", **more)
+    config = WorkerConfig(**{"pages_url": url, "page_publish": "through"} | more)
     async with running(bus, runner, bounds=BOUNDS, config=config) as worker:
         fetcher = worker.loop._tiering.fetcher
         assert fetcher is not None
@@ -211,3 +211,22 @@ def test_the_lossy_form_is_near(seed: int, dtype: torch.dtype) -> None:
     back = torch.from_numpy(form.grow(small)).view(dtype).view(64, 16).float()
     limit = rows.float().abs().amax(dim=1, keepdim=True) * (0.5 / 127 + 2**-8 + 1e-6)
     assert ((back - rows.float()).abs() <= limit).all()
+
+
+async def test_a_worker_that_is_stopped_leaves_its_pages(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """What a first turn computed is put when its worker is stopped in order, whatever is put before."""
+    prompt = prompt_of(9)
+    first = loaded(model)
+    async with serving(bus, first, pages.url, page_publish="back") as worker:
+        expected, _ = await say(bus, desk, first, prompt)
+        publisher = worker.loop._tiering.publisher
+        assert publisher is not None
+        assert not publisher.put
+    second = loaded(model)
+    async with serving(bus, second, pages.url):
+        again, found = await say(bus, desk, second, prompt)
+    assert publisher.put["stored"] >= 9
+    assert again == expected
+    assert found > 0
