@@ -15,7 +15,7 @@ from cli.http import add_server, talk
 from cli.terminal import printable
 from common.errors import ConfigError
 
-HELP = "list, show, delete, export and import sessions"
+HELP = "list, show, delete, pin, export and import sessions"
 
 
 def add(subparsers: Any) -> None:
@@ -30,14 +30,16 @@ def add(subparsers: Any) -> None:
     delete = verbs.add_parser("delete", help="remove a session, and prove that nothing is left")
     export = verbs.add_parser("export", help="write a session as JSON to stdout, or to a file")
     export.add_argument("--output", "-o", type=Path, metavar="FILE")
-    for verb in (show, delete, export):
+    pin = verbs.add_parser("pin", help="keep what was computed for a session until it ends")
+    unpin = verbs.add_parser("unpin", help="let that go when there is no room")
+    for verb in (show, delete, export, pin, unpin):
         verb.add_argument("id", metavar="ID", help="as `list` shows it")
     load = verbs.add_parser("import", help="make a new session of an exported one")
     load.add_argument("file", metavar="FILE", help="`-`: what is piped in")
     load.add_argument("--model", metavar="NAME", help="for this model, not the one it was had with")
     for verb in (listing, show, delete):
         verb.add_argument("--json", action="store_true", help="for programs")
-    for verb in (listing, show, delete, export, load):
+    for verb in (listing, show, delete, export, pin, unpin, load):
         add_server(verb)
     parser.set_defaults(run=run)
 
@@ -45,7 +47,14 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do what the verb says."""
     document = _read(args.file) if args.verb == "import" else {}
-    verbs = {"list": _list, "show": _show, "delete": _delete, "export": _export}
+    verbs = {
+        "list": _list,
+        "show": _show,
+        "delete": _delete,
+        "export": _export,
+        "pin": _pin,
+        "unpin": _pin,
+    }
     if args.verb == "import":
         return talk(args, lambda client: _import(client, document, args.model))
     return talk(args, lambda client: verbs[args.verb](client, args))
@@ -84,7 +93,7 @@ def _line(session: SessionInfo) -> str:
     used = dt.datetime.fromtimestamp(session.updated, dt.UTC)
     return (
         f"{session.id}  {session.model}  turns {session.turns}  tokens {session.tokens}"
-        f"  used {used:%Y-%m-%d %H:%M} UTC  kept {session.ttl_s} s"
+        f"  used {used:%Y-%m-%d %H:%M} UTC  kept {session.ttl_s} s{'  pinned' * session.pinned}"
     )
 
 
@@ -108,6 +117,11 @@ async def _delete(client: AsyncSpillway, args: argparse.Namespace) -> int:
         gone = [f"{kind} {count}" for kind, count in deleted.removed.items() if count]
         print(f"session {deleted.id} is deleted; removed: {', '.join(gone) or 'nothing else'}")
         print("every key and stream was searched again, in vain; --json shows the proof")
+    return 0
+
+
+async def _pin(client: AsyncSpillway, args: argparse.Namespace) -> int:
+    print(printable(_line(await client.sessions.update(args.id, pin=args.verb == "pin"))))
     return 0
 
 

@@ -147,13 +147,13 @@ class GenerateWork(Message, frozen=True, tag="generate"):
 
 
 class SessionWork(Message, frozen=True, tag="session"):
-    """A session's cold life, done by kv_store: list a tenant's, export, import or delete one.
+    """A session's cold life, done by kv_store: list a tenant's; export, import, delete, pin or unpin one.
 
     `body` is the exported document of an import, `ttl_s` how long what it makes is kept after its last turn; `session`
     is the id (the new one's, for an import).
     """
 
-    op: Literal["list", "export", "import", "delete"]
+    op: Literal["list", "export", "import", "delete", "pin", "unpin"]
     tenant: str
     session: str = ""
     cursor: str | None = None
@@ -340,7 +340,10 @@ class Turn(Message, frozen=True):
 
 
 class SessionRecord(Message, frozen=True):
-    """A session as stored, without its turns; `busy` is the job that holds its turn lock."""
+    """A session as stored, without its turns; `busy` is the job that holds its turn lock.
+
+    `pinned`: its pages are not evicted from Redis.
+    """
 
     id: str
     tenant: str
@@ -355,6 +358,7 @@ class SessionRecord(Message, frozen=True):
     metadata: bytes = b"{}"
     busy: str = ""
     deleted: bool = False
+    pinned: bool = False
 
 
 # -- writes: a shard's state, applied by every replica in order ---------------------------------------------

@@ -19,6 +19,7 @@ def shown(record: SessionRecord) -> dict[str, Any]:
         "created": record.created_ms // 1000,
         "updated": record.updated_ms // 1000,
         "ttl_s": record.ttl_s,
+        "pinned": record.pinned,
         "version": record.version,
         "turns": record.turns,
         "tokens": record.tokens,

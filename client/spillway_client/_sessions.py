@@ -83,10 +83,14 @@ class SessionsResource:
         *,
         ttl_s: int | None = None,
         metadata: Mapping[str, Any] | None = None,
+        pin: bool | None = None,
         timeout_s: float | None = None,
     ) -> SessionInfo:
-        """Set how long it is kept, or its metadata; what is not given stays."""
-        given = {"ttl_s": ttl_s, "metadata": metadata}
+        """Set how long it is kept, its metadata, or whether what was computed for it stays; what is not given stays.
+
+        ConflictError (`pin_over_budget`) where more cannot be pinned.
+        """
+        given = {"ttl_s": ttl_s, "metadata": metadata, "pin": pin}
         body = {name: value for name, value in given.items() if value is not None}
         path = f"/v1/sessions/{segment(session)}"
         answer = await self._transport.call("PATCH", path, body=body, timeout_s=timeout_s)

@@ -212,7 +212,8 @@ class RequestEvent:
 class SessionInfo:
     """A conversation the server keeps, `ttl_s` seconds from its last use.
 
-    `running` is the request that is its turn now; `messages` only where asked for; `details` is all that was said.
+    `running` is the request that is its turn now; `messages` only where asked for; `pinned`: what was computed for it
+    stays; `details` is all that was said.
     """
 
     id: str
@@ -221,6 +222,7 @@ class SessionInfo:
     turns: int = 0
     tokens: int = 0
     ttl_s: int = 0
+    pinned: bool = False
     created: float = 0
     updated: float = 0
     metadata: dict[str, Any] = field(default_factory=dict)

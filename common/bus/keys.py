@@ -108,6 +108,9 @@ def jobs(session_id: str) -> str:
     return f"{session(session_id)}:jobs"
 
 
+PINNED = "{sessions/0}:pinned"  # sessions whose pages stay, by when they were pinned
+
+
 def sessions(family: Family, tenant: str) -> str:
     """A tenant's sessions by the time of their last turn."""
     return f"{tag(family)}:sessions:{tenant}"

@@ -84,6 +84,7 @@ class Sessions(Registry):
             metadata=f["metadata"],
             busy=f.get("busy", b"").decode(),
             deleted="deleted" in f,
+            pinned="pinned" in f,
         )
 
     async def session(self, session: str) -> SessionRecord | None:
@@ -131,6 +132,23 @@ class Sessions(Registry):
         for name in (keys.session(session), keys.jobs(session)):
             await self.call("PERSIST", name)
         return True
+
+    # -- pins ------------------------------------------------------------------------------------------
+
+    async def pin_session(self, session: str) -> None:
+        """Note that a session's pages are to stay; kv_store sees to it."""
+        await self.call("ZADD", keys.PINNED, "NX", self.clock.now_ms(), session)
+        if await self.call("EXISTS", keys.session(session)):
+            await self.call("HSET", keys.session(session), "pinned", 1)
+
+    async def unpin_session(self, session: str) -> None:
+        """Note that a session's pages may go."""
+        await self.call("HDEL", keys.session(session), "pinned")
+        await self.call("ZREM", keys.PINNED, session)
+
+    async def pinned_sessions(self) -> list[str]:
+        """Return the sessions that were pinned and not unpinned, the first first; some may have expired."""
+        return [name.decode() for name in await self.call("ZRANGE", keys.PINNED, 0, -1)]
 
     # -- jobs run for a session ------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from common.pages.store import PageStore, TierDown
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
 from services.kv_store.eviction import Asked, Eviction, sound
-from services.kv_store.limits import Limits, tell
+from services.kv_store.limits import AskLimits, tell
 from services.kv_store.reconcile import reconcile
 from services.kv_store.segments import InUse
 from services.kv_store.shelf import Shelf
@@ -40,7 +40,6 @@ EMPTY_AFTER_S = 60.0  # nobody is offered that disk, nor is what it has erased o
 BLOCK_S = 1  # less than a reply may take
 _AT_ONCE = 64
 _log = log.get("kv_store")
-AskLimits = Callable[[], Awaitable[Limits]]
 
 
 class Keeper:
@@ -49,7 +48,7 @@ class Keeper:
     def __init__(
         self, store: PageStore, directory: Path, disk_bytes: int, limits: AskLimits | None = None
     ) -> None:
-        """`limits` returns how many bytes some owners may have in a tier; BusDown where that cannot be told now."""
+        """`limits` returns how many bytes some owners may have in a tier."""
         self._store, self._server = store, store.server
         self._directory, self._disk_bytes = directory, disk_bytes
         self._name = f"{os.getpid()}-{secrets.token_hex(6)}"

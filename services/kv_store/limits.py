@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from common.keys import KeyStore
 from common.pages import keys as names
@@ -11,6 +11,7 @@ from common.pages.keys import PARTITIONS
 from common.pages.store import PageStore
 
 Limits = Mapping[Owner, int]
+AskLimits = Callable[[], Awaitable[Limits]]  # BusDown where it cannot be told now
 
 
 async def limits_of(keys: KeyStore) -> Limits:

@@ -21,6 +21,9 @@ PAGES_DOWN = Gauge(
 PAGES = Gauge("spillway_stored_pages", "KV pages kept", ["tier"])
 PAGE_BYTES = Gauge("spillway_stored_page_bytes", "Bytes of the KV pages kept", ["tier"])
 PAGE_ROOM = Gauge("spillway_stored_page_limit_bytes", "Bytes that a tier may hold", ["tier"])
+PINNED = Gauge(
+    "spillway_pinned_page_bytes", "Bytes of the KV pages that pinned sessions keep in Redis"
+)
 EVICTED = Counter("spillway_page_evictions_total", "KV pages that left Redis for room", ["to"])
 DROPPED = Counter("spillway_disk_drops_total", "KV pages that left the disk", ["why"])
 REFUSED = Counter("spillway_disk_refusals_total", "KV pages that the disk did not take")

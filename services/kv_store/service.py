@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from common.bus import Bus, Consumer
@@ -20,6 +21,7 @@ from services.kv_store.keeper import Keeper
 from services.kv_store.limits import limits_of
 from services.kv_store.loop import AT_ONCE, StoreLoop
 from services.kv_store.page_eraser import PageEraser
+from services.kv_store.pins import Pins
 from services.kv_store.store import Store
 from services.kv_store.sweep import Sweep
 
@@ -49,11 +51,11 @@ async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> 
 async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio.Event) -> None:
     pages = PageStore.of(config, bus.clock)
     keys = KeyStore(bus)
-    keeper = (
-        Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, lambda: limits_of(keys))
-        if pages
-        else None
-    )
+    keeper = pins = None
+    if pages is not None:
+        limits = partial(limits_of, keys)
+        keeper = Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, limits)
+        pins = Pins(bus, pages, limits)
     eraser = Eraser(bus, PageEraser(bus, pages, keeper) if pages and keeper else None)
     record = WorkerRecord(
         worker=Consumer.incarnation("kv"),
@@ -76,8 +78,10 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     ]
     if keeper is not None:
         tasks.append(asyncio.create_task(keeper.run()))
+    if pins is not None:
+        tasks.append(asyncio.create_task(pins.run()))
     try:
-        await StoreLoop(consumer, Store(bus, eraser)).run(stopping, config.drain_s)
+        await StoreLoop(consumer, Store(bus, eraser, pins)).run(stopping, config.drain_s)
     finally:
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What kv_store does with a session: list, export, import, delete; each may be repeated after a kill anywhere."""
+"""What kv_store does with a session: list, export, import, delete, pin; each may be repeated after a kill anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from common.bus import Bus, Lease
 from common.bus import keys as names
-from common.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from common.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from common.ids import family_of
 from common.messages import (
     MAX_MESSAGE_BYTES,
@@ -23,6 +23,7 @@ from common.messages import (
 from common.sessions import shown
 from services.kv_store import documents, metrics
 from services.kv_store.erase import Eraser
+from services.kv_store.pins import Pins
 
 _ROOM = 64 * 1024
 _PAGE = 32
@@ -32,8 +33,8 @@ Note = Callable[[bytes], Awaitable[None]]
 class Store:
     """Performs work on sessions; one a process."""
 
-    def __init__(self, bus: Bus, eraser: Eraser) -> None:
-        self.bus, self._eraser = bus, eraser
+    def __init__(self, bus: Bus, eraser: Eraser, pins: Pins | None = None) -> None:
+        self.bus, self._eraser, self._pins = bus, eraser, pins
         self._vocabularies: dict[str, int] = {}
 
     async def perform(self, work: SessionWork, lease: Lease, note: Note) -> bytes:
@@ -44,6 +45,8 @@ class Store:
             return await self._export(work, lease.job)
         if work.op == "import":
             return await self._import(work, lease.job)
+        if work.op in ("pin", "unpin"):
+            return await self._pin(work)
         return await self._delete(work, lease, note)
 
     async def _own(self, work: SessionWork) -> SessionRecord:
@@ -122,6 +125,16 @@ class Store:
         await self.bus.create_session(record, turns)
         await self.bus.note_session_job(record.id, job)
         return msgspec.json.encode({**shown(record), "tokens_kept": tokens})
+
+    async def _pin(self, work: SessionWork) -> bytes:
+        record = await self._own(work)
+        if self._pins is None:
+            raise Conflict(
+                "no pages are kept below the workers (SPILLWAY_PAGES_URL is none): nothing can be pinned",
+                code="no_page_tier",
+            )
+        await (self._pins.pin(record) if work.op == "pin" else self._pins.unpin(record))
+        return msgspec.json.encode(shown(await self._own(work)))
 
     async def _vocabulary(self, card: ModelCard) -> int:
         """Return one more than the largest token id of a model's tokenizer."""

@@ -113,16 +113,18 @@ async def _running(router: Router, record: SessionRecord) -> str | None:
 
 
 async def change(request: web.Request) -> web.Response:
-    """Set a session's time to live and metadata; either way it lives that long from now on."""
+    """Set a session's time to live and metadata, and pin or unpin it; it lives that long from now on."""
     router = request.app[ROUTER]
     raw = await router.body(request)
-    router.caller(request, raw)  # its headers are checked, though nothing here takes long
+    caller = router.caller(request, raw)
     record = await own(request)
     body = decode(raw, SessionChangeBody) if raw.strip() else SessionChangeBody()
     metadata = None
     if body.metadata is not None:
         check_metadata(body.metadata, "metadata")
         metadata = msgspec.json.encode(body.metadata)
+    if body.pin is not None:
+        await _work(request, caller, "pin" if body.pin else "unpin", session=record.id)
     await router.bus.touch_session(record.id, body.ttl_s or 0, metadata)
     return reply(msgspec.json.encode(shown(await own(request))))
 
@@ -177,7 +179,7 @@ async def load(request: web.Request) -> web.Response:
 async def _work(
     request: web.Request,
     caller: Caller,
-    op: Literal["list", "export", "import", "delete"],
+    op: Literal["list", "export", "import", "delete", "pin", "unpin"],
     **given: Any,
 ) -> bytes:
     """Have kv_store do something and return its JSON."""

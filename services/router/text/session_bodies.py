@@ -24,6 +24,7 @@ class SessionChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
 
     ttl_s: TtlSeconds | None = None
     metadata: dict[str, Any] | None = None
+    pin: bool | None = None
 
 
 class SessionImportBody(Struct, frozen=True):

@@ -1,0 +1,182 @@
+"""Pinned sessions: their pages stay in Redis for as long as the session lives, or until it is unpinned.
+
+A pin is a page's name in its partition, with the time until which it is not evicted. Pins are made anew every few
+seconds from the sessions that are pinned now, for the pages that Redis has by then: of the session pinned first first,
+up to what its tenant may pin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from common import log
+from common.bus import Bus, BusDown
+from common.bus import keys as names
+from common.errors import Conflict, Unavailable
+from common.messages import SessionRecord
+from common.pages import keys as pages
+from common.pages.identity import owner_id
+from common.pages.keys import GROUPS, PARTITIONS, PageKey, by_partition
+from common.pages.store import FREE, PageStore, TierDown, sized
+from services.kv_store import metrics
+from services.kv_store.chains import chain
+from services.kv_store.limits import AskLimits
+
+RENEW_S = 5.0
+ALL, ONE = 0.8, 0.5  # of the tier: what all tenants may pin, and one without a limit
+_log = log.get("kv_store")
+Ends = dict[PageKey, int]
+
+
+class Pins:
+    """Pins sessions' pages in the pages Redis; any number of processes may renew them."""
+
+    def __init__(self, bus: Bus, store: PageStore, limits: AskLimits) -> None:
+        self._bus, self._store, self._limits = bus, store, limits
+        self._chains: dict[
+            str, tuple[int, list[PageKey]]
+        ] = {}  # by session: its version, its pages
+
+    async def run(self) -> None:
+        """Renew the pins for ever."""
+        while True:
+            try:
+                await self.renew()
+            except (BusDown, TierDown) as error:
+                _log.warning("pins_not_renewed", why=str(error))
+            except Exception:  # noqa: BLE001 - housekeeping must outlive a bad reply
+                _log.exception("pins_not_renewed")
+            await asyncio.sleep(RENEW_S)
+
+    async def pin(self, record: SessionRecord) -> None:
+        """Pin a session. Conflict `pin_over_budget` if its pages are more than may be pinned; Unavailable, BusDown."""
+        try:
+            await self._bring(record)
+            await self._bus.pin_session(record.id)
+            refused = await self.renew()
+        except TierDown as error:
+            raise _down() from error
+        if record.id in refused and not record.pinned:
+            await self.unpin(record)
+            need, left = refused[record.id]
+            raise Conflict(
+                f"the session's pages take {need} bytes more than the {left} that can still be pinned: unpin "
+                "another session, or raise --page-bytes of the tenant's keys",
+                code="pin_over_budget",
+            )
+
+    async def unpin(self, record: SessionRecord) -> None:
+        """Let a session's pages go when their time comes, if Redis is away soon after its return. Raises BusDown."""
+        await self._bus.unpin_session(record.id)
+        try:
+            await self.renew()
+        except TierDown as error:
+            _log.warning("pins_not_renewed", why=str(error))
+
+    async def renew(self) -> dict[str, tuple[int, int]]:
+        """Make all pins anew; return the sessions that are not pinned whole: bytes left out, and bytes left for them.
+
+        Raises BusDown, TierDown.
+        """
+        limits, room = await self._limits(), self._store.room * PARTITIONS
+        ends: Ends = {}
+        taken: Counter[str] = Counter()  # by tenant
+        refused = {}
+        known, self._chains = self._chains, {}
+        for name in await self._bus.pinned_sessions():
+            record = await self._bus.session(name)
+            if record is None or not record.pinned:
+                await self._bus.unpin_session(name)
+                continue
+            self._chains[name] = chained = await self._chain(record, known.get(name))
+            limit = limits.get(owner_id(record.tenant), int(ONE * room))
+            left = int(min((1 - FREE) * limit - taken[record.tenant], ALL * room - taken.total()))
+            until_ms = await self._until(name)
+            shared = [key for key in chained[1] if key in ends]
+            ends |= {key: max(ends[key], until_ms) for key in shared}
+            held, over = await self._fitting([key for key in chained[1] if key not in ends], left)
+            ends |= dict.fromkeys(held, until_ms)
+            taken[record.tenant] += sum(held.values())
+            if over:
+                refused[name] = over, max(left, 0)
+        await self._write(ends)
+        metrics.PINNED.set(taken.total())
+        return refused
+
+    async def _chain(
+        self, record: SessionRecord, known: tuple[int, list[PageKey]] | None
+    ) -> tuple[int, list[PageKey]]:
+        if known is not None and known[0] == record.version:
+            return known
+        ids = await chain(self._bus, record.id)
+        return record.version, [PageKey(page, group) for page in ids for group in range(GROUPS)]
+
+    async def _fitting(self, keys: list[PageKey], left: int) -> tuple[dict[PageKey, int], int]:
+        """Return the pages that Redis has, with their bytes, as far as they fit, and the bytes of the others."""
+        held: dict[PageKey, int] = {}
+        over = 0
+        for key, size in (await self._sizes(keys)).items():
+            if size <= left:
+                held[key] = size
+                left -= size
+            else:
+                over += size
+        return held, over
+
+    async def _sizes(self, keys: list[PageKey]) -> dict[PageKey, int]:
+        """Return the bytes of the pages that Redis has, in order."""
+        groups = by_partition(keys)
+        told = await self._store.server.pipeline(
+            [
+                ("HMGET", pages.sizes(at), *(key.member for key in some))
+                for at, some in groups.items()
+            ]
+        )
+        sizes = {
+            key: sized(size)[0]
+            for some, replies in zip(groups.values(), told, strict=True)
+            for key, size in zip(some, replies, strict=True)
+            if size is not None
+        }
+        return {key: sizes[key] for key in keys if key in sizes}
+
+    async def _until(self, session: str) -> int:
+        left_ms = int(await self._bus.call("PTTL", names.session(session)))
+        return self._store.now_ms() + max(left_ms, 0)
+
+    async def _write(self, ends: Ends) -> None:
+        """Pin these pages and no others, and have them live as long, or as long as any page that was just used."""
+        parts, groups = range(PARTITIONS), by_partition(ends)
+        used_ms = self._store.now_ms() + 1000 * self._store.ttl_s
+        told = await self._store.server.pipeline(
+            [("ZRANGE", pages.pins(at), 0, -1) for at in parts]
+        )
+        commands: list[tuple[object, ...]] = []
+        for at, there in zip(parts, told, strict=True):
+            members = {key.member: key for key in groups.get(at, ())}
+            gone = [member for member in there if member.decode() not in members]
+            if gone:
+                commands.append(("ZREM", pages.pins(at), *gone))
+            if members:
+                words = [word for name, key in members.items() for word in (ends[key], name)]
+                commands.append(("ZADD", pages.pins(at), *words))
+            commands += [
+                ("PEXPIREAT", pages.value(key), max(ends[key], used_ms)) for key in members.values()
+            ]
+        await self._store.server.pipeline(commands)
+
+    async def _bring(self, record: SessionRecord) -> None:
+        """Ask back from the disk what only that has."""
+        _, keys = await self._chain(record, None)
+        where = await self._store.where(keys)
+        below = [key for key, tier in zip(keys, where, strict=True) if tier == "disk"]
+        await self._store.recall(below)
+
+
+def _down() -> Unavailable:
+    return Unavailable(
+        "the Redis of KV pages is away: nothing can be pinned now; try again",
+        code="pages_down",
+        retry_after_s=5,
+    )
