@@ -17,6 +17,7 @@ from common.ids import family_of, unique_of
 from services.kv_store import metrics
 from services.kv_store.page_eraser import Erased, PageEraser
 from services.kv_store.scan import CLAIMS, LANE, STREAMS, Found, ulids_in, walk
+from services.kv_store.worker_eraser import WorkerEraser
 
 MOST_WALKS = 5
 _KEYS_AT_ONCE = 400
@@ -27,19 +28,24 @@ Named = tuple[str, str]  # a session's id and its tenant
 
 NOT_SEARCHED = [
     "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
-    "workers' memory holds computed pages, not text, until they are used for something else",
+    "of a page that a worker forgot its memory holds computed numbers, no text, until another page takes its place",
 ]
 PAGES_NOT_SEARCHED = (
-    "a page that a worker still held, or that a turn left which was not kept, may be in the page tiers until"
-    " SPILLWAY_PAGES_TTL_S after its last use"
+    "a page that a turn left which was not kept, or that a worker put which did not answer, may be in the page tiers"
+    " until SPILLWAY_PAGES_TTL_S after its last use"
 )
 
 
 class Eraser:
     """Erases sessions; one a process."""
 
-    def __init__(self, bus: Bus, pages: PageEraser | None = None) -> None:
-        self._bus, self._pages = bus, pages
+    def __init__(
+        self,
+        bus: Bus,
+        pages: PageEraser | None = None,
+        workers: WorkerEraser | None = None,
+    ) -> None:
+        self._bus, self._pages, self._workers = bus, pages, workers
 
     async def erase(
         self, sessions: Sequence[Named], until_ms: int, *, prove: bool
@@ -52,7 +58,9 @@ class Eraser:
         spare = {part for name, _ in sessions for part in (keys.session(name), keys.jobs(name))}
         wanted = set().union(*traces.values())
         found = await self._stop(wanted, spare, until_ms)
-        pages = {name: await self._erase_pages(name) for name, _ in sessions} if prove else {}
+        # Workers first: what they forget, they put nowhere any more.
+        held = {name: await _erased(self._workers, name) for name, _ in sessions} if prove else {}
+        pages = {name: await _erased(self._pages, name) for name, _ in sessions} if prove else {}
         removed, walks = Found(), 1
         while found.count and walks <= MOST_WALKS:
             _add(removed, found)
@@ -68,7 +76,15 @@ class Eraser:
                 retry_after_s=2,
             )
         return [
-            proof(name, traces[name], removed, found, pages.get(name), self._bus.clock.now_ms())
+            proof(
+                name,
+                traces[name],
+                removed,
+                found,
+                held=held.get(name),
+                pages=pages.get(name),
+                at_ms=self._bus.clock.now_ms(),
+            )
             for name, _ in sessions
         ]
 
@@ -78,9 +94,6 @@ class Eraser:
         await self._bus.call("UNLINK", keys.turns(session))
         await self._bus.call("UNLINK", keys.jobs(session))
         await self._bus.call("ZREM", keys.sessions(family_of(session), tenant), session)
-
-    async def _erase_pages(self, session: str) -> Erased | None:
-        return None if self._pages is None else await self._pages.erase(session)
 
     async def _trace(self, session: str) -> set[str]:
         """Mark a session deleted and return the ulids of it and of everything that was run for it."""
@@ -133,6 +146,10 @@ class Eraser:
                 await self._bus.call("XDEL", name, *entries)
 
 
+async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> Erased | None:
+    return None if eraser is None else await eraser.erase(session)
+
+
 def _add(total: Found, found: Found) -> None:
     total.keys |= found.keys
     total.claims |= found.claims
@@ -145,6 +162,8 @@ def proof(
     ulids: Collection[str],
     removed: Found,
     left: Found,
+    *,
+    held: Erased | None,
     pages: Erased | None,
     at_ms: int,
 ) -> dict[str, Any]:
@@ -156,15 +175,16 @@ def proof(
     gone: dict[str, int] = {}
     for name in filter(mine, removed.keys):
         kind = name.partition("}:")[2].partition(":")[0]
-        kind = "turns" if name.endswith(":turns") else kind
+        kind = next((part for part in ("turns", "held") if name.endswith(f":{part}")), kind)
         gone[kind] = gone.get(kind, 0) + 1
     for name, entries in removed.entries.items():
         kind = next(part for part in STREAMS if part in name).strip(":")
         count = sum(map(mine, entries.values()))
         gone[kind] = gone.get(kind, 0) + count
     gone["claims"] = len(removed.claims)
-    if pages is not None:
-        gone["pages"] = pages.pages
+    for what, erased in (("worker_pages", held), ("pages", pages)):
+        if erased is not None:
+            gone[what] = erased.pages
     searched = [{"pattern": f"*{ulid}*", "in": "keys", "found": 0} for ulid in sorted(ulids)]
     searched += [
         {"pattern": f"*{part}*", "in": "job of each entry", "read": left.read[part], "found": 0}
@@ -191,11 +211,13 @@ def proof(
                     "keys": left.scanned,
                     "searched": searched,
                 },
+                *(held.stores if held else ()),
                 *(pages.stores if pages else ()),
             ],
             "at": at_ms / 1000,
             "not_searched": [
                 *NOT_SEARCHED,
+                *(held.not_searched if held else ()),
                 *([PAGES_NOT_SEARCHED, *pages.not_searched] if pages else ()),
             ],
         },

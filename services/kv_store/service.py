@@ -24,6 +24,7 @@ from services.kv_store.page_eraser import PageEraser
 from services.kv_store.pins import Pins
 from services.kv_store.store import Store
 from services.kv_store.sweep import Sweep
+from services.kv_store.worker_eraser import WorkerEraser
 
 SERVICE = "kv_store"
 FAMILY, CLASS = Family("sessions"), "kv"
@@ -56,7 +57,8 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         limits = partial(limits_of, keys)
         keeper = Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, limits)
         pins = Pins(bus, pages, limits)
-    eraser = Eraser(bus, PageEraser(bus, pages, keeper) if pages and keeper else None)
+    below = PageEraser(bus, pages, keeper) if pages and keeper else None
+    eraser = Eraser(bus, below, WorkerEraser(bus))
     record = WorkerRecord(
         worker=Consumer.incarnation("kv"),
         classes=[CLASS],

@@ -1,0 +1,63 @@
+"""Has workers forget a deleted session's pages, on devices and hosts, and says which of them have."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.bus import Bus, BusFull
+from common.ids import Family, family_of
+from common.messages import Forgot
+from services.kv_store.chains import chain
+from services.kv_store.page_eraser import Erased
+
+WAIT_S = 5.0
+_POLL_S = 0.02
+
+
+class WorkerEraser:
+    """Tells the workers of a session's family; it waits for those that live, and for none longer than `wait_s`."""
+
+    def __init__(self, bus: Bus, wait_s: float = WAIT_S) -> None:
+        self._bus, self._wait_s = bus, wait_s
+
+    async def erase(self, session: str) -> Erased:
+        """Return what workers had of the pages of a session's turns. Raises BusDown."""
+        family, done = family_of(session), Erased()
+        try:
+            entry = await self._bus.ask_to_forget(session, await chain(self._bus, session))
+        except BusFull:
+            done.not_searched.append(
+                "the bus was full: workers hold the session's pages until other pages take their place"
+            )
+            return done
+        answers, silent = await self._answers(family, entry)
+        done.pages = sum(max(each.device, each.host) for each in answers)
+        lines = [
+            {
+                "pattern": f"{each.looked} pages of its turns",
+                "in": f"device and host of {each.worker}",
+                "read": each.looked,
+                "found": 0,
+            }
+            for each in answers
+        ]
+        looked = sum(each.looked for each in answers)
+        told = {"store": "workers", "servers": len(answers), "keys": looked, "searched": lines}
+        done.stores.append(told)
+        done.not_searched += [
+            f"{worker} did not answer: it forgets the session's pages as soon as it reads that it must"
+            for worker in silent
+        ]
+        return done
+
+    async def _answers(self, family: Family, entry: str) -> tuple[list[Forgot], list[str]]:
+        """Return the answers, and the workers that live and gave none."""
+        clock = self._bus.clock
+        until = clock.monotonic() + self._wait_s
+        while True:
+            answers = await self._bus.forgotten(family, entry)
+            told = {each.worker for each in answers}
+            alive = {record.worker for record in await self._bus.workers(family)}
+            if alive <= told or clock.monotonic() >= until:
+                return sorted(answers, key=lambda each: each.worker), sorted(alive - told)
+            await asyncio.sleep(_POLL_S)
