@@ -29,7 +29,7 @@ def rows_of(part: Part) -> Rows:
 
 
 class Driver:
-    """Steps when told to; `first_s` is when each sequence's first token was drawn, by `time.perf_counter`."""
+    """Steps when told to; `drawn_s` is when each sequence's tokens were drawn, by `time.perf_counter`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Driver:
         self.runner = runner
         self.scheduler = Scheduler(runner.shape, bounds, keeping)
         self.tiers = self.scheduler.table.tiers
-        self.first_s: dict[int, float] = {}
+        self.drawn_s: dict[int, list[float]] = {}
         self._now_s = now_s
         self._order = 0
         self._saved: list[tuple[Move, bool]] = []
@@ -100,7 +100,7 @@ class Driver:
         sequence = part.sequence
         self.scheduler.commit(part, None if drawn is None else drawn.token)
         if drawn is not None:
-            self.first_s.setdefault(sequence.order, now)
+            self.drawn_s.setdefault(sequence.order, []).append(now)
         if sequence.length >= sequence.most:
             self.scheduler.drop([sequence])
 

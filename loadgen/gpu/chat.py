@@ -23,17 +23,12 @@ from typing import Any
 
 import torch
 
-from common.messages import Sampling
-from common.pages.identity import root_id
 from loadgen import exactness, random_models
+from loadgen.driver import Driver
 from loadgen.gpu import shapes
 from loadgen.gpu.record import Record, arguments
 from services.gpu_worker.compute.runner import TorchRunner
-from services.gpu_worker.decide.batch import Draw, Drawn, Rows
 from services.gpu_worker.decide.schedule import Bounds
-from services.gpu_worker.decide.scheduler import Part, Scheduler
-from services.gpu_worker.decide.sequence import TokenSequence
-from services.gpu_worker.steps import run_step
 
 STREAMS = (1, 8, 32)
 STEP_TOKENS = (512, 4096)  # the worker's default, and what keeps a large device busy
@@ -42,7 +37,6 @@ KV_BYTES = 8 << 30  # 8 long prompts of the largest shape, and room
 TINY, BIG = "tiny", ("llama-1b", "qwen3-0.6b", "llama-8b")
 REPEATS = 3
 AGAIN = 3
-_GREEDY = Sampling(temperature=0.0)
 
 
 class Burst:
@@ -51,53 +45,28 @@ class Burst:
     def __init__(
         self, runner: TorchRunner, prompts: Sequence[list[int]], new: int, step_tokens: int
     ) -> None:
-        self._runner = runner
-        self._new = new
-        self._scheduler = Scheduler(runner.shape, Bounds(step_tokens, len(prompts)))
-        root = root_id(runner.fingerprint, "burst")
-        for number, prompt in enumerate(prompts):
-            most = len(prompt) + new
-            self._scheduler.add(TokenSequence(str(number), 0, number, prompt, root=root, most=most))
-        self.drawn_s: dict[str, list[float]] = {str(number): [] for number in range(len(prompts))}
+        self._driver = Driver(runner, Bounds(step_tokens, len(prompts)))
+        for prompt in prompts:
+            self._driver.add(prompt, new)
+        self.drawn_s: list[list[float]] = []
 
     def run(self) -> None:
         """Step until all is generated; RuntimeError if a step fails."""
         began = time.perf_counter()
-        while self._scheduler.waiting or self._scheduler.running:
-            parts = self._scheduler.step()
-            jobs = [part.sequence.job for part in parts]
-            ran = run_step(self._runner, [self._rows(part) for part in parts], jobs)
-            now = time.perf_counter() - began
-            for part, outcome in zip(parts, ran.outcomes, strict=True):
-                if outcome is not None and not isinstance(outcome, Drawn):
-                    raise RuntimeError(f"{outcome.code}: {outcome.message}")
-                self._commit(part, outcome, now)
-
-    def _rows(self, part: Part) -> Rows:
-        sequence = part.sequence
-        draw = Draw(_GREEDY, 0, sequence.length, sequence.prompt, sequence.output)
-        tokens = sequence.at(part.positions)
-        return Rows(tokens, part.positions, sequence.pages, draw if part.draws else None)
-
-    def _commit(self, part: Part, outcome: Drawn | None, now: float) -> None:
-        self._scheduler.commit(part, None if outcome is None else outcome.token)
-        if outcome is None:
-            return
-        self.drawn_s[part.sequence.job].append(now)
-        if len(part.sequence.output) == self._new:
-            self._scheduler.drop([part.sequence])
+        self._driver.run()
+        self.drawn_s = [[at - began for at in moments] for moments in self._driver.drawn_s.values()]
 
     @property
     def first_s(self) -> list[float]:
         """Return each stream's time to its first token."""
-        return [moments[0] for moments in self.drawn_s.values()]
+        return [moments[0] for moments in self.drawn_s]
 
     @property
     def decode_tokens_per_s(self) -> float:
         """Return the tokens a second while every stream decodes: after the last first token, before the first end."""
         start = max(self.first_s)
-        end = min(moments[-1] for moments in self.drawn_s.values())
-        count = sum(start < at <= end for moments in self.drawn_s.values() for at in moments)
+        end = min(moments[-1] for moments in self.drawn_s)
+        count = sum(start < at <= end for moments in self.drawn_s for at in moments)
         return count / (end - start)
 
 
