@@ -31,7 +31,6 @@ from services.gpu_worker.steps import run_step
 from services.gpu_worker.tiering import Tiering
 
 START_S = 10.0
-_WAIT_S = 0.005
 
 
 class PagesRedis:
@@ -139,7 +138,7 @@ class Tiered:
         parts = self.scheduler.step(now_s=time.monotonic())
         if not parts and not self.scheduler.loads:
             try:
-                async with asyncio.timeout(_WAIT_S):
+                async with asyncio.timeout(self.tiering.patience_s()):
                     await self._work.wait()
             except TimeoutError:
                 pass

@@ -39,7 +39,6 @@ from services.gpu_worker.tiering import Tiering
 AHEAD = 8  # steps that may run before the first of them is acknowledged
 _WAIT_S = 1.0
 _RETRY_S = 0.2
-_HOLD_S = 0.01
 _PLAIN = WorkerConfig()
 _CLOSE_S = 5.0
 _log = log.get("engine")
@@ -198,7 +197,7 @@ class GenerationLoop:
             elif self._scheduler.running:
                 await asyncio.sleep(0)  # pages were taken from the only one planned
             elif self._scheduler.waiting:
-                await _wait(self._work, _HOLD_S)  # for pages on their way
+                await _wait(self._work, self._tiering.patience_s())
             else:
                 self._observe_state()
                 await _wait(self._work, _WAIT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from common.config import WorkerConfig
@@ -16,6 +17,7 @@ from services.gpu_worker.decide.tiers import Keeping, Price
 from services.gpu_worker.fetching import Fetcher
 from services.gpu_worker.publishing import Publisher
 
+_LEAST_S, _MOST_S = 0.0005, 0.01  # between two looks at what has come
 SAVES = 8  # pages of a layer group on their way to the host at once: what is on its way cannot be given away
 
 
@@ -101,6 +103,11 @@ class Tiering:
         if self.publisher is not None:
             await self.publisher.forget(ids)
         return self.tiers.forget(ids)
+
+    def patience_s(self) -> float:
+        """Return how long the sequences that wait may wait on for pages that are on their way."""
+        until_s = min((one.hold_until_s for one in self.scheduler.waiting), default=0.0)
+        return min(max(until_s - time.monotonic(), _LEAST_S), _MOST_S)
 
     def load(self) -> Loading | None:
         """Begin to copy what the step planned last will see."""
