@@ -153,7 +153,7 @@ class SessionWork(Message, frozen=True, tag="session"):
     is the id (the new one's, for an import).
     """
 
-    op: Literal["list", "export", "import", "delete", "pin", "unpin"]
+    op: Literal["list", "export", "import", "delete", "pin", "unpin", "places"]
     tenant: str
     session: str = ""
     cursor: str | None = None

@@ -13,6 +13,7 @@ from common.bus import BusDown, BusFull, Consumer, Lease
 from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError
 from common.messages import BadMessage, Event, SessionResult, SessionWork, decode_work
 from services.kv_store import metrics
+from services.kv_store.places import Places
 from services.kv_store.store import Store
 
 AT_ONCE = 16
@@ -26,8 +27,8 @@ _log = log.get("kv_store")
 class StoreLoop:
     """Serves jobs on sessions until told to stop."""
 
-    def __init__(self, consumer: Consumer, store: Store) -> None:
-        self.consumer, self._store = consumer, store
+    def __init__(self, consumer: Consumer, store: Store, places: Places) -> None:
+        self.consumer, self._store, self._places = consumer, store, places
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
 
@@ -111,6 +112,8 @@ class StoreLoop:
         """Do a job; while the bus is away, or full, again and again until its deadline: all of it is repeatable."""
         while True:
             try:
+                if work.op == "places":
+                    return await self._places.perform(work)
                 return await self._store.perform(work, lease, partial(self._note, lease))
             except (BusDown, BusFull) as error:
                 clock = self._store.bus.clock

@@ -22,6 +22,7 @@ from services.kv_store.limits import limits_of
 from services.kv_store.loop import AT_ONCE, StoreLoop
 from services.kv_store.page_eraser import PageEraser
 from services.kv_store.pins import Pins
+from services.kv_store.places import Places
 from services.kv_store.store import Store
 from services.kv_store.sweep import Sweep
 from services.kv_store.worker_eraser import WorkerEraser
@@ -83,7 +84,9 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     if pins is not None:
         tasks.append(asyncio.create_task(pins.run()))
     try:
-        await StoreLoop(consumer, Store(bus, eraser, pins)).run(stopping, config.drain_s)
+        await StoreLoop(consumer, Store(bus, eraser, pins), Places(bus, pages)).run(
+            stopping, config.drain_s
+        )
     finally:
         for task in tasks:
             task.cancel()

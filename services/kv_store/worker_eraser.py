@@ -10,7 +10,7 @@ from common.messages import Forgot
 from services.kv_store.chains import chain
 from services.kv_store.page_eraser import Erased
 
-WAIT_S = 5.0
+WAIT_S = 2.0
 _POLL_S = 0.02
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +156,9 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     page.goto(f"{instance.url}/#/sessions")
     page.get_by_role("button", name="What does the ship Boutune carry?").click()
     expect(page.locator(".transcript article")).to_have_count(4)
+    expect(page.locator(".tiers")).to_contain_text("has it")
+    for tier, number in (("device", r"^[1-9]\d*$"), ("host", r"^\d+$"), ("redis", r"^[1-9]\d*$")):
+        expect(page.locator(f".tier[data-tier={tier}] .number")).to_have_text(re.compile(number))
     page.get_by_role("link", name="Go on in the chat").click()
     expect(page.locator(".log article")).to_have_count(4)
     page.go_back()

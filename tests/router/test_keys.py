@@ -192,6 +192,7 @@ ROUTES = (
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),
     ("GET", "/v1/sessions/{r}/export"),
+    ("GET", "/v1/sessions/{r}/pages"),
 )
 OPEN = {
     "/v1/embeddings",

@@ -155,6 +155,16 @@ async def export(request: web.Request) -> web.Response:
     return reply(await _work(request, caller, "export", session=record.id))
 
 
+async def pages(request: web.Request) -> web.Response:
+    """Return in which tiers a session's pages lie."""
+    caller = request.app[ROUTER].caller(request)
+    record = await own(request)
+    return reply(
+        await _work(request, caller, "places", session=record.id),
+        headers={"Cache-Control": "no-store"},
+    )
+
+
 async def delete(request: web.Request) -> web.Response:
     """Delete a session with everything run for it; the answer says what was removed and searched."""
     caller = request.app[ROUTER].caller(request)
@@ -179,7 +189,7 @@ async def load(request: web.Request) -> web.Response:
 async def _work(
     request: web.Request,
     caller: Caller,
-    op: Literal["list", "export", "import", "delete", "pin", "unpin"],
+    op: Literal["list", "export", "import", "delete", "pin", "unpin", "places"],
     **given: Any,
 ) -> bytes:
     """Have kv_store do something and return its JSON."""

@@ -4,6 +4,7 @@ import { ask, segment } from "./api.js";
 import { said } from "./chat.js";
 import { h, text } from "./dom.js";
 import { ago, count, many, seconds } from "./format.js";
+import { Tiers } from "./tiers.js";
 
 const PAGE = 50;
 
@@ -16,6 +17,7 @@ export class Sessions {
     this.empty = h("p", { class: "quiet", hidden: true }, "No session is kept. A chat begins one.");
     this.failed = h("p", { class: "error", role: "alert", hidden: true });
     this.done = h("p", { class: "note", role: "status", hidden: true });
+    this.tiers = new Tiers();
     this.opened = h("section", { class: "transcript", "aria-label": "Transcript", tabindex: "-1", hidden: true });
     this.element = h(
       "div",
@@ -30,6 +32,11 @@ export class Sessions {
   async show(argument) {
     await this.#load(null);
     if (argument) await this.#open(argument);
+    else if (this.current && !this.opened.hidden) this.tiers.watch(this.current);
+  }
+
+  hide() {
+    this.tiers.stop();
   }
 
   async #load(after) {
@@ -63,6 +70,7 @@ export class Sessions {
   async #open(id) {
     this.current = id;
     this.opened.hidden = true; // what is about to be replaced must not be acted on
+    this.tiers.stop();
     for (const item of this.list.children) item.classList.toggle("current", item.dataset.session === id);
     try {
       const { body } = await ask(`/v1/sessions/${segment(id)}?include=messages`);
@@ -81,10 +89,12 @@ export class Sessions {
     remove.addEventListener("click", () => this.#delete(session.id, remove));
     const ends = session.updated + session.ttl_s - Date.now() / 1000;
     this.opened.hidden = false;
+    this.tiers.watch(session.id);
     this.opened.replaceChildren(
       h("p", { class: "under mono" }, session.id),
       h("p", { class: "hint" }, `${session.model} · version ${count(session.version)} · kept for ${seconds(Math.max(0, Math.floor(ends)))} more${session.running ? " · a turn is running" : ""}`),
       h("div", { class: "row" }, h("a", { class: "button", href: `#/chat/${encodeURIComponent(session.id)}` }, "Go on in the chat"), remove),
+      this.tiers.element,
       ...session.messages.map(({ role, content }) => said(role, content)),
     );
   }
@@ -104,6 +114,7 @@ export class Sessions {
       this.done.hidden = false;
       text(this.done, `Deleted${gone.length ? `: ${gone.join(", ")}` : ""}. Every key was searched afterwards; nothing of it is left.`);
       this.opened.hidden = true;
+      this.tiers.stop();
       this.current = null;
       await this.#load(null);
     } catch (error) {
