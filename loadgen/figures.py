@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-Found = Mapping[str, Any]
-Tell = Callable[[Found], str]
+from loadgen.figure import Figure, Found, at
+from loadgen.page_figures import PAGE_FIGURES
+
 COLUMNS = ("row", "figure", "must", "goal", "ours", "rival", "reached")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the summary: `ours` and `rival` read a document, `met` names its verdict there ("": the lowest)."""
-
-    row: str
-    what: str
-    must: str
-    goal: str
-    ours: Tell
-    met: str
-    rival: Tell = lambda _found: "-"
-
-    def cells(self, found: Found | None) -> list[str]:
-        """Return the line; without a document it says that nothing was measured."""
-        told = ["not measured", "-", "-"]
-        if found is not None:
-            met = found["met"].get(self.met, "-") if self.met else lowest(found)
-            told = [self.ours(found), self.rival(found), met]
-        return [self.row, self.what, self.must, self.goal, *told]
-
-
-def lowest(found: Found) -> str:
-    """Return the lowest level any verdict of a document reached; - if it has none."""
-    words = set(found["met"].values())
-    return next((word for word in ("missed", "must", "goal", "met") if word in words), "-")
-
-
-def _at(found: Found, table: int, row: int, column: str) -> str:
-    """Return one cell of a document's tables."""
-    shown = found["tables"][table]
-    cell: str = shown["rows"][row][shown["columns"].index(column)]
-    return cell
 
 
 def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) -> Figure:
@@ -51,34 +16,17 @@ def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) 
     theirs = {1: "sentence-transformers texts/s", 2: "rival texts/s", 3: "infinity texts/s"}
     return Figure(
         "E1", what, "≥ 1.0", goal,
-        lambda f: f"{_at(f, table, number, 'ratio [95 %]')}, {_at(f, table, number, names[table])} texts/s",
-        met, lambda f: f"{rival}: {_at(f, table, number, theirs[table])} texts/s",
+        lambda f: f"{at(f, table, number, 'ratio [95 %]')}, {at(f, table, number, names[table])} texts/s",
+        met, lambda f: f"{rival}: {at(f, table, number, theirs[table])} texts/s",
     )  # fmt: skip
 
 
 def _mesh(what: str, number: int, must: str, goal: str) -> Figure:
     return Figure(
         "E2", f"the mesh against its engine in process, {what}", must, goal,
-        lambda f: f"{_at(f, 0, number, 'ratio [95 %]')}, {_at(f, 0, number, 'mesh texts/s')} texts/s",
-        what, lambda f: f"engine alone: {_at(f, 0, number, 'alone texts/s')} texts/s",
+        lambda f: f"{at(f, 0, number, 'ratio [95 %]')}, {at(f, 0, number, 'mesh texts/s')} texts/s",
+        what, lambda f: f"engine alone: {at(f, 0, number, 'alone texts/s')} texts/s",
     )  # fmt: skip
-
-
-def _warm(found: Found, name: str, tier: str) -> str:
-    table = found["tables"][0]
-    row = next(row for row in table["rows"] if (row[0], row[2]) == (name, tier))
-    cell = dict(zip(table["columns"], row, strict=True))
-    return f"{cell['ratio [95 %]']}, {cell['ms']} ms"
-
-
-def _slowest(found: Found) -> str:
-    measured = found["tables"][1]
-    at = measured["columns"].index("ratio [95 %]")
-    worst = max((row[at] for row in measured["rows"]), key=lambda text: float(text.split()[0]))
-    virtual = max(
-        float(cell.partition(" / ")[0]) for row in found["tables"][0]["rows"] for cell in row[2:]
-    )
-    return f"{worst}; on the virtual clock {virtual:.3f}"
 
 
 def _kills(row: str, what: str) -> tuple[Figure, Figure]:
@@ -194,11 +142,11 @@ def _fuzzed(found: Found) -> str:
 
 
 def _over(found: Found) -> str:
-    return f"{_at(found, 0, 0, 'over depth')} of {_at(found, 0, 0, 'admissions')}"
+    return f"{at(found, 0, 0, 'over depth')} of {at(found, 0, 0, 'admissions')}"
 
 
 def _hung(found: Found) -> str:
-    return f"{_at(found, 0, 1, 'p99')} ms, calm {_at(found, 0, 0, 'p99')} ms"
+    return f"{at(found, 0, 1, 'p99')} ms, calm {at(found, 0, 0, 'p99')} ms"
 
 
 def _unlike(found: Found) -> str:
@@ -217,23 +165,6 @@ def _policies(
     return f"{value:g} %" if "%" in cells[0] else f"{value:g}"
 
 
-_WAY = "spillway's way from LRU"
-
-
-def _kept(found: Found, pages: str, column: str = _WAY) -> str:
-    """Return a cell of P5's first table, if Mooncake's trace was there."""
-    table = found["tables"][0]
-    rows = [row for row in table["rows"] if row[0] == pages and column in table["columns"]]
-    return rows[0][table["columns"].index(column)] if rows else "not measured"
-
-
-def _below(found: Found) -> str:
-    loads = [
-        at for key, at in found["samples"].items() if key.startswith(("skew", "conversations"))
-    ]
-    return f"{sum(at['spillway'] < at['lru'] for at in loads)} of {len(loads)}"
-
-
 _SHARE = "tokens in time / clairvoyant's"
 _ST = "sentence-transformers"
 _INFINITY = "HTTP on both sides, 32 texts of 32 tokens: ours / rival"
@@ -246,18 +177,18 @@ FIGURES: tuple[Figure, ...] = (
     _embed(_INFINITY, 3, 0, "≥ 1.3", f"infinity, {_SHAPES[0]}", "infinity"),
     Figure(
         "E1", "embeddings: lowest cosine to fp32", "≥ 0.9995", "≥ 0.9995",
-        lambda f: _at(f, 0, 0, "lowest"), "accuracy", lambda f: f"{_ST} bf16: {_at(f, 0, 1, 'lowest')}",
+        lambda f: at(f, 0, 0, "lowest"), "accuracy", lambda f: f"{_ST} bf16: {at(f, 0, 1, 'lowest')}",
     ),
     _mesh(_SHAPES[0], 0, "≥ 0.85", "≥ 0.95"),
     _mesh(_SHAPES[1], 1, "≥ 0.85", "≥ 0.95"),
     _mesh(_SHAPES[2], 2, "≥ 0.6", "≥ 0.75"),
     Figure(
         "R1", "latency added, p50", "≤ 4 ms", "≤ 2 ms",
-        lambda f: f"{_at(f, 0, 0, 'p50 [95 %]')} ms", "p50 beside nothing",
+        lambda f: f"{at(f, 0, 0, 'p50 [95 %]')} ms", "p50 beside nothing",
     ),
     Figure(
         "R1", "latency added, p99", "≤ 20 ms", "≤ 10 ms",
-        lambda f: f"{_at(f, 0, 0, 'p99 [95 %]')} ms", "p99 beside nothing",
+        lambda f: f"{at(f, 0, 0, 'p99 [95 %]')} ms", "p99 beside nothing",
     ),
     Figure("R2", "admissions with use over depth", "0", "0 in 10^6", _over, "0 over depth"),
     Figure(
@@ -283,12 +214,12 @@ FIGURES: tuple[Figure, ...] = (
     Figure("F6", "5xx, hangs, crashes under fuzzing", "0", "0", _fuzzed, "0 responses of 5xx, hangs, crashes"),
     Figure(
         "C1", "chat on the CPU, 2 turns/s: TTFT p50 / p99", "no failure", "no failure",
-        lambda f: f"{_at(f, 0, 2, 'TTFT p50 / p99 (ms)')} ms", "no failure",
+        lambda f: f"{at(f, 0, 2, 'TTFT p50 / p99 (ms)')} ms", "no failure",
     ),
     Figure("R1C", "1,000 open streams: failed", "0", "0", _streams, "no failure of 1000 open streams"),
     Figure(
         "Q1", "grounded answers of the shipped model, exact", "≥ 75 %", "≥ 75 %",
-        lambda f: _at(f, 0, 0, "exact"), "present: exact at least 75%",
+        lambda f: at(f, 0, 0, "exact"), "present: exact at least 75%",
     ),
     Figure(
         "W1", "depth by probes through the mesh: devices unlike the true line's", "0", "0",
@@ -339,8 +270,8 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure(
         "L4", "paged attention, 32 streams of 2,048 tokens: share of the bandwidth", "≥ 0.45", "≥ 0.8",
-        lambda f: f"{_at(f, 0, 0, 'share [95 %]')}, {_at(f, 0, 0, 'attention GB/s')} GB/s", "attention, GB/s",
-        lambda f: f"torch, gathered: {_at(f, 0, 0, 'torch (gathered) GB/s')} GB/s",
+        lambda f: f"{at(f, 0, 0, 'share [95 %]')}, {at(f, 0, 0, 'attention GB/s')} GB/s", "attention, GB/s",
+        lambda f: f"torch, gathered: {at(f, 0, 0, 'torch (gathered) GB/s')} GB/s",
     ),
     *(
         Figure("L5", f"beside {rival}: 1, 8, 32 streams, a prompt of 512", "-", "-", partial(_others, rival), "")
@@ -354,7 +285,7 @@ FIGURES: tuple[Figure, ...] = (
     *(
         Figure(
             "N2", f"step prediction, {name}: median error", "≤ 15 %", "≤ 10 %",
-            partial(_at, table=0, row=n, column="median error"), f"prediction, {name}",
+            partial(at, table=0, row=n, column="median error"), f"prediction, {name}",
         )
         for n, name in enumerate("SM")
     ),
@@ -363,34 +294,10 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: f"{1 - f['samples']['shares']['model'] / sum(f['samples']['shares'].values()):.1%}",
         "outside the model",
     ),
-    *(
-        Figure(
-            "P2", f"first token of a warm turn, {name}, from {tier} / computed", must, goal,
-            partial(_warm, name=name, tier=tier), f"{name}, from {tier}",
-        )
-        for name in ("S", "M", "L")
-        for tier, must, goal in (("host", "≤ 0.2", "≤ 0.1"), ("redis", "≤ 0.5", "≤ 0.25"))
-    ),
-    Figure(
-        "P3", "never slower: worst median of any tier's speed and pages / computed", "≤ 1.05", "≤ 1.03",
-        _slowest, "",
-    ),
-    Figure(
-        "P5", "eviction, Mooncake's trace: way from LRU to the clairvoyant, 1k / 5k pages", "≥ 0 at all sizes",
-        "≥ 25 % / 25 %", lambda f: " / ".join(_kept(f, size) for size in ("1,000", "5,000")), "Mooncake's trace",
-        lambda f: f"S3-FIFO, pages held: {_kept(f, '1,000', 's3fifo')} / {_kept(f, '5,000', 's3fifo')}",
-    ),
-    Figure(
-        "P5", "eviction, generated loads: sizes below LRU", "by ≤ 0.1 point", "0", _below,
-        "generated loads: never below LRU",
-    ),
-    Figure(
-        "P5", "eviction: a decision among 10,000 sessions, p50", "≤ 200 us", "≤ 200 us",
-        lambda f: f"{f['tables'][-1]['rows'][-1][1].partition(' ')[0]} us", "a decision",
-    ),
+    *PAGE_FIGURES,
     Figure(
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
-        lambda f: f"{_at(f, 0, 2, 'exact')} / {_at(f, 0, 3, 'exact')}", "int8 answers as exactly",
-        lambda f: f"fp32: {_at(f, 0, 0, 'exact')}",
+        lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",
+        lambda f: f"fp32: {at(f, 0, 0, 'exact')}",
     ),
 )  # fmt: skip

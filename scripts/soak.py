@@ -31,7 +31,7 @@ HELPER = re.compile(r"^(?:from|import) (tests\.[\w.]+)", re.M)
 # Rows of the benchmarks, and what the run gets besides its JSON. F6 is not among them: its tests are pieces themselves.
 BENCH = {
     "E1": ("--count", "200"),  # pairs a row, of 300: that is what fits into an hour
-    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P2", "P3", "P5", "X2"), ()),
+    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P1", "P2", "P3", "P5", "X2"), ()),
     **dict.fromkeys(
         ("E2", "R1", "V1", "V2", "F3", "F5", "C1", "R1C", "Q1", "X1", "W1", "W2", "W3"), ()
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadgen.figures import lowest
+from loadgen.figure import lowest
 from loadgen.html import charts
 from loadgen.html.page import Page, figure, machine, table
 

@@ -1,0 +1,44 @@
+"""One line of the summary: what a row must reach, what it should, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Found = Mapping[str, Any]
+Tell = Callable[[Found], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the summary: `ours` and `rival` read a document, `met` names its verdict there ("": the lowest)."""
+
+    row: str
+    what: str
+    must: str
+    goal: str
+    ours: Tell
+    met: str
+    rival: Tell = lambda _found: "-"
+
+    def cells(self, found: Found | None) -> list[str]:
+        """Return the line; without a document it says that nothing was measured."""
+        told = ["not measured", "-", "-"]
+        if found is not None:
+            met = found["met"].get(self.met, "-") if self.met else lowest(found)
+            told = [self.ours(found), self.rival(found), met]
+        return [self.row, self.what, self.must, self.goal, *told]
+
+
+def lowest(found: Found) -> str:
+    """Return the lowest level any verdict of a document reached; - if it has none."""
+    words = set(found["met"].values())
+    return next((word for word in ("missed", "must", "goal", "met") if word in words), "-")
+
+
+def at(found: Found, table: int, row: int, column: str) -> str:
+    """Return one cell of a document's tables."""
+    shown = found["tables"][table]
+    cell: str = shown["rows"][row][shown["columns"].index(column)]
+    return cell
