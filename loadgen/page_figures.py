@@ -53,7 +53,17 @@ def _below(found: Found) -> str:
     return f"{sum(at['spillway'] < at['lru'] for at in loads)} of {len(loads)}"
 
 
+def _fullest(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    worst = max(rows, key=lambda row: float(row[-1].rstrip("%")))
+    return f"{worst[-1]} at most ({worst[0]})"
+
+
 PAGE_FIGURES: tuple[Figure, ...] = (
+    Figure(
+        "F5P", "bytes of a tier / its budget over many turns", "≤ 110 %", "≤ 105 %", _fullest,
+        "every tier within its budget",
+    ),
     _conversations("ours, stateless", "≥ 1.3", "≥ 2.0"),
     _conversations("llama.cpp", "≥ 1.0", "≥ 1.2"),
     *(

@@ -41,6 +41,7 @@ SUITES = {
         Suite("F3", "One hung worker"),
         Suite("F4", "SIGTERM with requests in flight"),
         Suite("F5", "Memory under sustained load"),
+        Suite("F5P", "Bytes of every tier of pages over many turns"),
         Suite("C1", "Chat under load"),
         Suite("R1C", "1,000 open chat streams"),
         Suite("F1C", "kill -9 of any process under chat"),
