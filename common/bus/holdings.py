@@ -37,15 +37,19 @@ class Holdings(Registry):
         self, family: Family, worker: str, there: Iterable[PageId], gone: Iterable[PageId] = ()
     ) -> None:
         """Say which marks a worker has now and which it has no more."""
-        name, now = keys.prefixes(family), self.clock.now_ms()
-        until, tail = now + int(1000 * HELD_S), worker.encode()
+        name, tail = keys.prefixes(family), worker.encode()
+        until = self.clock.now_ms() + int(1000 * HELD_S)
         if dropped := [mark + tail for mark in gone]:
             await self.call("ZREM", name, *dropped)
         if added := [part for mark in there for part in (until, mark + tail)]:
             await self.call("ZADD", name, *added)
-            await self.call("ZREMRANGEBYSCORE", name, "-inf", now)
-            await self.call("ZREMRANGEBYRANK", name, 0, -MOST_MARKS - 1)
             await self.call("PEXPIRE", name, int(1000 * HELD_S))
+
+    async def trim_marks(self, family: Family) -> None:
+        """Remove marks that have expired, and the oldest of too many."""
+        name = keys.prefixes(family)
+        await self.call("ZREMRANGEBYSCORE", name, "-inf", self.clock.now_ms())
+        await self.call("ZREMRANGEBYRANK", name, 0, -MOST_MARKS - 1)
 
     async def marked(
         self, family: Family, marks: Sequence[PageId], workers: Sequence[str]

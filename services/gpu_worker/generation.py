@@ -339,6 +339,7 @@ class GenerationLoop:
             self._metrics.work.cached.inc(result.cached_tokens)
             self._metrics.work.input.inc(result.prompt_tokens - result.cached_tokens)
         self._leave(job)
+        await self._holding.mark(job.choices[0].sequence.ids)
 
     # -- cost ------------------------------------------------------------------------------------------
 

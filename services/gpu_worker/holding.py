@@ -13,6 +13,7 @@ from common.bus import BusDown, BusFull, Consumer
 from common.bus.holdings import HELD_S
 from common.messages import Held
 from common.pages.identity import PAGE, PageId
+from common.pages.marks import marks_of
 from services.gpu_worker.decide.residents import Residents
 from services.gpu_worker.decide.table import PageTable
 
@@ -36,6 +37,16 @@ class Holding:
         with contextlib.suppress(BusDown, BusFull):  # it is said again
             await self._tell(session)
 
+    async def mark(self, ids: Sequence[PageId]) -> None:
+        """Say that a chain was computed here, unless nobody else could be asked instead, or the bus is away."""
+        consumer = self._consumer
+        with contextlib.suppress(BusDown, BusFull):
+            if (marks := marks_of(ids)) and not await self._alone():
+                await consumer.bus.publish_marks(consumer.family, consumer.worker, marks)
+
+    async def _alone(self) -> bool:
+        return len(await self._consumer.bus.registered(self._consumer.family)) < 2
+
     async def run(self) -> None:
         """Look at some of all that is remembered, again and again."""
         while True:
@@ -55,13 +66,16 @@ class Holding:
         self._at = begin + SESSIONS
         for session in sessions[begin : begin + SESSIONS]:
             await self._look_at(session)
-        marks = self._residents.some_marks(MARKS)
+        if not await self._alone():
+            await self._look_at_marks()
+
+    async def _look_at_marks(self) -> None:
+        consumer, marks = self._consumer, self._residents.some_marks(MARKS)
         there = [mark for mark in marks if self._table.keeps(mark)]
         gone = set(marks).difference(there)
         self._residents.unmark(gone)
-        await self._consumer.bus.publish_marks(
-            self._consumer.family, self._consumer.worker, there, sorted(gone)
-        )
+        await consumer.bus.publish_marks(consumer.family, consumer.worker, there, sorted(gone))
+        await consumer.bus.trim_marks(consumer.family)
 
     async def _look_at(self, session: str) -> None:
         told, held = self._told.get(session), self._held(session)
