@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from spillway_client import AsyncSpillway, SessionInfo
 
@@ -15,6 +18,7 @@ from cli.http import add_server, talk
 from cli.terminal import printable
 from common.errors import ConfigError
 
+_PART = 1 << 18  # bytes of pages read at once
 HELP = "list, show, delete, pin, export and import sessions"
 
 
@@ -30,6 +34,9 @@ def add(subparsers: Any) -> None:
     delete = verbs.add_parser("delete", help="remove a session, and prove that nothing is left")
     export = verbs.add_parser("export", help="write a session as JSON to stdout, or to a file")
     export.add_argument("--output", "-o", type=Path, metavar="FILE")
+    export.add_argument(
+        "--pages", type=Path, metavar="FILE", help="write what was computed for it, too"
+    )
     pin = verbs.add_parser("pin", help="keep what was computed for a session until it ends")
     unpin = verbs.add_parser("unpin", help="let that go when there is no room")
     for verb in (show, delete, export, pin, unpin):
@@ -37,6 +44,7 @@ def add(subparsers: Any) -> None:
     load = verbs.add_parser("import", help="make a new session of an exported one")
     load.add_argument("file", metavar="FILE", help="`-`: what is piped in")
     load.add_argument("--model", metavar="NAME", help="for this model, not the one it was had with")
+    load.add_argument("--pages", type=Path, metavar="FILE", help="what `export --pages` wrote")
     for verb in (listing, show, delete):
         verb.add_argument("--json", action="store_true", help="for programs")
     for verb in (listing, show, delete, export, pin, unpin, load):
@@ -56,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         "unpin": _pin,
     }
     if args.verb == "import":
-        return talk(args, lambda client: _import(client, document, args.model))
+        return talk(args, lambda client: _import(client, document, args))
     return talk(args, lambda client: verbs[args.verb](client, args))
 
 
@@ -130,16 +138,43 @@ async def _export(client: AsyncSpillway, args: argparse.Namespace) -> int:
     text = json.dumps(document, indent=2, ensure_ascii=False)
     if args.output is None:
         print(text)
-        return 0
+    else:
+        with _writable(args.output):
+            args.output.write_text(f"{text}\n", encoding="utf-8")
+    if args.pages is not None:
+        with _writable(args.pages), args.pages.open("wb") as file:
+            async for data in client.sessions.export_pages(args.id):
+                file.write(data)
+    return 0
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
     try:
-        args.output.write_text(f"{text}\n", encoding="utf-8")
+        yield
     except OSError as error:
         raise ConfigError(
-            f"{args.output}: {error.strerror}; expected a file that can be written"
+            f"{path}: {error.strerror}; expected a file that can be written"
         ) from None
+
+
+async def _import(client: AsyncSpillway, document: dict[str, Any], args: argparse.Namespace) -> int:
+    with contextlib.nullcontext() if args.pages is None else _readable(args.pages) as pages:
+        session = (await client.sessions.load(document, model=args.model)).id
+        print(session)
+        if pages is not None:
+            found = await client.sessions.load_pages(session, iter(partial(pages.read, _PART), b""))
+            sys.stderr.write(
+                f"pages: {found.stored + found.exists} are there now; {found.refused} found no room, "
+                f"{found.damaged} are damaged, {found.foreign} belong to something else\n"
+            )
     return 0
 
 
-async def _import(client: AsyncSpillway, document: dict[str, Any], model: str | None) -> int:
-    print((await client.sessions.load(document, model=model)).id)
-    return 0
+def _readable(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; expected what `export --pages` wrote"
+        ) from None

@@ -60,8 +60,8 @@ class PagesConfig(Common, frozen=True):
     pages_ttl_s: Positive = 24 * 3600
 
 
-class RouterConfig(Common, frozen=True):
-    """The router: where it listens, whom it serves, and its limits."""
+class RouterConfig(PagesConfig, frozen=True):
+    """The router: where it listens, whom it serves, and its limits; KV pages it exports and imports only."""
 
     host: str = "127.0.0.1"
     port: Port = 8080

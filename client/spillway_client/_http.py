@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Call:
 
     method: str
     path: str
-    body: bytes | None
+    body: bytes | AsyncIterable[bytes] | None
     headers: Mapping[str, str]
     deadline: float
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any, Unpack
 
 from ._chat import ChatCompletionsResource, ChatOptions, Messages
 from ._resources import segment
-from ._transport import Transport
+from ._transport import GENERATION_TIMEOUT_S, Transport
 from .generation import ChatCompletion
 from .streams import ChatStream
-from .types import DeletedSession, SessionInfo, SessionPage, build, items
+from .types import DeletedSession, LoadedPages, SessionInfo, SessionPage, build, items
+
+PAGES_TYPE = "application/octet-stream"
 
 
 def _info(payload: Any) -> SessionInfo:
@@ -127,6 +129,43 @@ class SessionsResource:
             idempotency_key=idempotency_key,
         )
         return _info(answer.payload)
+
+    async def export_pages(
+        self, session: str, *, timeout_s: float | None = GENERATION_TIMEOUT_S
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes of what was computed for a session and is kept below the workers, for `load_pages`."""
+        path = f"/v1/sessions/{segment(session)}/export/pages"
+        headers = {"Accept": PAGES_TYPE}
+        async for data in self._transport.stream(path, headers=headers, timeout_s=timeout_s):
+            yield data
+
+    async def load_pages(
+        self,
+        session: str,
+        pages: bytes | Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        timeout_s: float | None = None,
+    ) -> LoadedPages:
+        """Have a loaded session find what was computed for it elsewhere, by the same model; may be repeated.
+
+        ConflictError (`fingerprint_mismatch`) where it was another model.
+        """
+        answer = await self._transport.send(
+            f"/v1/sessions/{segment(session)}/import/pages",
+            _parts(pages),
+            content_type=PAGES_TYPE,
+            timeout_s=timeout_s,
+        )
+        return build(LoadedPages, answer.payload)
+
+
+async def _parts(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(data, AsyncIterable):
+        async for part in data:
+            yield part
+        return
+    for part in [data] if isinstance(data, bytes) else data:
+        yield part
 
 
 class Session:

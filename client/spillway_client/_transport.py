@@ -10,7 +10,8 @@ import ssl as ssl_module
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -257,12 +258,28 @@ class Transport:
 
     # -- streams ---------------------------------------------------------------------------------------
 
+    async def send(
+        self, path: str, parts: AsyncIterable[bytes], *, content_type: str, timeout_s: float | None
+    ) -> Answer:
+        """POST bytes as they come, and return the answer (one try)."""
+        call = self.prepared(
+            "POST",
+            path,
+            headers={"Content-Type": content_type},
+            timeout_s=timeout_s,
+            default_s=GENERATION_TIMEOUT_S,
+        )
+        try:
+            return await self.attempt(replace(call, body=parts), self.servers.now, answer_of)
+        except RetryableError as refused:
+            raise refused.error from None
+
     async def stream(
         self, path: str, *, headers: Mapping[str, str], timeout_s: float | None
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes of a server-sent stream from one connection (no retries)."""
+        """Yield the bytes of a stream, of server-sent events if `headers` do not say else (one try)."""
         limit_s = self._timeout_s or TIMEOUT_S if timeout_s is None else checked_timeout(timeout_s)
-        merged = {**self._headers, **headers, "Accept": "text/event-stream"}
+        merged = {**self._headers, "Accept": "text/event-stream", **headers}
         base = self.servers.now
         url = URL(base + path, encoded=True)
         try:

@@ -193,6 +193,8 @@ class SyncSessions(Bound[SessionsResource]):
     delete = call(SessionsResource.delete)
     export = call(SessionsResource.export)
     load = call(SessionsResource.load)
+    export_pages = each(SessionsResource.export_pages)
+    load_pages = call(SessionsResource.load_pages)
     iterate = each(SessionsResource.iterate)
     list = call(SessionsResource.list)
 

@@ -232,6 +232,22 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedPages:
+    """What became of the pages sent for a session.
+
+    `exists` were there already, `refused` found no room, `damaged` and `foreign` ones were dropped; `bytes` stored.
+    """
+
+    session: str = ""
+    stored: int = 0
+    exists: int = 0
+    refused: int = 0
+    damaged: int = 0
+    foreign: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SessionPage:
     """One page of a listing; `next` is the `after=` of the following one."""
 

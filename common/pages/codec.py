@@ -64,7 +64,7 @@ def encode(header: Header, layers: Sequence[Buffer], sums: Sequence[int] | None 
         raise ValueError(
             f"page has {len(sums)} checksums; expected one for each of {len(layers)} layers"
         )
-    parts: list[Buffer] = [_header_bytes(header)]
+    parts: list[Buffer] = [header_bytes(header)]
     for number, (layer, known) in enumerate(zip(layers, sums, strict=True)):
         size = memoryview(layer).nbytes
         if size != header.layer_bytes:
@@ -73,7 +73,8 @@ def encode(header: Header, layers: Sequence[Buffer], sums: Sequence[int] | None 
     return b"".join(parts)
 
 
-def _header_bytes(header: Header) -> bytes:
+def header_bytes(header: Header) -> bytes:
+    """Return the first 64 bytes of a page's value; ValueError if there is no such header."""
     if len(header.id) != 16 or len(header.parent) != 16:
         raise ValueError(f"page id {header.id!r}, parent {header.parent!r}; expected 16 bytes each")
     numbers = (header.group, header.depth, header.layers, header.layer_bytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.bus import Bus, keys
 from common.messages import Turn, decode
-from common.pages.identity import PAGE, PageId, page_ids, root_id
+from common.pages.chain import Chain
+from common.pages.identity import PageId, root_id
 
 _AT_ONCE = 32
 
@@ -14,16 +15,10 @@ async def chain(bus: Bus, session: str) -> list[PageId]:
     record = await bus.stored_session(session)
     if record is None:
         return []
-    root = root_id(record.fingerprint, record.tenant)
-    found: dict[PageId, None] = {}
-    tokens: list[int] = []
-    ids: list[PageId] = []
+    found = Chain(root_id(record.fingerprint, record.tenant))
     start = 0
     while rows := await bus.call("LRANGE", keys.turns(session), start, start + _AT_ONCE - 1):
         start += len(rows)
         for turn in (decode(row, Turn) for row in rows):
-            del tokens[turn.history :]
-            tokens += turn.prompt + turn.output
-            ids = page_ids(root, tokens, ids[: turn.history // PAGE])
-            found |= dict.fromkeys(ids)
-    return list(found)
+            found.add(turn)
+    return list(found.places)

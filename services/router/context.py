@@ -17,6 +17,7 @@ from common.health import Health
 from common.ids import Family, ulid
 from common.keys import Key, KeyStore
 from common.messages import CollectionRecord, RequestResult, RequestWork, Result, encode
+from common.pages.store import PageStore
 from services.router import limits, metrics
 from services.router.cards import Cards
 from services.router.present import present
@@ -53,11 +54,13 @@ class Router:
         dispatch: Dispatch,
         pipeline: Pipeline,
         keys_on: bool,
+        pages: PageStore | None,
     ) -> None:
         self.config, self.bus, self.clock, self.health = config, bus, clock, health
         self.cards, self.pool, self.keys = cards, pool, keys
         self.dispatch, self.pipeline = dispatch, pipeline
         self.keys_on = keys_on
+        self.pages = pages
         self.active = 0
         self._quiet = asyncio.Event()
         self._streams: set[asyncio.Timeout] = set()

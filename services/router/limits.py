@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientError
@@ -14,6 +15,7 @@ from common.config import RouterConfig
 from common.errors import InvalidRequest, RequestTimeout, TooLarge
 
 MAX_RESUME_S = 300.0
+_BROKEN = (web.RequestPayloadError, HttpProcessingError, ClientError)
 
 
 async def read_body(request: web.Request, config: RouterConfig) -> bytes:
@@ -34,10 +36,31 @@ async def read_body(request: web.Request, config: RouterConfig) -> bytes:
         raise RequestTimeout(
             f"the body did not arrive within {config.body_timeout_s:g} s; {size} bytes came"
         ) from None
-    except (web.RequestPayloadError, HttpProcessingError, ClientError) as error:
-        reason = " ".join(str(error).removeprefix("400, message:").split())
-        raise InvalidRequest(f"the body is broken: {reason}", code="invalid_body") from None
+    except _BROKEN as error:
+        raise _broken(error) from None
     return b"".join(chunks)
+
+
+async def body_parts(request: web.Request, config: RouterConfig) -> AsyncIterator[bytes]:
+    """Yield a body of any size as it comes; 408 where nothing comes for `body_timeout_s`."""
+    while True:
+        try:
+            async with asyncio.timeout(config.body_timeout_s):
+                part = await request.content.readany()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"nothing more of the body arrived for {config.body_timeout_s:g} s"
+            ) from None
+        except _BROKEN as error:
+            raise _broken(error) from None
+        if not part:
+            return
+        yield part
+
+
+def _broken(error: Exception) -> InvalidRequest:
+    reason = " ".join(str(error).removeprefix("400, message:").split())
+    return InvalidRequest(f"the body is broken: {reason}", code="invalid_body")
 
 
 def _too_large(most: int) -> TooLarge:

@@ -17,6 +17,7 @@ from common.config import RouterConfig
 from common.errors import ConfigError
 from common.health import Health
 from common.keys import KeyStore
+from common.pages.store import PageStore
 from services.router.app import Server
 from services.router.background import Background
 from services.router.cards import Cards
@@ -88,6 +89,9 @@ async def _assemble(
     dispatch = Dispatch(bus, journal, keys, background, policy)
     tools = Tools(policy, bus, journal, cards, pool, config.search_ack, dispatch.families)
     pipeline = Pipeline(tools, dispatch, config.partitions)
+    pages = PageStore.of(config, clock)
+    if pages is not None:
+        stack.push_async_callback(pages.close)
     return Router(
         config,
         bus,
@@ -99,6 +103,7 @@ async def _assemble(
         dispatch=dispatch,
         pipeline=pipeline,
         keys_on=keys_needed(config),
+        pages=pages,
     )
 
 

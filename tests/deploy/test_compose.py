@@ -153,7 +153,7 @@ def test_redis_keeps_what_the_services_ask_for() -> None:
     assert "redis-bus:/data" in SERVICES["redis-bus"]["volumes"]
     assert pages["appendonly"] == "no"
     assert pages["maxmemory-policy"] == "noeviction"
-    for name in ("gpu_worker", "gpu_worker_cuda", "kv_store"):
+    for name in ("gpu_worker", "gpu_worker_cuda", "kv_store", "router"):
         keeps = config(OURS[name])
         assert isinstance(keeps, PagesConfig)
         assert keeps.pages_url == "redis://redis-pages:6379/0"

@@ -115,7 +115,7 @@ def test_pages_have_room(cluster: list[Object]) -> None:
         if it["metadata"]["name"].startswith("redis-pages-")
     )
     most = int(re.findall(r"^maxmemory (\d+)gb$", settings, re.MULTILINE)[0]) << 30
-    for name in ("gpu-worker", "kv-store"):
+    for name in ("gpu-worker", "kv-store", "router"):
         container = dict(services(cluster))[name]
         assert environment(cluster, container)["SPILLWAY_PAGES_URL"] == "<from secretKeyRef>"
         assert 1.1 * _config(cluster, name).pages_bytes <= most

@@ -173,7 +173,7 @@ def test_who_may_talk_to_whom(objects: list[Object]) -> None:
                 wanted = {BUS}
             if source == target == "redis-bus" and clustered:
                 wanted = {BUS, CLUSTER_BUS}
-            if target == "redis-pages" and source in {"gpu-worker", "kv-store"}:
+            if target == "redis-pages" and source in {"gpu-worker", "kv-store", "router"}:
                 wanted = {BUS}
             assert allowed == wanted, f"{source} -> {target}"
 

@@ -1,0 +1,38 @@
+"""Which pages a conversation filled, as the tokens of its turns tell."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from common.messages import Turn
+from common.pages.identity import PAGE, PageId, page_ids
+
+
+class Place(NamedTuple):
+    """Where a page stands: after which page, and how many pages are before it."""
+
+    parent: PageId
+    depth: int
+
+
+class Chain:
+    """All full pages of a conversation, turn by turn; `root` is the parent of its first page.
+
+    Two chains of the same turns and different roots have the same pages in the same order, under different ids.
+    """
+
+    def __init__(self, root: PageId) -> None:
+        self.root = root
+        self.places: dict[PageId, Place] = {}
+        self._tokens: list[int] = []
+        self._ids: list[PageId] = []
+
+    def add(self, turn: Turn) -> None:
+        """The conversation went on by a turn, which may have replaced what was before it."""
+        del self._tokens[turn.history :]
+        self._tokens += turn.prompt + turn.output
+        kept = self._ids[: turn.history // PAGE]
+        self._ids = page_ids(self.root, self._tokens, kept)
+        for depth in range(len(kept), len(self._ids)):
+            parent = self._ids[depth - 1] if depth else self.root
+            self.places.setdefault(self._ids[depth], Place(parent, depth))
