@@ -19,6 +19,7 @@ from common.pages.store import PageStore
 from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.schedule import Bounds
+from services.gpu_worker.decide.sequence import TokenSequence
 from services.kv_store.chains import chain
 from services.kv_store.erase import Eraser
 from services.kv_store.keeper import Keeper
@@ -212,6 +213,35 @@ def test_forgotten_pages_are_computed(case: tuple[Shape, Bounds, list[Ask]]) -> 
         expected = alone(each)
         assert sequence.output == (
             expected if each.leaves < 0 else expected[: len(sequence.output)]
+        )
+
+
+@given(cases())
+def test_what_is_resident(case: tuple[Shape, Bounds, list[Ask]]) -> None:
+    """Pages said to be resident are those that the next turn would not compute."""
+    run = Forgetful(*case).run()
+    for sequence in run.sequences:
+        ids = sequence.ids
+        following = TokenSequence(
+            "next",
+            0,
+            99,
+            [*sequence.tokens()[: len(ids) * PAGE], 1],
+            root=sequence.root,
+            most=1 << 20,
+        )
+        table = run.scheduler.table
+        rows = sum(end - start for start, end in table.survey(following).todo)
+        device, host = table.resident(ids)
+        if all(window is None for window in case[0].windows):
+            assert (device + host) * PAGE == following.length - rows
+            assert device == sum(table.pools[0].find(page) is not None for page in ids)
+        else:  # under a window, what is missing may take what is there to be computed anew, too
+            assert (device + host) * PAGE <= following.length - 1
+        assert all(
+            table.keeps(page) == table.tiers.has(0, page)
+            for page in ids
+            if not any(case[0].windows)
         )
 
 
