@@ -30,7 +30,7 @@ from services.gpu_worker.pace import Pace, measure
 from services.gpu_worker.steps import run_step
 from services.gpu_worker.tiering import Tiering
 
-START_S = 10.0
+START_S, PUT_S = 10.0, 30.0
 
 
 class PagesRedis:
@@ -183,8 +183,9 @@ class Tiered:
             await asyncio.sleep(0.001)
 
     async def put(self, prompt: Sequence[int]) -> None:
-        """Wait until all pages of a prompt are in Redis."""
+        """Wait until all pages of a prompt are in Redis; TimeoutError if they do not come there."""
         assert self.store is not None
         keys = self.keys(prompt)
-        while None in await self.store.where(keys):  # noqa: ASYNC110 - Redis rings nobody
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(PUT_S):
+            while None in await self.store.where(keys):  # noqa: ASYNC110 - Redis rings nobody
+                await asyncio.sleep(0.005)

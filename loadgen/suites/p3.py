@@ -27,7 +27,7 @@ TOKENS = 935
 HITS = (0.0, 0.5, 1.0)
 SPEEDS = ("full", "100 MB/s", "30 MB/s", "5 MB/s", "hung", "dead")
 ROUNDS = 100
-MEMORY, PAGES_BYTES = 256 << 20, 1 << 30
+MEMORY, PAGES_BYTES = 256 << 20, 3 << 30
 SETTLE_S = 0.03
 # On the virtual clock: the seconds of a page, where computing one takes 0.033 to 0.1.
 VIRTUAL = {
@@ -141,13 +141,14 @@ async def _prepare(writer: Tiered, share: float, options: Options) -> list[list[
     """Compute prompts and leave a share of their pages in Redis."""
     draw = random.Random(options.seed + math.ceil(10 * share))
     prompts = []
+    assert writer.store is not None
+    await writer.store.server.call("FLUSHALL")
     for _ in range(options.rounds(ROUNDS, 6) + 3):
         prompt = [draw.randrange(writer.runner.shape.vocabulary) for _ in range(TOKENS)]
         await writer.turn(prompt)
         await writer.put(prompt)
         writer.forget(prompt, "device")
         writer.forget(prompt, "host")
-        assert writer.store is not None
         gone = [key for key in writer.keys(prompt) if draw.random() >= share]
         await writer.store.remove(gone)
         prompts.append(prompt)
