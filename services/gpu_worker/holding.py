@@ -85,8 +85,9 @@ class Holding:
         if same and held.at_ms - told.at_ms < 1000 * HELD_S / 2:
             return
         known = await self._consumer.bus.held(session)
-        if known is None or known.worker not in self._names:
-            del self._told[session]  # it is gone, or has gone on elsewhere
+        ours = known is not None and known.worker in self._names
+        if not ours or not self._residents.chain(session):
+            self._told.pop(session, None)  # it is gone, or has gone on elsewhere
             return
         await self._tell(session)
 
