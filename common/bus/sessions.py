@@ -137,9 +137,9 @@ class Sessions(Registry):
 
     async def pin_session(self, session: str) -> None:
         """Note that a session's pages are to stay; kv_store sees to it."""
-        await self.call("ZADD", keys.PINNED, "NX", self.clock.now_ms(), session)
         if await self.call("EXISTS", keys.session(session)):
             await self.call("HSET", keys.session(session), "pinned", 1)
+            await self.call("ZADD", keys.PINNED, "NX", self.clock.now_ms(), session)
 
     async def unpin_session(self, session: str) -> None:
         """Note that a session's pages may go."""

@@ -53,18 +53,18 @@ class Pins:
         """Pin a session. Conflict `pin_over_budget` if its pages are more than may be pinned; Unavailable, BusDown."""
         try:
             await self._bring(record)
-            await self._bus.pin_session(record.id)
-            refused = await self.renew()
+            refused = await self.renew(record)
         except TierDown as error:
             raise _down() from error
         if record.id in refused and not record.pinned:
-            await self.unpin(record)
+            await self.unpin(record)  # what of it did fit
             need, left = refused[record.id]
             raise Conflict(
                 f"the session's pages take {need} bytes more than the {left} that can still be pinned: unpin "
                 "another session, or raise --page-bytes of the tenant's keys",
                 code="pin_over_budget",
             )
+        await self._bus.pin_session(record.id)
 
     async def unpin(self, record: SessionRecord) -> None:
         """Let a session's pages go when their time comes, if Redis is away soon after its return. Raises BusDown."""
@@ -74,21 +74,22 @@ class Pins:
         except TierDown as error:
             _log.warning("pins_not_renewed", why=str(error))
 
-    async def renew(self) -> dict[str, tuple[int, int]]:
+    async def renew(self, new: SessionRecord | None = None) -> dict[str, tuple[int, int]]:
         """Make all pins anew; return the sessions that are not pinned whole: bytes left out, and bytes left for them.
 
-        Raises BusDown, TierDown.
+        `new` is about to be pinned. Raises BusDown, TierDown.
         """
-        limits, room = await self._limits(), self._store.room * PARTITIONS
+        records = await self._pinned()
+        if new is not None and new.id not in {record.id for record in records}:
+            records.append(new)
+        limits = await self._limits() if records else {}
+        room = self._store.room * PARTITIONS
         ends: Ends = {}
         taken: Counter[str] = Counter()  # by tenant
         refused = {}
         known, self._chains = self._chains, {}
-        for name in await self._bus.pinned_sessions():
-            record = await self._bus.session(name)
-            if record is None or not record.pinned:
-                await self._bus.unpin_session(name)
-                continue
+        for record in records:
+            name = record.id
             self._chains[name] = chained = await self._chain(record, known.get(name))
             limit = limits.get(owner_id(record.tenant), int(ONE * room))
             left = int(min((1 - FREE) * limit - taken[record.tenant], ALL * room - taken.total()))
@@ -103,6 +104,17 @@ class Pins:
         await self._write(ends)
         metrics.PINNED.set(taken.total())
         return refused
+
+    async def _pinned(self) -> list[SessionRecord]:
+        """Return the sessions that are pinned, the first first; those that have ended are forgotten."""
+        found = []
+        for name in await self._bus.pinned_sessions():
+            record = await self._bus.session(name)
+            if record is not None and record.pinned:
+                found.append(record)
+            else:
+                await self._bus.unpin_session(name)
+        return found
 
     async def _chain(
         self, record: SessionRecord, known: tuple[int, list[PageKey]] | None

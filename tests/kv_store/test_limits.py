@@ -93,6 +93,7 @@ async def test_a_flood_is_refused_at_its_limit(store: PageStore) -> None:
     assert await store.put(*PAGES[OTHER][59], TTL_S, OTHER) == "over"
 
 
+@pytest.mark.parametrize("place", ["valkey-cluster"], indirect=True)
 async def test_a_flood_takes_nothing_from_others(store: PageStore, tmp_path: Path) -> None:
     """Neither a tenant with a limit nor one without pushes another's pages out of Redis while it is within its own."""
     limits = {ONE: LIMIT, OTHER: LIMIT}
@@ -117,6 +118,7 @@ async def test_a_flood_takes_nothing_from_others(store: PageStore, tmp_path: Pat
         assert (usage.bytes, usage.pages) == await counted(store)
 
 
+@pytest.mark.parametrize("place", ["valkey-cluster"], indirect=True)
 async def test_limits_beyond_what_there_is(store: PageStore, tmp_path: Path) -> None:
     """Where limits promise more than the tier has, what was unused for longest goes, and puts go on."""
     async with limited(store, tmp_path, dict.fromkeys((ONE, OTHER), BUDGET)):
