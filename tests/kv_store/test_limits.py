@@ -15,8 +15,9 @@ from common.keys import KeyStore
 from common.pages import keys as names
 from common.pages.identity import Owner, owner_id
 from common.pages.keys import PARTITIONS, PageKey
-from common.pages.store import FREE, PageStore
+from common.pages.store import FREE, PageStore, sized
 from services.kv_store import keeper as keepers
+from services.kv_store.eviction import Eviction
 from services.kv_store.keeper import Keeper
 from services.kv_store.limits import Limits, limits_of, tell
 from services.kv_store.reconcile import reconcile
@@ -127,6 +128,41 @@ async def test_limits_beyond_what_there_is(store: PageStore, tmp_path: Path) -> 
                 await until(lambda k=key, v=value, o=owner: stored(store, k, v, o))  # type: ignore[misc]
         where = await store.where([key for key, _ in PAGES[ONE]])
         assert where[0] == "disk"
+
+
+@pytest.mark.parametrize("place", ["valkey"], indirect=True)
+async def test_who_goes_first(store: PageStore, seed: int) -> None:
+    """Nothing pinned, no limited owner's before all others', the longest unused first, and as much as is needed."""
+    rng, eviction = random.Random(seed), Eviction(store)
+    for _ in range(40):
+        pages = [(page(n, partition=1), rng.choice((ONE, OTHER, b""))) for n in range(12)]
+        for (key, value), owner in pages:
+            await store.put(key, value, TTL_S, owner)
+        order = rng.sample(pages, len(pages))
+        ranks = {key.member: rank for rank, ((key, _), _) in enumerate(order)}
+        await store.server.call("ZADD", names.index(1), *_flat(ranks))
+        later, past = store.now_ms() + 60_000, store.now_ms() - 1
+        pins = {key.member: rng.choice((later, past)) for (key, _), _ in rng.sample(pages, 4)}
+        await store.server.call("ZADD", names.pins(1), *_flat(pins))
+        eviction.limits = {owner: 1 for owner in (ONE, OTHER) if rng.random() < 0.5}
+        only, need = rng.choice((None, ONE)), rng.randrange(1, 120_000)
+
+        free = [(key, owner) for (key, _), owner in order if pins.get(key.member, 0) != later]
+        wanted = [key for key, owner in free if only in (None, owner)]
+        if only is None:
+            owners = dict(free)
+            wanted.sort(key=lambda key: owners[key] in eviction.limits)
+        sizes = [
+            sized(await store.server.call("HGET", names.sizes(1), k.member))[0] for k in wanted
+        ]
+        enough = next((n for n in range(len(sizes)) if sum(sizes[:n]) >= need), len(sizes))
+        assert await eviction._victims(1, need, only) == wanted[:enough]
+        await store.remove([key for (key, _), _ in pages])
+        await store.server.call("DEL", names.pins(1))
+
+
+def _flat(scores: dict[str, int]) -> list[object]:
+    return [word for member, score in scores.items() for word in (score, member)]
 
 
 def limited(store: PageStore, directory: Path, limits: Limits) -> Any:

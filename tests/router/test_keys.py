@@ -192,6 +192,8 @@ ROUTES = (
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),
     ("GET", "/v1/sessions/{r}/export"),
+    ("GET", "/v1/sessions/{r}/export/pages"),
+    ("POST", "/v1/sessions/{r}/import/pages"),
     ("GET", "/v1/sessions/{r}/pages"),
 )
 OPEN = {
