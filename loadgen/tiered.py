@@ -26,7 +26,7 @@ from services.gpu_worker.decide.batch import Drawn
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.tiers import Price
-from services.gpu_worker.pace import Pace, measure
+from services.gpu_worker.pace import Pace, measure, size_of
 from services.gpu_worker.steps import run_step
 from services.gpu_worker.tiering import Tiering
 
@@ -146,6 +146,8 @@ class Tiered:
         loading = self.tiering.load()
         rows, jobs = [rows_of(part) for part in parts], [part.sequence.job for part in parts]
         ran = await self._thread.run(run_step, self.runner, rows, jobs, loading)
+        if rows:
+            self.pace.cost.observe(size_of(rows, self.runner.shape.windows), ran.seconds)
         self.tiering.loaded(loading)
         count = 0
         for part, outcome in zip(parts, ran.outcomes, strict=True):

@@ -124,7 +124,7 @@ async def _measure(speed: str, options: Options) -> list[list[Any]]:
         fast = WorkerConfig(pages_url=redis.url, page_publish="through", pages_bytes=PAGES_BYTES)
         slow = WorkerConfig(pages_url=url, page_publish="back", pages_bytes=PAGES_BYTES)
         none = WorkerConfig(pages_url="none")
-        async with Tiered(runner, none) as alone, Tiered(runner, slow, pace=alone.pace) as ours:
+        async with Tiered(runner, none) as alone, Tiered(runner, slow) as ours:
             for share in HITS:
                 prompts = []
                 async with Tiered(runner, fast, pace=alone.pace) as writer:

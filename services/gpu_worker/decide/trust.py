@@ -8,7 +8,7 @@ MISSES = 3  # in a row, after which a tier is not asked
 PAUSE_S = 5.0
 LATE = 2.0  # times the prediction, from where it is a miss
 SLACK_S = 0.02
-PROBE = 2  # pages of the first fetch, and of the first after a pause
+PROBE = 8  # pages of the first fetch, and of the first after a pause
 WEIGHT = 0.25
 
 
