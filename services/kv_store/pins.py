@@ -2,7 +2,7 @@
 
 A pin is a page's name in its partition, with the time until which it is not evicted. Pins are made anew every few
 seconds from the sessions that are pinned now, for the pages that Redis has by then: of the session pinned first first,
-up to what its tenant may pin.
+up to what its tenant may pin. Those on disk are asked back, as long as what there is fits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from services.kv_store.limits import AskLimits
 
 RENEW_S = 5.0
 ALL, ONE = 0.8, 0.5  # of the tier: what all tenants may pin, and one without a limit
+_AT_ONCE = 2000
 _log = log.get("kv_store")
 Ends = dict[PageKey, int]
 
@@ -52,7 +53,6 @@ class Pins:
     async def pin(self, record: SessionRecord) -> None:
         """Pin a session. Conflict `pin_over_budget` if its pages are more than may be pinned; Unavailable, BusDown."""
         try:
-            await self._bring(record)
             refused = await self.renew(record)
         except TierDown as error:
             raise _down() from error
@@ -101,6 +101,11 @@ class Pins:
             taken[record.tenant] += sum(held.values())
             if over:
                 refused[name] = over, max(left, 0)
+            else:
+                groups = {key.group for key in held} or range(GROUPS)  # few models have several
+                await self._bring(
+                    [key for key in chained[1] if key.group in groups and key not in ends]
+                )
         await self._write(ends)
         metrics.PINNED.set(taken.total())
         return refused
@@ -178,12 +183,13 @@ class Pins:
             ]
         await self._store.server.pipeline(commands)
 
-    async def _bring(self, record: SessionRecord) -> None:
-        """Ask back from the disk what only that has."""
-        _, keys = await self._chain(record, None)
-        where = await self._store.where(keys)
-        below = [key for key, tier in zip(keys, where, strict=True) if tier == "disk"]
-        await self._store.recall(below)
+    async def _bring(self, keys: list[PageKey]) -> None:
+        """Ask back from the disk what only that has, to be pinned the next time."""
+        for first in range(0, len(keys), _AT_ONCE):
+            some = keys[first : first + _AT_ONCE]
+            where = await self._store.where(some)
+            below = [key for key, tier in zip(some, where, strict=True) if tier == "disk"]
+            await self._store.recall(below)
 
 
 def _down() -> Unavailable:

@@ -290,7 +290,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def counted(self) -> None:
-        assert self.segments.ends() == {name: ends for name, (_, ends) in self.model.items()}
+        assert self.segments.ends() == {name: ends for name, (_, ends, _) in self.model.items()}
         assert self.segments.used_bytes <= BUDGET
 
     def teardown(self) -> None:

@@ -77,9 +77,7 @@ async def test_a_pinned_session_outlasts_a_flood(
         await put_all(store, pages([2] * (150 * PAGE)))  # some of it goes to the disk
         await until(lambda: anywhere(store, keys, "disk"))
         assert (await asked(bus, pins, "pin", record)).pinned
-        await until(lambda: whole(store, keys))
-        await pins.renew()
-        assert await pinned(store) == set(keys)
+        await until(lambda: all_pinned(pins, store, keys))
 
         await put_all(store, pages([3] * (300 * PAGE)))
         assert await store.where(keys) == ["redis"] * len(keys)
@@ -92,9 +90,10 @@ async def test_a_pinned_session_outlasts_a_flood(
         await until(lambda: anywhere(store, keys, "disk"))
 
 
-async def whole(store: PageStore, keys: list[PageKey]) -> bool:  # noqa: F811
-    """Whether Redis has all of these."""
-    return set(await store.where(keys)) == {"redis"}
+async def all_pinned(pins: Pins, store: PageStore, keys: list[PageKey]) -> bool:  # noqa: F811
+    """Whether these are pinned, and no others, by now."""
+    await pins.renew()
+    return await pinned(store) == set(keys)
 
 
 async def anywhere(store: PageStore, keys: list[PageKey], tier: str) -> bool:  # noqa: F811

@@ -95,7 +95,7 @@ async def test_exported_and_imported_with_pages(
     assert len(keys) > 10
     document, pages = str(tmp_path / "session.json"), str(tmp_path / "session.pages")
     await spillway(url, "export", name, "-o", document, "--pages", pages)
-    assert await store.drop(keys) == len(keys)
+    assert (await store.remove(keys))[0] == len(keys)
 
     out, err = await spillway(url, "import", document, "--pages", pages)
     assert err.startswith(f"pages: {len(keys)} are there now; 0 found no room")
