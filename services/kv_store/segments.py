@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from common.pages.codec import checksum
 from common.pages.identity import Owner
 from common.pages.keys import PageKey
+from services.kv_store.files import read, walk, write
 from services.kv_store.owners import Owners
-from services.kv_store.records import HEAD_BYTES, Head, decode, find
+from services.kv_store.records import HEAD_BYTES, Head
 
 SEGMENTS = 16  # as many make up the budget
 _LEAST_SEGMENT_BYTES = 1 << 16
 _COMPACT_BELOW = 0.5
-_READ_BYTES = 1 << 20
 
 
 class InUse(Exception):
@@ -115,7 +115,7 @@ class Segments:
         place = self._places.get(key)
         if place is None:
             return None
-        value = _read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
+        value = read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
         if len(value) != place.head.length or checksum(value) != place.head.sum:
             self.erase([key])
             raise Damaged(f"page {key.member} in segment {place.segment.number} at {place.at}")
@@ -125,7 +125,7 @@ class Segments:
         """Read every header of every file: how many there are, and how many are of these keys."""
         read = found = 0
         for segment in self._segments.values():
-            for _, head in _walk(segment.fd, segment.size):
+            for _, head in walk(segment.fd, segment.size):
                 read += 1
                 found += head.key in keys
         return read, found
@@ -158,7 +158,7 @@ class Segments:
         if place is None:
             return False
         head = replace(place.head, ends_ms=ends_ms)
-        _write(place.segment.fd, place.at, head.encode())
+        write(place.segment.fd, place.at, head.encode())
         self._places[key] = Place(place.segment, place.at, head)
         return True
 
@@ -197,7 +197,7 @@ class Segments:
             segment = self._add(segment.number + 1 if segment else 1)
         padding = bytes(head.size - HEAD_BYTES - head.length)
         try:
-            _write(segment.fd, segment.size, b"".join((head.encode(), value, padding)))
+            write(segment.fd, segment.size, b"".join((head.encode(), value, padding)))
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(segment.fd, segment.size)
@@ -217,8 +217,8 @@ class Segments:
     def _overwrite(self, place: Place) -> None:
         """Zero a record's value, then say in its header that it is erased: so no kill leaves bytes nobody knows of."""
         fd, head = place.segment.fd, place.head
-        _write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
-        _write(fd, place.at, Head(None, head.length).encode())
+        write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
+        write(fd, place.at, Head(None, head.length).encode())
         place.segment.live -= head.size
 
     # -- room ------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Segments:
 
     def _copy(self, place: Place) -> bool:
         """Append a page again, if it is sound and the disk takes it; return whether."""
-        value = _read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
+        value = read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
         if checksum(value) != place.head.sum:
             return False
         try:
@@ -296,7 +296,7 @@ class Segments:
         segment = self._add(int(path.suffix[1:]))
         size = os.fstat(segment.fd).st_size
         expected = 0
-        for at, head in _walk(segment.fd, size):
+        for at, head in walk(segment.fd, size):
             self.skipped += at != expected
             expected = at + head.size
             if head.key is None:
@@ -310,42 +310,3 @@ class Segments:
             self.skipped += 1
             os.ftruncate(segment.fd, expected)
         segment.size = expected
-
-
-def _walk(fd: int, size: int) -> Iterator[tuple[int, Head]]:
-    """Yield where each record of a file begins, and its header; what is damaged is skipped, a torn end left out."""
-    at = 0
-    while at + HEAD_BYTES <= size:
-        head = decode(os.pread(fd, HEAD_BYTES, at))
-        if head is None or at + head.size > size:
-            at = _next(fd, at + HEAD_BYTES, size)
-            continue
-        yield at, head
-        at += head.size
-
-
-def _next(fd: int, at: int, size: int) -> int:
-    """Return where the next header of a file begins, or its size if there is none."""
-    while at < size:
-        found = find(os.pread(fd, _READ_BYTES, at), 0)
-        if found >= 0:
-            return at + found
-        at += _READ_BYTES
-    return size
-
-
-def _read(fd: int, at: int, length: int) -> bytes:
-    data = os.pread(fd, length, at)
-    while len(data) < length:
-        more = os.pread(fd, length - len(data), at + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def _write(fd: int, at: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
