@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
-from loadgen import proc
+from loadgen import proc, processes
 from loadgen.mesh import Mesh
 from loadgen.probe import MeshError
 from loadgen.processes import Service
@@ -35,6 +36,18 @@ async def test_restart_by_name(tmp_path: Path) -> None:
 
         assert 0 < seconds < 10
         assert before != mesh.pid("redis")
+
+
+async def test_pages_have_a_redis_of_their_own(tmp_path: Path) -> None:
+    """It is there if a service keeps pages, is killed like any process, and empty afterwards."""
+    async with Mesh(tmp_path, [processes.kv_store()]) as mesh:
+        pages = redis.asyncio.from_url(mesh.pages_url)
+        await pages.set("page", b"1")
+        await mesh.restart("redis-pages", 10)
+
+        assert mesh.names() == ["redis", "redis-pages", "kv_store"]
+        assert not await pages.exists("page")
+        await pages.aclose()
 
 
 async def test_failed_start_shows_the_log(tmp_path: Path) -> None:
