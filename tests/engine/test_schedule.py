@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pages.identity import PAGE, page_id, page_ids, root_id
-from common.pages.policy import Lru
+from common.pages.policy import NAMES, Lru
 from services.gpu_worker.decide.batch import Shape
 from services.gpu_worker.decide.pool import Pool
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.scheduler import Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence
+from services.gpu_worker.decide.tiers import Keeping, Tiers
 from tests.engine.simulator import Ask, Simulation, alone, prompts
 
 LONGEST = 200
@@ -204,3 +205,25 @@ def test_conversations_come_back_from_the_host(seed: int, windows: list[int | No
     assert [run.sequences[n].output for n in range(len(asks))] == [alone(ask) for ask in asks]
     assert run.loaded > 0 or None not in windows  # under a window alone the device has room for all
     assert run.damaged == run.scheduler.table.tiers.corrupt
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(list(NAMES)), st.integers(0, 1000))
+def test_saving_comes_to_rest(pages: int, host_pages: int, policy: str, seed: int) -> None:
+    """A host that is smaller than what lies idle on the device is not filled over and over."""
+    tiers = Tiers(shape(pages, [None], host_pages), Keeping(policy))
+    rng, device = random.Random(seed), tiers.device[0]
+    idle = [device.allocate() for _ in range(pages)]
+    names = [bytes([number]) * 16 for number in range(pages)]
+    for page, name in zip(idle, names, strict=True):
+        device.publish(page, name)
+    for length in range(0, pages, 5):
+        tiers.history.end(names[length : length + 5], float(length))
+    for page in rng.sample(idle, pages):
+        device.release(page)
+    made = 0
+    while moves := tiers.saves(4):
+        made += len(moves)
+        for move in moves:
+            tiers.moved(move, sound=True)
+        assert made <= 3 * pages + host_pages
+    tiers.check()

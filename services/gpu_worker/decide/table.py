@@ -232,9 +232,11 @@ class PageTable:
 
     def release(self, sequence: TokenSequence) -> None:
         """Let all pages of a sequence go; those that are full can be found again."""
-        for pool, held in zip(self.pools, sequence.pages, strict=False):
+        for group, held in enumerate(sequence.pages):
+            for page_id in sequence.ids:
+                self.tiers.used(group, page_id)
             for page in held:
                 if page >= 0:
-                    pool.release(page)
+                    self.pools[group].release(page)
         sequence.pages = []
         sequence.todo = [(0, sequence.length)]

@@ -50,8 +50,12 @@ class Tiers:
         self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
-        for above, below in zip(self.device, self.host, strict=True):
-            below.gone = self._gone(above)
+        # Pages that the host dropped while the device had them: it has none worth less, so they are not saved again
+        # before somebody has used them.
+        self._declined: list[set[PageId]] = [set() for _ in shape.windows]
+        for above, below, declined in zip(self.device, self.host, self._declined, strict=True):
+            above.gone = declined.discard
+            below.gone = self._gone(above, declined)
 
     def _pool(self, pages: int) -> Pool:
         def order() -> Policy:
@@ -59,9 +63,11 @@ class Tiers:
 
         return Pool(pages, order, lambda: self.now_s)
 
-    def _gone(self, above: Pool) -> Callable[[PageId], None]:
+    def _gone(self, above: Pool, declined: set[PageId]) -> Callable[[PageId], None]:
         def gone(page_id: PageId) -> None:
             above.back(page_id, None)
+            if above.find(page_id) is not None:
+                declined.add(page_id)
             self.origin.pop(page_id, None)
 
         return gone
@@ -70,6 +76,10 @@ class Tiers:
         """True if the page is on the device or on the host."""
         pools = self.device[group], self.host[group]
         return any(pool.find(page_id) is not None for pool in pools)
+
+    def used(self, group: int, page_id: PageId) -> None:
+        """A sequence has used a page: it may be saved again, even if the host had dropped it."""
+        self._declined[group].discard(page_id)
 
     def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
         """Pages at `depths` are not computed; `held` were on the device, and `computed` are nowhere."""
@@ -104,7 +114,9 @@ class Tiers:
             short = math.ceil(SPARE * device.total) - device.spare
             if not host.total or short <= 0:
                 continue
-            for page_id in device.bare(min(most, short)):
+            declined = self._declined[group]
+            wanted = device.bare(min(most, short) + len(declined))
+            for page_id in [each for each in wanted if each not in declined][: min(most, short)]:
                 if not host.available:
                     break
                 page = device.find(page_id)
