@@ -25,7 +25,6 @@ from services.gpu_worker.compute.runner import TorchRunner
 from services.gpu_worker.decide.batch import Drawn
 from services.gpu_worker.decide.schedule import Bounds
 from services.gpu_worker.decide.sequence import TokenSequence
-from services.gpu_worker.decide.tiers import Price
 from services.gpu_worker.pace import Pace, measure, size_of
 from services.gpu_worker.steps import run_step
 from services.gpu_worker.tiering import Tiering
@@ -84,9 +83,8 @@ class Tiered:
         config: WorkerConfig,
         *,
         pace: Pace | None = None,
-        price: Price | None = None,
     ) -> None:
-        """`price` is what recomputing is believed to cost; None: as it was measured."""
+        """`pace` is another engine's of the same model; None: it is measured."""
         self.runner, self.config = runner, config
         self.bounds = Bounds(config.step_tokens, config.max_running)
         self.pace = pace or Pace(
@@ -97,7 +95,7 @@ class Tiered:
         self.store = PageStore.of(config, SystemClock())
         self._work = asyncio.Event()
         self.tiering = Tiering(
-            runner, self.bounds, price or self.pace.recompute_s, config, self.store, self._work.set
+            runner, self.bounds, self.pace.recompute_s, config, self.store, self._work.set
         )
         self.scheduler, self.tiers = self.tiering.scheduler, self.tiering.tiers
         self._thread = ComputeThread()
