@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 from pathlib import Path
@@ -62,7 +64,13 @@ def tree_rss_bytes(pid: int) -> int:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free TCP port of the loopback interface, below those that outgoing connections are given.
+
+    It may be taken some seconds later, so no connection of another process must be able to get it meanwhile.
+    """
+    for _ in range(200):
+        port = random.SystemRandom().randint(23000, 29999)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port between 23000 and 29999")

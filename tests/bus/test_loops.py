@@ -180,9 +180,9 @@ async def test_expired_work_never_runs(bus: Bus) -> None:
     """A job whose deadline passed in the queue is ended instead of delivered."""
     consumer = worker(bus, "gpu-a")
     await consumer._register()
-    (late,) = await must(bus, new_job(), left_s=0.2)
+    (late,) = await must(bus, new_job(), left_s=0.5)
     (fine,) = await must(bus, new_job())
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.55)
     await consumer.start()
     (lease,) = await read_until(consumer, 1)
     assert lease.job == fine.id

@@ -154,9 +154,9 @@ async def test_reap(bus: Bus, family: Family) -> None:
     await dead.give_back(await dead.pull())
     await dead.die()
     assert len(await good.take(5)) == 1
-    late = await must(bus, new_job(family), left_s=0.2)
+    late = await must(bus, new_job(family), left_s=0.5)
     fine = await must(bus, new_job(family))
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.55)
     ended, deleted, wrong = await bus.reap(family, ["gpu"])
     assert (ended, deleted, wrong) == (1, 1, [])
     assert (await outcome(bus, late[0])).kind == "expired"
@@ -172,10 +172,10 @@ async def test_two_reapers(bus: Bus, family: Family) -> None:
     """What several find expired at the same moment ends once."""
     dead = await Hand(bus, family, "dead").join()
     good = await Hand(bus, family, "good").join()
-    jobs = await must(bus, new_job(family), left_s=0.3)
-    jobs += await must(bus, new_job(family), left_s=0.3, prefer="dead")
+    jobs = await must(bus, new_job(family), left_s=0.5)
+    jobs += await must(bus, new_job(family), left_s=0.5, prefer="dead")
     await dead.die()
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(0.55)
     reached(bus)
     reaping = (bus.reap(family, ["gpu"]) for _ in range(4))
     settling = (bus.settle_own_lane(family, "dead", "good", "gpu") for _ in range(4))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from common.bus import Bus
+from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
@@ -57,11 +57,18 @@ def two() -> Iterator[Two]:
     made.close()
 
 
-async def test_turns_go_where_their_pages_are(two: Two) -> None:
+@pytest.fixture
+async def bus(two: Two) -> AsyncIterator[Bus]:
+    """The mesh's bus."""
+    config = Common(data_dir=str(two.directory), redis_url=two.redis.url)
+    opened = await Bus.open(config, SystemClock())
+    yield opened
+    await opened.close()
+
+
+async def test_turns_go_where_their_pages_are(two: Two, bus: Bus) -> None:
     """A session's turns, and plain messages with a known beginning, are admitted to the lane of who has their pages."""
-    bus = await Bus.open(
-        Common(data_dir=str(two.directory), redis_url=two.redis.url), SystemClock()
-    )
+    family = Family("chat.sim-chat")
     async with aiohttp.ClientSession(two.url) as http:
 
         async def say(messages: list[Any], **more: Any) -> tuple[str, int, str]:
@@ -75,8 +82,19 @@ async def test_turns_go_where_their_pages_are(two: Two) -> None:
             return job.lane, cached, answer["choices"][0]["message"]["content"]
 
         async with asyncio.timeout(30):
-            while len(await bus.workers(Family("chat.sim-chat"))) < 2:  # noqa: ASYNC110 - no event
+            while len(await bus.workers(family)) < 2:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
+        plain = [{"role": "user", "content": WORDS[::-1]}]
+        lane, cached, said = await say(plain)
+        assert (lane, cached) == ("gpu", 0)
+        async with asyncio.timeout(10):  # a prompt is marked once its answer is out
+            while not await bus.call("ZCARD", keys.prefixes(family)):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+        plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+        lane, cached, _ = await say(plain)
+        assert lane.startswith("w.")
+        assert cached > len(WORDS) - 64
+
         async with http.post("/v1/sessions", json={"model": "sim-chat"}) as response:
             session = (await response.json())["id"]
         lane, cached, _ = await say([{"role": "user", "content": WORDS}], session=session)
@@ -87,12 +105,3 @@ async def test_turns_go_where_their_pages_are(two: Two) -> None:
         assert len({lane for lane, _, _ in lanes}) == 1
         assert lanes[0][0].startswith("w.")
         assert all(cached > len(WORDS) - 64 for _, cached, _ in lanes)
-
-        plain = [{"role": "user", "content": WORDS[::-1]}]
-        lane, cached, said = await say(plain)
-        assert (lane, cached) == ("gpu", 0)
-        plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
-        lane, cached, _ = await say(plain)
-        assert lane.startswith("w.")
-        assert cached > len(WORDS) - 64
-    await bus.close()
