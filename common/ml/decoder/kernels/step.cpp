@@ -86,6 +86,9 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
+constexpr int64_t FEW = 8192;  // inputs of all rows
+thread_local Input own;
+
 // Every tile of a linear for all rows; `end(tile, sums)` takes the sums.
 template <class End>
 void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
@@ -110,29 +113,36 @@ void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* o
   });
 }
 
-void shape(Model& m, Kind kind, int64_t rows, int64_t inputs) {
+// Rows as a linear takes them; `put(input, row)` rounds one. Few are rounded by each thread for itself, which is less
+// than waiting for the others; for more, threads share the rows and then wait.
+template <class Put>
+const Input& inputs_of(Model& m, Kind kind, int64_t count, int64_t inputs, Put put) {
+  if (count * inputs <= FEW) {
+    own.shape(kind, count, inputs);
+    for (int64_t r = 0; r < count; ++r) put(own, r);
+    return own;
+  }
 #pragma omp single
-  m.input.shape(kind, rows, inputs);
+  m.input.shape(kind, count, inputs);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < count; ++r) put(m.input, r);
+  return m.input;
 }
 
-void norm_inputs(Model& m, const float* rows, int64_t count, const std::vector<float>& weight, Kind kind) {
-  shape(m, kind, count, m.hidden);
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < count; ++r) {
+const Input& norm_inputs(Model& m, const float* rows, int64_t count, const std::vector<float>& weight, Kind kind) {
+  return inputs_of(m, kind, count, m.hidden, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(m.hidden, GROUP));
     normalise(rows + r * m.hidden, weight.data(), row, m.hidden, m.epsilon);
-    m.input.put(r, row, m.hidden);
-  }
+    in.put(r, row, m.hidden);
+  });
 }
 
-void plain_inputs(Model& m, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
-  shape(m, kind, count, inputs);
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < count; ++r) {
+const Input& plain_inputs(Model& m, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
+  return inputs_of(m, kind, count, inputs, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(inputs, GROUP));
     std::memcpy(row, rows + r * stride, inputs * 4);
-    m.input.put(r, row, inputs);
-  }
+    in.put(r, row, inputs);
+  });
 }
 
 void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, int64_t half, int64_t head,
@@ -201,26 +211,26 @@ void await_pages(const int64_t* come, int64_t layer) {
 
 void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
                const int64_t* sequences, float* out, const int64_t* come) {
-  norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
-  multiply_into(layer.qkv, m.input, rows, m.joined.data(), false);
+  const Input& before = norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
+  multiply_into(layer.qkv, before, rows, m.joined.data(), false);
   place(m, layer, pages, rows, positions, sequences);
   await_pages(come, &layer - m.layers.data());
   attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
                 m.attended.data());
   const int64_t wide = m.heads.heads * m.heads.dim;
-  plain_inputs(m, m.attended.data(), rows, wide, wide, layer.out.kind);
-  multiply_into(layer.out, m.input, rows, out, true);
-  norm_inputs(m, out, rows, layer.after, layer.gate_up.kind);
+  const Input& attended = plain_inputs(m, m.attended.data(), rows, wide, wide, layer.out.kind);
+  multiply_into(layer.out, attended, rows, out, true);
+  const Input& after = norm_inputs(m, out, rows, layer.after, layer.gate_up.kind);
   // A tile holds 32 gates and, after them, what they let through.
   const int64_t inner = m.padded_inner();
-  multiply(layer.gate_up, m.input, rows, [&](int64_t t, const float* acc) {
+  multiply(layer.gate_up, after, rows, [&](int64_t t, const float* acc) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < TILE / 2; i += 16)
         store(m.activated.data() + r * inner + t * TILE / 2 + i,
               activate(load<F>(acc + r * TILE + i), m.activation) * load<F>(acc + r * TILE + TILE / 2 + i));
   });
-  plain_inputs(m, m.activated.data(), rows, m.inner, inner, layer.down.kind);
-  multiply_into(layer.down, m.input, rows, out, true);
+  const Input& activated = plain_inputs(m, m.activated.data(), rows, m.inner, inner, layer.down.kind);
+  multiply_into(layer.down, activated, rows, out, true);
 }
 
 template <class T>
@@ -344,8 +354,8 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   Model& m = *(Model*)model;
 #pragma omp parallel num_threads(threads)
   {
-    norm_inputs(m, hidden, rows, m.last, m.head.kind);
-    multiply_into(m.head, m.input, rows, out, false);
+    const Input& last = norm_inputs(m, hidden, rows, m.last, m.head.kind);
+    multiply_into(m.head, last, rows, out, false);
   }
 }
 
