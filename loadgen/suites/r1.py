@@ -1,8 +1,13 @@
-"""R1: latency added by router, bus and worker hop, with 1,000 streams open beside it; and the cost of every hop."""
+"""R1: latency added by router, bus and worker hop, also beside 1,000 open streams and beside pages that move.
+
+And the cost of every hop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -13,22 +18,28 @@ from loadgen import arrivals, bodies, hops, processes, stats
 from loadgen.document import Body, Options
 from loadgen.load import Load, Run
 from loadgen.mesh import Mesh
+from loadgen.page_traffic import PageTraffic
+from loadgen.processes import Service
 from loadgen.streams import Streams
 from loadgen.target import Target
 
 RATE = 100.0
 DEVICE_S = 0.005
 STREAMS = 1000
+PAGES_BYTES = 64 << 20  # so little that pages are evicted all the time
+PAGES = {"pages moving": math.inf, "pages moving at 64 MB/s": 64e6}
 LEVELS: tuple[Literal["process", "machine"], ...] = ("process", "machine")
 
 
 def run(options: Options) -> Body:
-    """Measure both durability levels, then the hops."""
+    """Measure both durability levels, then beside pages, then the hops."""
     body = Body(notes=["Simulated device: exactly 5 ms a batch; its 5 ms are taken off."])
     rows: list[list[str]] = []
     for level in LEVELS:
         with tempfile.TemporaryDirectory(prefix="spillway-r1-") as folder:
             asyncio.run(_level(body, rows, level, options, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="spillway-r1-") as folder:
+        asyncio.run(_beside_pages(body, rows, options, Path(folder)))
     columns = ["durability", "arrivals", "open beside it", "requests", "failed"]
     columns += ["p50 [95 %]", "p99 [95 %]", "sent late p99"]
     body.table("Milliseconds added at 100 requests a second, one text of 16 tokens", columns, rows)
@@ -51,12 +62,7 @@ async def _level(
     folder: Path,
 ) -> None:
     seconds = float(options.rounds(60, 5))
-    services = [
-        processes.router(),
-        processes.sim_worker(beta_s=DEVICE_S),
-        processes.vector_search(),
-    ]
-    async with Mesh(folder, services, durability=level) as mesh, Target([mesh.url]) as target:
+    async with Mesh(folder, _services(), durability=level) as mesh, Target([mesh.url]) as target:
         load = Load(target, bodies.embed(1, 16, seed=options.seed))
         await load.open(arrivals.steady(RATE), 3.0)
         before = mesh.cpu_seconds()
@@ -89,6 +95,37 @@ async def _level(
             f"{level}: of {count} open event streams {streams.whole} got their outcome when it came."
         )
         body.met[f"{count} open streams, {level}"] = "goal" if streams.whole == count else "missed"
+
+
+async def _beside_pages(body: Body, rows: list[list[str]], options: Options, folder: Path) -> None:
+    seconds = float(options.rounds(60, 5))
+    env = {"SPILLWAY_PAGES_BYTES": str(PAGES_BYTES)}
+    mesh = Mesh(folder, [*_services(), processes.kv_store()], env=env)
+    async with mesh, Target([mesh.url]) as target:
+        load = Load(target, bodies.embed(1, 16, seed=options.seed))
+        for beside, rate in PAGES.items():
+            async with PageTraffic(mesh.pages_url, PAGES_BYTES, rate) as traffic:
+                await load.open(arrivals.steady(RATE), 3.0)
+                before = {"mover": traffic.cpu_seconds(), **mesh.cpu_seconds()}
+                done = await load.open(arrivals.steady(RATE), seconds)
+                after = {"mover": traffic.cpu_seconds(), **mesh.cpu_seconds()}
+            _note(body, rows, "process", "steady", beside, done)
+            used = {name: value - before[name] for name, value in after.items()}
+            used["load generator"] = done.cpu_s
+            shares = ", ".join(f"{name} {value / done.seconds:.0%}" for name, value in used.items())
+            put, got = (
+                count / traffic.moved.seconds / 1e6
+                for count in (traffic.moved.put, traffic.moved.got)
+            )
+            body.notes.append(
+                f"{beside}: {put:.0f} MB/s put and {got:.0f} MB/s got in the mesh's second Redis, from which kv_store "
+                "evicts to its disk. They compete with router, worker and load generator for "
+                f"{len(os.sched_getaffinity(0))} cores; shares of one core: {shares}."
+            )
+
+
+def _services() -> list[Service]:
+    return [processes.router(), processes.sim_worker(beta_s=DEVICE_S), processes.vector_search()]
 
 
 def _poisson(seed: int) -> Iterator[float]:
