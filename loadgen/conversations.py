@@ -19,12 +19,16 @@ ORDINARY = 10  # the first ids are a model's special tokens
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the statistics are divided by: lengths in tokens, pauses in seconds; `context` bounds a conversation."""
+    """What the statistics are divided by: lengths in tokens, pauses in seconds; `context` bounds a conversation.
+
+    Only conversations of `least_turns` are taken, before the context cuts any short.
+    """
 
     lengths: float
     pauses: float
     context: int
     think_s: float = 60.0
+    least_turns: int = 1
 
 
 class Turn(NamedTuple):
@@ -43,7 +47,10 @@ def conversations(scale: Scale, vocabulary: int, seed: int) -> Iterator[list[Tur
         rng = random.Random(f"{seed}-{number}")
         turns: list[Turn] = []
         length = 0
-        for turn in range(math.ceil(rng.lognormvariate(TURNS_MU, TURNS_SIGMA))):
+        count = math.ceil(rng.lognormvariate(TURNS_MU, TURNS_SIGMA))
+        if count < scale.least_turns:
+            continue
+        for turn in range(count):
             asked, wanted = prompt.draw(rng), answer.draw(rng)
             length += asked + wanted
             if length > scale.context:

@@ -104,12 +104,17 @@ def dots(
     xlabel: str,
     ylabel: str,
     marks: Sequence[Mark] = (),
+    *,
+    joined: bool = False,
 ) -> str:
-    """Draw points (x, y) of each series, on a logarithmic y."""
+    """Draw points (x, y) of each series, joined by lines or not, on a logarithmic y."""
     axes = _axes()
     for colour, (name, (x, y)) in zip(COLOURS, series.items(), strict=False):
         if len(x):
-            axes.scatter(x, y, s=7, color=colour, label=name, alpha=0.6, linewidths=0)
+            if joined:
+                axes.plot(x, y, "o-", ms=4, color=colour, label=name, lw=1.4)
+            else:
+                axes.scatter(x, y, s=7, color=colour, label=name, alpha=0.6, linewidths=0)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     if any(len(x) for x, _ in series.values()):

@@ -1,4 +1,4 @@
-"""The plots of the rows on page tiers: warm turns, never slower, eviction."""
+"""The plots of the rows on page tiers: conversations, warm turns, never slower, eviction."""
 
 from __future__ import annotations
 
@@ -8,10 +8,37 @@ from typing import Any
 
 from loadgen import stats
 from loadgen.html import plots
-from loadgen.html.plots import Ratio
+from loadgen.html.plots import Mark, Ratio
 
 _POLICIES = ("lru", "s3fifo", "spillway", "clairvoyant")
 _TIERS = ("device", "host", "redis")
+
+
+def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Latency over throughput as the rate rises: each model's systems, then what the paper's figures show."""
+    titles = {
+        "M": ("Model M", 100.0),
+        "S": ("Model S", 30.0),
+        "turns": ("Conversations of at least five turns (figure 3.15)", None),
+        "think": ("A small host, by think time (figure 3.16)", None),
+        "policy": ("A small host alone, by eviction (figure 3.14)", None),
+        "simulated": ("Simulated: one batch, or prompts first (figure 3.18)", None),
+    }
+    found = []
+    for first, (title, limit_ms) in titles.items():
+        series = {
+            key.partition(first)[2].lstrip(": "): (
+                [point["turns_per_s"] for point in points],
+                [1e3 * point["normalized_s"] for point in points],
+            )
+            for key, points in samples["points"].items()
+            if key.startswith(first)
+        }
+        marks = [Mark("limit", limit_ms)] if limit_ms else []
+        if series:
+            drawn = plots.dots(series, "turns/s", "p90 ms by token", marks, joined=True)
+            found.append((title, drawn))
+    return found
 
 
 def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:

