@@ -19,6 +19,7 @@ from services.kv_store.limits import Limits
 
 _AT_ONCE = 16
 _LOOK_AT = 256
+AHEAD = 0.05  # of a room, freed beyond need: what looking costs is shared by many pages
 NEARLY = 0.97  # of a server's maxmemory
 _log = log.get("kv_store")
 Asked = Mapping[tuple[int, Owner | None], int]  # by partition and owner, the largest page refused
@@ -37,15 +38,18 @@ class Eviction:
         self.lock = asyncio.Lock()  # held while pages, or what is told of the disk, are on the move
 
     async def make_room(self, disk: Disk | None, asked: Asked) -> None:
-        """Free what each owner and each partition holds beyond its share. Raises TierDown."""
-        room = self._store.room
-        for at, shares in enumerate((await self._store.usage()).shares):
-            for owner, share in shares.items():
-                if (limit := self.limits.get(owner)) is not None:
-                    over = _over(share, limit // PARTITIONS, asked.get((at, owner), 0))
-                    if over > 0:
-                        await self.evict(disk, at, over, owner)
-        used = (await self._store.usage()).bytes
+        """Free what each owner and each partition holds beyond its share, and a little more. Raises TierDown."""
+        room, usage = self._store.room, await self._store.usage()
+        over = [
+            (at, owner, need)
+            for at, shares in enumerate(usage.shares)
+            for owner, share in shares.items()
+            if (limit := self.limits.get(owner)) is not None
+            and (need := _over(share, limit // PARTITIONS, asked.get((at, owner), 0))) > 0
+        ]
+        for at, owner, need in over:
+            await self.evict(disk, at, need, owner)
+        used = (await self._store.usage() if over else usage).bytes
         pressed = await self._pressed() // PARTITIONS
         for at in range(PARTITIONS):
             if (need := max(_over(used[at], room, asked.get((at, None), 0)), pressed)) > 0:
@@ -150,8 +154,9 @@ class Eviction:
 
 
 def _over(used: int, room: int, asked: int) -> int:
-    """Return the bytes by which something is beyond what it may have, less what is kept free or asked for."""
-    return used - room + max(int(FREE * room), asked if asked <= room else 0)
+    """Return the bytes to free of what is beyond its room, less what is kept free or asked for; 0 if it is within."""
+    over = used - room + max(int(FREE * room), asked if asked <= room else 0)
+    return over + int(AHEAD * room) if over > 0 else 0
 
 
 def sound(value: bytes, key: PageKey, tier: str) -> bool:
