@@ -1,4 +1,4 @@
-"""The plots of the rows on page tiers: conversations, warm turns, never slower, eviction."""
+"""The plots of the rows on page tiers: conversations, warm turns, never slower, eviction, bytes."""
 
 from __future__ import annotations
 
@@ -77,6 +77,17 @@ def p3(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
             plots.lines(range(len(speeds)), kept, "the tier", "median, of computing"),
         ),
     ]
+
+
+def f5p(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Bytes of every tier, and of every process, over the run."""
+    found = []
+    for title, kept in (("Every tier", samples["tiers"]), ("Resident memory", samples["rss"])):
+        sizes = {name: [value / 2**20 for value in values] for name, values in kept.items()}
+        count = min(len(values) for values in sizes.values())
+        series = {name: values[:count] for name, values in sizes.items()}
+        found.append((title, plots.lines(range(count), series, "samples", "MiB")))
+    return found
 
 
 def p5(samples: Mapping[str, Any]) -> list[tuple[str, str]]:

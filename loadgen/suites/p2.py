@@ -18,7 +18,7 @@ from services.gpu_worker.decide import tiers
 
 TOKENS = {"S": 928, "M": 2048, "L": 2048}  # of history; S has no room for more
 NEW_TOKENS = 7
-ROUNDS = {"S": 300, "M": 300, "L": 30}
+ROUNDS, ROUNDS_OF_L = 300, 30
 TIERS = ("device", "host", "redis")
 MEMORY = {"S": 256 << 20, "M": 512 << 20, "L": 1 << 30}
 PAGES_BYTES = 1 << 30
@@ -80,7 +80,9 @@ async def _measure(name: str, model: tuple[str, str], options: Options) -> dict[
             pages_url=redis.url, page_publish="through", pages_bytes=PAGES_BYTES, pages_ttl_s=60
         )
         async with Tiered(runner, config) as engine:
-            for number in range(-3, options.rounds(ROUNDS[name], 10)):  # the first ones warm
+            rounds = options.rounds(ROUNDS, 10)
+            rounds = min(rounds, ROUNDS_OF_L) if name == "L" else rounds
+            for number in range(-3, rounds):  # the first ones warm
                 length = TOKENS[name] + NEW_TOKENS
                 prompt = [draw.randrange(runner.shape.vocabulary) for _ in range(length)]
                 computed = await engine.turn(prompt)

@@ -37,6 +37,7 @@ from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
 from services.gpu_worker.tiering import Tiering
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
+TOGETHER_S = 0.008  # for which pieces wait for each other, unless an answer begins or ends
 _WAIT_S = 1.0
 _RETRY_S = 0.2
 _PLAIN = WorkerConfig()
@@ -75,6 +76,7 @@ class GenerationLoop:
         self._steps = self._acked = 0
         self._work = asyncio.Event()  # something to compute may have come
         self._news = asyncio.Event()  # something to tell or to ask the bus
+        self._hurry = asyncio.Event()  # and somebody waits for it
         self._room = asyncio.Event()  # room for another lease may have come
         self._heard = asyncio.Event()  # the bus has acknowledged
         self._stopping = self._halted = False
@@ -173,7 +175,7 @@ class GenerationLoop:
                 self._scheduler.add(sequence)
             self._tiering.begin(job.sequences)
         self._work.set()
-        self._news.set()  # for what needs no computing: forced answers, and those that had ended
+        self._tell_now()  # for what needs no computing: forced answers, and those that had ended
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -185,6 +187,7 @@ class GenerationLoop:
             self._drop_lost()
             self._expire()
             if self._steps - self._acked >= AHEAD:
+                self._hurry.set()
                 self._heard.clear()
                 await _wait(self._heard, _WAIT_S)
                 continue
@@ -252,14 +255,17 @@ class GenerationLoop:
         self._metrics.work.output.inc()
         if len(choice.tokens) == 1:
             self._consumer.span(job.id).event("first token")
+            self._hurry.set()
         if choice.finish is not None:
             self._tiering.drop([part.sequence])
+            self._hurry.set()
 
     def _fail(self, job: Generation, failure: Failure) -> None:
         with tracing.use(self._consumer.span(job.id)):
             _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
         job.failure = failure
         self._tiering.drop([choice.sequence for choice in job.choices])
+        self._hurry.set()
 
     def _drop_lost(self) -> None:
         """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
@@ -273,7 +279,7 @@ class GenerationLoop:
             if job.deadline_ms <= now and not job.over:
                 job.refusal = DeadlineExceeded("the deadline passed before the generation ended")
                 self._tiering.drop([choice.sequence for choice in job.choices])
-                self._news.set()
+                self._tell_now()
 
     def _leave(self, job: Generation) -> None:
         """Let a job go, with its pages at once."""
@@ -292,12 +298,21 @@ class GenerationLoop:
 
     # -- telling ---------------------------------------------------------------------------------------
 
+    def _tell_now(self) -> None:
+        self._hurry.set()
+        self._news.set()
+
     async def _emits(self) -> None:
+        told_at = 0.0
         while True:
             await _wait(self._news, _WAIT_S)
             if not self._news.is_set():
                 continue
+            if (left := told_at + TOGETHER_S - time.monotonic()) > 0:
+                await _wait(self._hurry, left)
+            told_at = time.monotonic()
             self._news.clear()
+            self._hurry.clear()
             jobs = [job for job in self._jobs.values() if not job.ending]
             # Events made before this call lack what came since: then it acknowledges nothing new, and another follows.
             repeated = any(job.emitting is not None for job in jobs)
@@ -322,7 +337,7 @@ class GenerationLoop:
             if self._jobs.get(job.id) is not job or not job.over:
                 continue
             if job.event() is not None:
-                self._news.set()  # its last pieces came while the call was under way
+                self._tell_now()  # its last pieces came while the call was under way
                 continue
             job.ending = True
             task = asyncio.create_task(self._end(job), name="end")
