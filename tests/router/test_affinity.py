@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from common.bus import Bus, keys
+from common.bus.roster import FRESH_S
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
@@ -84,6 +85,7 @@ async def test_turns_go_where_their_pages_are(two: Two, bus: Bus) -> None:
         async with asyncio.timeout(30):
             while len(await bus.workers(family)) < 2:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
+        await asyncio.sleep(2 * FRESH_S)  # so old may be what router and workers know of each other
         plain = [{"role": "user", "content": WORDS[::-1]}]
         lane, cached, said = await say(plain)
         assert (lane, cached) == ("gpu", 0)
