@@ -27,7 +27,7 @@ def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for first, (title, limit_ms) in titles.items():
         series = {
-            key.partition(first)[2].lstrip(": "): (
+            key.partition(first)[2].lstrip(":, "): (
                 [point["turns_per_s"] for point in points],
                 [1e3 * point["normalized_s"] for point in points],
             )
