@@ -130,9 +130,7 @@ def _drains(samples: Mapping[str, Any]) -> Charts:
 
 
 def _f5(samples: Mapping[str, Any]) -> Charts:
-    rss = {name: [value / 2**20 for value in values] for name, values in samples["rss"].items()}
-    count = max(len(values) for values in rss.values())
-    return [("Resident memory", plots.lines(range(count), rss, "seconds", "MiB"))]
+    return [tier_charts.sizes("Resident memory", samples["rss"])]
 
 
 def _c1(samples: Mapping[str, Any]) -> Charts:

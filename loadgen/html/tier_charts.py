@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -81,13 +81,14 @@ def p3(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def f5p(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Bytes of every tier, and of every process, over the run."""
-    found = []
-    for title, kept in (("Every tier", samples["tiers"]), ("Resident memory", samples["rss"])):
-        sizes = {name: [value / 2**20 for value in values] for name, values in kept.items()}
-        count = min(len(values) for values in sizes.values())
-        series = {name: values[:count] for name, values in sizes.items()}
-        found.append((title, plots.lines(range(count), series, "samples", "MiB")))
-    return found
+    return [sizes("Every tier", samples["tiers"]), sizes("Resident memory", samples["rss"])]
+
+
+def sizes(title: str, kept: Mapping[str, Sequence[float]]) -> tuple[str, str]:
+    """Bytes of each thing over a run, looked at once a second."""
+    found = {name: [value / 2**20 for value in values] for name, values in kept.items()}
+    count = max(len(values) for values in found.values())
+    return title, plots.lines(range(count), found, "seconds", "MiB")
 
 
 def p5(samples: Mapping[str, Any]) -> list[tuple[str, str]]:

