@@ -105,5 +105,6 @@ async def _measure(name: str, model: tuple[str, str], options: Options) -> dict[
                         found[tier].append(turn.first_s)
                         found[f"{tier} tokens found"].append(turn.found)
                 assert engine.store is not None
+                await engine.tiering.forget(engine.ids(prompt))  # else it is put again
                 await engine.store.remove(engine.keys(prompt))
     return found

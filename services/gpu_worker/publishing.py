@@ -63,11 +63,10 @@ class Publisher:
 
     async def forget(self, ids: Iterable[PageId]) -> None:
         """Put these no more; returns when none of them is on its way."""
-        for page_id in ids:
-            self._waiting.pop(page_id, None)
-            self._known.pop(page_id, None)
         async with self._putting:
-            return
+            for page_id in ids:
+                self._waiting.pop(page_id, None)
+                self._known.pop(page_id, None)
 
     def ended(self, sequence: TokenSequence) -> None:
         """A sequence is about to leave: its full pages may go down."""
@@ -110,31 +109,35 @@ class Publisher:
 
     async def _put_some(self) -> bool | None:
         """Put what is to go next; False if the tier is away or full, None if there is nothing."""
-        some = self._next()
+        waited = self._next_waiting()
+        some = self._keyed(waited) or self._sinking()
         if not some:
             return None
         try:
-            return await self._put(some)
+            went = await self._put(some)
         except TierDown as error:
             _log.warning("pages_not_put", error=str(error))
-            return False
+            went = False
+        if not went:  # behind the others, which may be another node's
+            self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
+        return went
 
-    def _next(self) -> dict[PageKey, _Place]:
+    def _next_waiting(self) -> dict[PageId, _Place]:
+        count = min(AT_ONCE, len(self._waiting))
+        return dict(self._waiting.popitem(last=False) for _ in range(count))
+
+    def _keyed(self, places: dict[PageId, _Place]) -> dict[PageKey, _Place]:
         groups = range(len(self._shape.windows))
-        some = {
-            PageKey(page_id, group): place
-            for page_id, place in list(self._waiting.items())[:AT_ONCE]
-            for group in groups
-        }
-        for page_id in list(self._waiting)[:AT_ONCE]:
-            del self._waiting[page_id]
-        if not some:
-            if time.monotonic() >= self._forget_at:
-                self._refused.clear()
-            for group in groups:
-                for page_id in self._tiers.sinking(group, AT_ONCE + len(self._refused)):
-                    if (key := PageKey(page_id, group)) not in self._refused:
-                        some[key] = self._place(page_id)
+        return {PageKey(page, group): place for page, place in places.items() for group in groups}
+
+    def _sinking(self) -> dict[PageKey, _Place]:
+        if time.monotonic() >= self._forget_at:
+            self._refused.clear()
+        some = {}
+        for group in range(len(self._shape.windows)):
+            for page_id in self._tiers.sinking(group, AT_ONCE + len(self._refused)):
+                if (key := PageKey(page_id, group)) not in self._refused:
+                    some[key] = self._place(page_id)
         return some
 
     def _place(self, page_id: PageId) -> _Place:

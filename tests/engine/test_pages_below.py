@@ -175,6 +175,23 @@ async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
     assert (again, found) == (expected, 0)
 
 
+async def test_what_could_not_be_put_is_put_when_the_tier_is_back(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """A turn that ends while the pages Redis is dead loses none of its pages: they go when it lives again."""
+    runner = loaded(model)
+    pages.kill()
+    async with serving(bus, runner, pages.url) as worker:
+        for count in (10, 11):  # together more than are put at once
+            await say(bus, desk, runner, prompt_of(count))
+        publisher = worker.loop._tiering.publisher
+        assert publisher is not None
+        await asyncio.sleep(0.2)  # it has tried
+        assert not publisher.put
+        pages.start()
+        await put(worker, 21)
+
+
 async def test_the_lossy_form_is_labelled_and_smaller(
     bus: Bus, desk: Desk, model: Path, pages: Server
 ) -> None:

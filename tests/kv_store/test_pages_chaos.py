@@ -11,7 +11,7 @@ from common.pages.server import AGAIN_S
 from common.pages.store import PageKey, PageStore, TierDown
 from services.kv_store.reconcile import reconcile
 from tests.conftest import PROFILE
-from tests.kv_store.test_pages import BUDGET, TTL_S, kept, page, so, until
+from tests.kv_store.test_pages import BUDGET, TTL_S, kept, page, put_all, so, until
 from tests.pages.test_store import counted, opened
 from tests.servers import Server
 
@@ -83,6 +83,7 @@ async def test_nothing_wrong_is_ever_read(tmp_path: Path, seed: int) -> None:
         assert sum(user.read for user in users) > 0
         async with kept(store, tmp_path) as keeper:
             await until(lambda: so(store.up))
+            await put_all(store, PAGES)  # else it may be that no page ever reached the disk
             keys = [key for key, _ in PAGES]
             await until(lambda: found(store, keys))
             await store.recall(keys[:100])
