@@ -14,7 +14,7 @@ from loadgen.probe import MeshError
 from loadgen.turns import Asked, Point, System, TurnLoad, point
 
 Server = contextlib.AbstractAsyncContextManager[System]
-WARM = 0.4  # of a run: conversations must have turns behind them
+WARM = 0.5  # of a run: conversations must have turns behind them
 
 
 class Kept(msgspec.Struct):

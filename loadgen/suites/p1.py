@@ -18,8 +18,8 @@ from loadgen.turn_runs import WARM, Kept, Server, TurnRuns
 from loadgen.turns import Asked, Point, at_limit
 from loadgen.unified import LARGE, MODEL_M, SCALE, Cost, unified
 
-SECONDS, QUICK_S = 72, 6
-SHAPE = 2 / 3  # of it, for a rate of a shape
+SECONDS, QUICK_S = 100, 6
+SHAPE = 0.6  # of it, for a rate of a shape
 STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
 HOST_TIMES, SMALL_HOST = 16, 2
 SLOWER = 6  # so much lower the server of one sequence at a time begins
@@ -49,7 +49,7 @@ MODELS = {"S": Model(8.0, 0.03, 4096), "M": Model(1.0, 0.1, 4096)}
 
 
 def run(options: Options) -> Body:
-    """Measure S and M, then the shapes of the paper's figures on M (72 s a rate; quick: 6 s and S only)."""
+    """Measure S and M, then the shapes of the paper's figures on M (100 s a rate; quick: 6 s and S only)."""
     runs = TurnRuns(options, float(options.rounds(SECONDS, QUICK_S)))
     asyncio.run(_all(runs, options))
     return describe(runs.kept, options, runs.left)
@@ -144,7 +144,7 @@ def _notes(options: Options) -> list[str]:
         "still open at the end counts where it already took longer than the p90."
     )
     scale = (
-        f"ShareGPT's statistics to scale: lengths in tokens 1/{SCALE.lengths:g}, conversations of at most "
+        f"ShareGPT's statistics to scale: lengths in tokens 1/{SCALE.lengths:g}, so conversations of at most "
         f"{SCALE.context} tokens, pauses 1/{SCALE.pauses:g}. Every system is sent the whole history as tokens."
     )
     memory = (

@@ -38,6 +38,7 @@ from services.gpu_worker.tiering import Tiering
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
 TOGETHER_S = 0.008  # for which pieces wait for each other, unless an answer begins or ends
+STATE_S = 0.1  # between two looks at what is held, while steps run
 _WAIT_S = 1.0
 _RETRY_S = 0.2
 _PLAIN = WorkerConfig()
@@ -74,6 +75,7 @@ class GenerationLoop:
         self._jobs: dict[str, Generation] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._steps = self._acked = 0
+        self._observed_at = 0.0
         self._work = asyncio.Event()  # something to compute may have come
         self._news = asyncio.Event()  # something to tell or to ask the bus
         self._hurry = asyncio.Event()  # and somebody waits for it
@@ -361,11 +363,13 @@ class GenerationLoop:
     def _observe(self, size: Step, ran: Ran, predicted: float) -> None:
         self._metrics.observe_step(ran, predicted, sequences=size.sequences, rows=size.rows)
         self._consumer.ran(size.sequences, size.rows, ran.seconds)
-        self._observe_state()
+        if time.monotonic() >= self._observed_at + STATE_S:
+            self._observe_state()
         if not ran.isolated:
             self._pace.cost.observe(size, ran.seconds)
 
     def _observe_state(self) -> None:
+        self._observed_at = time.monotonic()
         self._metrics.observe_state(self._scheduler, self._steps - self._acked)
         self._metrics.tiers.observe(self._tiering)
 
