@@ -129,7 +129,7 @@ async def vllm(found: Weights, options: Options) -> AsyncIterator[System]:
     flags = {
         "model": str(found.directory), "dtype": "bfloat16", "max-model-len": str(found.context),
         "block-size": str(VLLM_BLOCK),
-        "num-gpu-blocks-override": str(found.kv_tokens // VLLM_BLOCK),
+        "num-gpu-blocks-override": str(found.kv_tokens // VLLM_BLOCK + 1),  # one holds nothing
     }  # fmt: skip
     argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
     argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
