@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loadgen.arrivals import poisson
 from loadgen.chat.scripts import Lengths
 
 # Of ShareGPT: the logarithm of a conversation's turns, and the mean tokens of a turn and of its answer (Pensieve, 6).
 TURNS_MU, TURNS_SIGMA = 0.981, 1.131
 PROMPT_TOKENS, ANSWER_TOKENS = 37.77, 204.58
 ORDINARY = 10  # the first ids are a model's special tokens
+BEFORE_S = 300.0  # so long ago the first of those began that are under way
+PAST_ANSWER_S = 0.5  # what an answer took them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,38 @@ class Turn(NamedTuple):
     think_s: float
     tokens: list[int]
     wanted: int
+
+
+class Begun(NamedTuple):
+    """A conversation under way: `turns` go on after `past` turns that make `history`, the first after its pause."""
+
+    history: list[int]
+    past: int
+    turns: list[Turn]
+
+
+def under_way(scale: Scale, vocabulary: int, seed: int, rate: float) -> list[Begun]:
+    """Return those that are open at moment 0 if they have begun at this rate for long; other ones for other seeds.
+
+    Of their answers only the number of tokens is what it would have been.
+    """
+    found = []
+    some = conversations(scale, vocabulary, -1 - seed)
+    rng = random.Random(f"{seed}-past")
+    for after_s in itertools.takewhile(lambda at: at < BEFORE_S, poisson(rate, rng)):
+        at_s, history = after_s - BEFORE_S, list[int]()
+        turns = next(some)
+        for past, turn in enumerate(turns):
+            at_s += turn.think_s
+            if at_s >= 0:
+                found.append(
+                    Begun(history, past, [turn._replace(think_s=at_s), *turns[past + 1 :]])
+                )
+                break
+            answer = rng.choices(range(ORDINARY, vocabulary), k=turn.wanted)
+            history += [*turn.tokens, *answer]
+            at_s += PAST_ANSWER_S
+    return found
 
 
 def conversations(scale: Scale, vocabulary: int, seed: int) -> Iterator[list[Turn]]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadgen.conversations import Scale, conversations
+from loadgen.conversations import Scale, conversations, under_way
 from loadgen.document import Options
 from loadgen.probe import MeshError
 from loadgen.turns import Asked, Point, System, TurnLoad, point
 
 Server = contextlib.AbstractAsyncContextManager[System]
-WARM = 0.5  # of a run: conversations must have turns behind them
+WARM = 0.4  # of a run: what was under way before is computed in it, by every system
 
 
 class Kept(msgspec.Struct):
@@ -47,7 +48,10 @@ class TurnRuns:
         limit_s: float = 0.0,
         part: float = 1.0,
     ) -> None:
-        """Begin conversations at rate after rate, each for `part` of the time, until latency passes the limit."""
+        """Begin conversations at rate after rate, each for `part` of the time, until latency passes the limit.
+
+        Then at one between the last two rates, which the limit is between.
+        """
         if key in self.kept.points or key in self.kept.absent:
             return
         if time.monotonic() > self._end_s:
@@ -57,15 +61,19 @@ class TurnRuns:
         points: list[Point] = []
         try:
             async with start() as system:
-                for number, rate in enumerate(rates):
+                left = list(rates)
+                while left:
+                    rate = left.pop(0)
                     # What one rate said, the next must not find.
-                    seed = 100 * self._options.seed + number
-                    load = TurnLoad(system, conversations(scale, system.vocabulary, seed), seed)
-                    asked = await load.run(rate, seconds)
+                    seed = 100 * self._options.seed + len(points)
+                    some = conversations(scale, system.vocabulary, seed)
+                    begun = under_way(scale, system.vocabulary, seed, rate)
+                    asked = await TurnLoad(system, some, seed, begun).run(rate, seconds)
                     points.append(point(asked, rate, WARM * seconds, seconds))
                     self.kept.asked[f"{key}, {rate:.3g}/s"] = asked
                     if points[-1].normalized_s > limit_s > 0:
-                        break
+                        left = [math.sqrt(rate * points[-2].rate)] if len(points) > 1 else []
+                        limit_s = math.inf
                 if system.counted is not None:
                     self.kept.tiers[key] = await system.counted()
         except (FileNotFoundError, MeshError) as error:

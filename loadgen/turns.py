@@ -19,7 +19,7 @@ import msgspec
 
 from loadgen import arrivals
 from loadgen.chat.frames import Frames
-from loadgen.conversations import ORDINARY, Turn
+from loadgen.conversations import ORDINARY, Begun, Turn
 
 _WORD = re.compile(r"w(\d+)")
 
@@ -72,29 +72,36 @@ class Asked:
 
 
 class TurnLoad:
-    """Conversations that arrive at a rate, against one system."""
+    """Conversations that arrive at a rate, and those that are under way before, against one system."""
 
-    def __init__(self, system: System, conversations: Iterable[list[Turn]], seed: int) -> None:
-        self._system = system
+    def __init__(
+        self,
+        system: System,
+        conversations: Iterable[list[Turn]],
+        seed: int,
+        begun: Iterable[Begun] = (),
+    ) -> None:
+        self._system, self._begun = system, begun
         self._conversations = iter(conversations)
         # Drawn apart, so that conversations arrive alike at every system.
         self._arrivals, self._rng = random.Random(seed), random.Random(f"{seed}-forgotten")
-        self._began = 0.0
+        self._began_s = 0.0
         self.asked: list[Asked] = []
 
     async def run(self, rate: float, seconds: float) -> list[Asked]:
         """Begin `rate` conversations a second for so long, then cut off what is open; return every turn asked."""
-        self.asked, self._began = [], time.monotonic()
+        self.asked, self._began_s = [], time.monotonic()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-            tasks = set()
+            tasks = {asyncio.create_task(self._converse(http, each)) for each in self._begun}
             for due in arrivals.poisson(rate, self._arrivals):
                 if due >= seconds:
                     break
-                await asyncio.sleep(self._began + due - time.monotonic())
-                tasks.add(asyncio.create_task(self._converse(http, next(self._conversations))))
-            await asyncio.sleep(self._began + seconds - time.monotonic())
+                await asyncio.sleep(self._began_s + due - time.monotonic())
+                fresh = Begun([], 0, next(self._conversations))
+                tasks.add(asyncio.create_task(self._converse(http, fresh)))
+            await asyncio.sleep(self._began_s + seconds - time.monotonic())
             for task in tasks:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -103,11 +110,11 @@ class TurnLoad:
         return self.asked
 
     def _now(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._began_s
 
-    async def _converse(self, http: aiohttp.ClientSession, turns: list[Turn]) -> None:
-        history: list[int] = []
-        for number, turn in enumerate(turns):
+    async def _converse(self, http: aiohttp.ClientSession, begun: Begun) -> None:
+        history = list(begun.history)
+        for number, turn in enumerate(begun.turns, begun.past):
             await asyncio.sleep(turn.think_s)
             prompt = len(history) + len(turn.tokens)
             asked = Asked(self._now(), number, prompt, turn.wanted)

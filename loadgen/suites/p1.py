@@ -18,8 +18,8 @@ from loadgen.turn_runs import WARM, Kept, Server, TurnRuns
 from loadgen.turns import Asked, Point, at_limit
 from loadgen.unified import LARGE, MODEL_M, SCALE, Cost, unified
 
-SECONDS, QUICK_S = 100, 6
-SHAPE = 0.6  # of it, for a rate of a shape
+SECONDS, QUICK_S = 60, 6
+SHAPE = 2 / 3  # of it, for a rate of a shape
 STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
 HOST_TIMES, SMALL_HOST = 16, 2
 SLOWER = 6  # so much lower the server of one sequence at a time begins
@@ -45,11 +45,11 @@ class Model(NamedTuple):
     kv_tokens: int
 
 
-MODELS = {"S": Model(8.0, 0.03, 4096), "M": Model(1.0, 0.1, 4096)}
+MODELS = {"S": Model(4.0, 0.03, 4096), "M": Model(2 / 3, 0.1, 4096)}
 
 
 def run(options: Options) -> Body:
-    """Measure S and M, then the shapes of the paper's figures on M (100 s a rate; quick: 6 s and S only)."""
+    """Measure S and M, then the shapes of the paper's figures on M (60 s a rate; quick: 6 s and S only)."""
     runs = TurnRuns(options, float(options.rounds(SECONDS, QUICK_S)))
     asyncio.run(_all(runs, options))
     return describe(runs.kept, options, runs.left)
@@ -140,8 +140,9 @@ def _notes(options: Options) -> list[str]:
     seconds = options.rounds(SECONDS, QUICK_S)
     rates = (
         f"{seconds} s a rate, the first {WARM:.0%} of them to warm up; each rate {STEP:g} times the one before, until "
-        "one is above the limit; between the two the figures are interpolated ('>': none was above). An answer "
-        "still open at the end counts where it already took longer than the p90."
+        "one is above the limit, then one between the last two; figures are interpolated between those next to the "
+        "limit ('>': none was above). An answer still open at the end counts if it already took longer than the p90. "
+        "A run begins with conversations as they would be under way at its rate, their answers so far made up."
     )
     scale = (
         f"ShareGPT's statistics to scale: lengths in tokens 1/{SCALE.lengths:g}, so conversations of at most "

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.conversations import ANSWER_TOKENS, ORDINARY, PROMPT_TOKENS, Scale, conversations
+from loadgen.conversations import (
+    ANSWER_TOKENS,
+    ORDINARY,
+    PAST_ANSWER_S,
+    PROMPT_TOKENS,
+    Scale,
+    conversations,
+    under_way,
+)
 from loadgen.turns import Asked, Point, System, at_limit, ninetieth, point
 
 WIDE = Scale(lengths=1, pauses=20, context=1_000_000)
@@ -41,6 +49,34 @@ def test_no_conversation_is_longer_than_the_context(
         assert sum(len(turn.tokens) + turn.wanted for turn in turns) <= context
         assert all(ORDINARY <= token < 100 for turn in turns for token in turn.tokens)
         assert all(turn.think_s == 0 for turn in turns[:1])
+
+
+@given(seed=st.integers(0, 100), context=st.integers(128, 4096))
+def test_those_under_way_go_on_in_the_middle(seed: int, context: int) -> None:
+    """Their history is that of the turns behind them, the next one is due at once or after a pause, and all fits."""
+    scale = Scale(4, 20, context)
+    begun = under_way(scale, 100, seed, 2.0)
+
+    assert begun == under_way(scale, 100, seed, 2.0)
+    for each in begun:
+        assert (len(each.history) > 0) is (each.past > 0)
+        assert each.turns[0].think_s >= 0
+        assert all(ORDINARY <= token < 100 for token in each.history)
+        rest = sum(len(turn.tokens) + turn.wanted for turn in each.turns)
+        assert len(each.history) + rest <= context
+
+
+def test_as_many_are_under_way_as_arrive_while_one_lasts() -> None:
+    """Little's law, over the time until the last turn is said."""
+    scale, rate = Scale(4, 20, 4096), 5.0
+    lasting = [
+        sum(turn.think_s + PAST_ANSWER_S for turn in turns) - PAST_ANSWER_S
+        for turns in itertools.islice(conversations(scale, 100, 7), 4000)
+        if turns
+    ]
+    found = [len(under_way(scale, 100, seed, rate)) for seed in range(20)]
+
+    assert statistics.fmean(found) == pytest.approx(rate * statistics.fmean(lasting), rel=0.15)
 
 
 def test_what_forgets_says_another_beginning_each_time() -> None:
