@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ settings.register_profile("test", max_examples=30, stateful_step_count=30, **_CO
 settings.register_profile("soak", max_examples=1000, stateful_step_count=60, **_COMMON)
 settings.load_profile(PROFILE)
 
+TIMEOUT_AGAIN_S = 60.0
 _skipped: list[str] = []
 
 
@@ -49,6 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if PROFILE == "soak":
         return
     items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, bool, bool]:
+    """Let a test's timeout come again and again: raised in a loop's callback or a task nobody awaits, it is lost."""
+    done = yield
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, left, TIMEOUT_AGAIN_S)
+    return done
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
