@@ -22,10 +22,11 @@ from services.gpu_worker.decide.scheduler import Part, Scheduler
 from services.gpu_worker.decide.sequence import TokenSequence
 
 UNIFIED, PREFILL_FIRST = "unified", "prefill first"
-# Of the paper's: tokens a quarter, 16384 of a conversation as well (no 1 % are longer), and near what its GPU holds.
-SCALE = Scale(lengths=4, pauses=20, context=4096)
+# Tokens are a quarter of the paper's: of a turn, of the longest conversation, and of keys and values on the device.
+SCALE = Scale(lengths=4, pauses=20, context=16384 // 4)
+DEVICE_TOKENS = 52_224 // 4
 VOCABULARY = 1000
-SHAPE = Shape([None], [1], 4096 // PAGE, SCALE.context, VOCABULARY)
+SHAPE = Shape([None], [1], DEVICE_TOKENS // PAGE, SCALE.context, VOCABULARY)
 BOUNDS = Bounds(512, 64)  # as a worker has them if it is not told otherwise
 WARM = 0.3  # of the seconds, which count for no figure
 _ANSWER = 0  # every token of every answer

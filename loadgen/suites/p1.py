@@ -16,12 +16,12 @@ from loadgen.completion_servers import Weights, weights
 from loadgen.document import Body, Options, Rival
 from loadgen.turn_runs import WARM, Kept, Server, TurnRuns
 from loadgen.turns import Asked, Point, at_limit
-from loadgen.unified import LARGE, MODEL_M, SCALE, Cost, unified
+from loadgen.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
 
 SECONDS, QUICK_S = 60, 6
 SHAPE = 2 / 3  # of it, for a rate of a shape
 STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
-HOST_TIMES, SMALL_HOST = 16, 2
+HOST_TIMES, SMALL_HOST = 4, 1
 SLOWER = 6  # so much lower the server of one sequence at a time begins
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
@@ -38,14 +38,13 @@ THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillw
 
 
 class Model(NamedTuple):
-    """How a model is asked: conversations a second at first, the limit, and tokens a device holds."""
+    """How a model is asked: conversations a second at first, and the limit."""
 
     rate: float
     limit_s: float
-    kv_tokens: int
 
 
-MODELS = {"S": Model(4.0, 0.03, 4096), "M": Model(2 / 3, 0.1, 4096)}
+MODELS = {"S": Model(4.0, 0.03), "M": Model(0.45, 0.1)}
 
 
 def run(options: Options) -> Body:
@@ -57,7 +56,7 @@ def run(options: Options) -> Body:
 
 async def _all(runs: TurnRuns, options: Options) -> None:
     most = options.pick(RATES, 2)
-    for name in ["S"] if options.quick else ["M", "S"]:
+    for name in ["S"] if options.quick else ["S", "M"]:
         model, found = MODELS[name], _weights(name, HOST_TIMES, options)
         for system, start in systems(found, options).items():
             first = model.rate / (SLOWER if system == LLAMA else 1)
@@ -86,7 +85,7 @@ async def _shapes(runs: TurnRuns, options: Options) -> None:
 
 
 def _weights(name: str, host_times: int, options: Options) -> Weights:
-    return weights(name, SCALE.context, MODELS[name].kv_tokens, host_times, options)
+    return weights(name, SCALE.context, DEVICE_TOKENS, host_times, options)
 
 
 def systems(found: Weights, options: Options) -> dict[str, Callable[[], Server]]:
@@ -145,11 +144,11 @@ def _notes(options: Options) -> list[str]:
         "A run begins with conversations as they would be under way at its rate, their answers so far made up."
     )
     scale = (
-        f"ShareGPT's statistics to scale: lengths in tokens 1/{SCALE.lengths:g}, so conversations of at most "
-        f"{SCALE.context} tokens, pauses 1/{SCALE.pauses:g}. Every system is sent the whole history as tokens."
+        f"ShareGPT's statistics and the paper's server to scale: tokens 1/{SCALE.lengths:g}, so conversations of at "
+        f"most {SCALE.context}, pauses 1/{SCALE.pauses:g}. Every system is sent the whole history as tokens."
     )
     memory = (
-        f"Weights and KV cache in bf16; the device holds {MODELS['S'].kv_tokens} tokens of KV in every system, the "
+        f"Weights and KV cache in bf16; the device holds {DEVICE_TOKENS} tokens of it in every system, the "
         f"machine's memory {HOST_TIMES} times that where the system keeps anything there (llama.cpp: cache_size). "
         "Stateless: the first two tokens of every request are others."
     )
