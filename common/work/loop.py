@@ -19,6 +19,7 @@ from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
 from common.messages import EmbedWork, Result
+from common.waiting import wait
 from common.work.batches import next_batch
 from common.work.compute import ComputeThread
 from common.work.execute import Failure, Job, Ran, read_job, run_batch
@@ -95,7 +96,7 @@ class EmbeddingLoop:
             jobs = self._free_jobs()
             if jobs <= 0:
                 self._room.clear()
-                await _wait(self._room)
+                await wait(self._room, _WAIT_S)
                 continue
             # The bus halves its count for handed-over work and shares it between lanes.
             room = 4 * jobs
@@ -150,7 +151,7 @@ class EmbeddingLoop:
                 if not self._queue:
                     with contextlib.suppress(BusDown):
                         await self._consumer.relieve()
-                    await _wait(self._arrived)
+                    await wait(self._arrived, _WAIT_S)
                 continue
             await self._run(batch)
 
@@ -266,11 +267,3 @@ class EmbeddingLoop:
             admitted_ms = int(last.entry.partition("-")[0])
             ahead_s = (last.finish_ms - admitted_ms) / 1000
             self._pace.ended((now_ms - last.finish_ms) / 1000, ahead_s)
-
-
-async def _wait(event: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_WAIT_S):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from common import log, tracing
-from common.bus import BusDown, BusFull, Consumer, Lease
+from common.bus import BusDown, Consumer, Lease
 from common.bus.forgetting import digest_of
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.cost.step import Step
 from common.errors import DeadlineExceeded
 from common.pages.store import PageStore
+from common.waiting import wait
 from common.work.compute import ComputeThread
 from services.gpu_worker.decide.batch import Drawn, Rows, Runner
 from services.gpu_worker.decide.residents import Residents
@@ -34,13 +34,12 @@ from services.gpu_worker.job import Generation
 from services.gpu_worker.metrics import EngineMetrics
 from services.gpu_worker.pace import Pace, decoding_of, size_of
 from services.gpu_worker.steps import Failure, Ran, failure_of, run_step
+from services.gpu_worker.telling import Teller
 from services.gpu_worker.tiering import Tiering
 
 AHEAD = 8  # steps that may run before the first of them is acknowledged
-TOGETHER_S = 0.008  # for which pieces wait for each other, unless an answer begins or ends
 STATE_S = 0.1  # between two looks at what is held, while steps run
 _WAIT_S = 1.0
-_RETRY_S = 0.2
 _PLAIN = WorkerConfig()
 _CLOSE_S = 5.0
 _log = log.get("engine")
@@ -73,14 +72,12 @@ class GenerationLoop:
         self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
         self._emitter = Emitter(consumer, clock.now_ms)
         self._jobs: dict[str, Generation] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._steps = self._acked = 0
+        self._teller = Teller(
+            consumer, self._emitter, self._holding, metrics, self._jobs, self._leave
+        )
         self._observed_at = 0.0
         self._work = asyncio.Event()  # something to compute may have come
-        self._news = asyncio.Event()  # something to tell or to ask the bus
-        self._hurry = asyncio.Event()  # and somebody waits for it
         self._room = asyncio.Event()  # room for another lease may have come
-        self._heard = asyncio.Event()  # the bus has acknowledged
         self._stopping = self._halted = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
@@ -88,7 +85,7 @@ class GenerationLoop:
         loops = [
             asyncio.create_task(self._reads(), name="read"),
             asyncio.create_task(self._computes(), name="compute"),
-            asyncio.create_task(self._emits(), name="emit"),
+            asyncio.create_task(self._teller.run(), name="tell"),
             asyncio.create_task(self._tiering.run(), name="tiers"),
             asyncio.create_task(self._holding.run(), name="hold"),
             asyncio.create_task(self._forgetting.run(), name="forget"),
@@ -99,19 +96,21 @@ class GenerationLoop:
         if stop in done:
             await self._drain(drain_s)
         self._halted = True
-        for event in (self._work, self._room, self._heard):
+        for event in (self._work, self._room):
             event.set()
+        self._teller.halt()
         await asyncio.wait({loops[1]}, timeout=_CLOSE_S)  # the step that runs
-        await self._flush()
+        await self._teller.flush(_CLOSE_S)
         try:
             await self._consumer.drain()
             await self._consumer.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._jobs))
         await self._tiering.drain(_CLOSE_S)
-        for task in (*loops, stop, *self._ending):
+        for task in (*loops, stop):
             task.cancel()
-        await asyncio.gather(*loops, stop, *self._ending, return_exceptions=True)
+        await asyncio.gather(*loops, stop, return_exceptions=True)
+        await self._teller.close()
         for task in loops:
             if task in done:
                 task.result()  # a loop that ended by itself has raised
@@ -130,18 +129,7 @@ class GenerationLoop:
             _log.warning("drains_without_bus", error=str(error))
         while self._jobs and (left := give_up - time.monotonic()) > 0:
             self._room.clear()
-            await _wait(self._room, min(left, _WAIT_S))
-
-    async def _flush(self) -> None:
-        """Tell the bus what the last steps gave, if it can be reached."""
-        self._news.set()
-        give_up = time.monotonic() + _CLOSE_S
-        while time.monotonic() < give_up and self._consumer.bus.reachable:
-            waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
-            if not waiting and not self._ending:
-                return
-            self._heard.clear()
-            await _wait(self._heard, 0.1)
+            await wait(self._room, min(left, _WAIT_S))
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -150,7 +138,7 @@ class GenerationLoop:
             room = self._free()
             if room <= 0:
                 self._room.clear()
-                await _wait(self._room, _WAIT_S)
+                await wait(self._room, _WAIT_S)
                 continue
             leases = await self._intake.read(room)
             if self._stopping:
@@ -177,7 +165,7 @@ class GenerationLoop:
                 self._scheduler.add(sequence)
             self._tiering.begin(job.sequences)
         self._work.set()
-        self._tell_now()  # for what needs no computing: forced answers, and those that had ended
+        self._teller.now()  # for what needs no computing: forced answers, and those that had ended
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -188,10 +176,8 @@ class GenerationLoop:
         while not self._halted:
             self._drop_lost()
             self._expire()
-            if self._steps - self._acked >= AHEAD:
-                self._hurry.set()
-                self._heard.clear()
-                await _wait(self._heard, _WAIT_S)
+            if self._teller.behind >= AHEAD:
+                await self._teller.acknowledged(_WAIT_S)
                 continue
             self._work.clear()
             decoding = decoding_of(self._scheduler.running, self._runner.shape.windows)
@@ -202,10 +188,10 @@ class GenerationLoop:
             elif self._scheduler.running:
                 await asyncio.sleep(0)  # pages were taken from the only one planned
             elif self._scheduler.waiting:
-                await _wait(self._work, self._tiering.patience_s())
+                await wait(self._work, self._tiering.patience_s())
             else:
                 self._observe_state()
-                await _wait(self._work, _WAIT_S)
+                await wait(self._work, _WAIT_S)
             await self._follow_drift()
 
     async def _step(self, parts: list[Part]) -> None:
@@ -229,8 +215,7 @@ class GenerationLoop:
                 except Exception as error:  # noqa: BLE001 - it is this job's: the others go on
                     self._fail(job, failure_of(error, "internal_error"))
         self._tiering.save()
-        self._steps += 1
-        self._news.set()
+        self._teller.stepped()
         self._room.set()
 
     def _note_waits(self, jobs: Iterable[Generation]) -> None:
@@ -257,17 +242,17 @@ class GenerationLoop:
         self._metrics.work.output.inc()
         if len(choice.tokens) == 1:
             self._consumer.span(job.id).event("first token")
-            self._hurry.set()
+            self._teller.hurry()
         if choice.finish is not None:
             self._tiering.drop([part.sequence])
-            self._hurry.set()
+            self._teller.hurry()
 
     def _fail(self, job: Generation, failure: Failure) -> None:
         with tracing.use(self._consumer.span(job.id)):
             _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
         job.failure = failure
         self._tiering.drop([choice.sequence for choice in job.choices])
-        self._hurry.set()
+        self._teller.hurry()
 
     def _drop_lost(self) -> None:
         """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
@@ -281,7 +266,7 @@ class GenerationLoop:
             if job.deadline_ms <= now and not job.over:
                 job.refusal = DeadlineExceeded("the deadline passed before the generation ended")
                 self._tiering.drop([choice.sequence for choice in job.choices])
-                self._tell_now()
+                self._teller.now()
 
     def _leave(self, job: Generation) -> None:
         """Let a job go, with its pages at once."""
@@ -298,66 +283,6 @@ class GenerationLoop:
             if job.session and digest_of(job.session) == digest:
                 self._leave(job)
 
-    # -- telling ---------------------------------------------------------------------------------------
-
-    def _tell_now(self) -> None:
-        self._hurry.set()
-        self._news.set()
-
-    async def _emits(self) -> None:
-        told_at = 0.0
-        while True:
-            await _wait(self._news, _WAIT_S)
-            if not self._news.is_set():
-                continue
-            if (left := told_at + TOGETHER_S - time.monotonic()) > 0:
-                await _wait(self._hurry, left)
-            told_at = time.monotonic()
-            self._news.clear()
-            self._hurry.clear()
-            jobs = [job for job in self._jobs.values() if not job.ending]
-            # Events made before this call lack what came since: then it acknowledges nothing new, and another follows.
-            repeated = any(job.emitting is not None for job in jobs)
-            steps = self._acked if repeated else self._steps
-            try:
-                stopped = await self._emitter.emit(jobs)
-            except (BusDown, BusFull):
-                self._news.set()
-                await asyncio.sleep(_RETRY_S)
-                continue
-            self._acked = steps
-            if repeated:
-                self._news.set()
-            for job in jobs:
-                if job.id in stopped:
-                    self._leave(job)
-            self._end_those_over(jobs)
-            self._heard.set()
-
-    def _end_those_over(self, jobs: Iterable[Generation]) -> None:
-        for job in jobs:
-            if self._jobs.get(job.id) is not job or not job.over:
-                continue
-            if job.event() is not None:
-                self._tell_now()  # its last pieces came while the call was under way
-                continue
-            job.ending = True
-            task = asyncio.create_task(self._end(job), name="end")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
-
-    async def _end(self, job: Generation) -> None:
-        self._consumer.span(job.id).set(job.usage())
-        if job.session and job.failure is None and job.refusal is None:
-            await self._holding.ended(job.session, job.choices[0].sequence.ids)
-        await self._emitter.end(job)
-        if job.failure is None and job.refusal is None:
-            result = job.result()
-            self._metrics.work.cached.inc(result.cached_tokens)
-            self._metrics.work.input.inc(result.prompt_tokens - result.cached_tokens)
-        self._leave(job)
-        await self._holding.mark(job.choices[0].sequence.ids)
-
     # -- cost ------------------------------------------------------------------------------------------
 
     def _observe(self, size: Step, ran: Ran, predicted: float) -> None:
@@ -370,7 +295,7 @@ class GenerationLoop:
 
     def _observe_state(self) -> None:
         self._observed_at = time.monotonic()
-        self._metrics.observe_state(self._scheduler, self._steps - self._acked)
+        self._metrics.observe_state(self._scheduler, self._teller.behind)
         self._metrics.tiers.observe(self._tiering)
 
     async def _follow_drift(self) -> None:
@@ -385,11 +310,3 @@ class GenerationLoop:
         self._metrics.work.depth_items.set(depth.items)
         self._metrics.work.depth_tokens.set(depth.tokens)
         _log.info("depth_changed", token_s=self._pace.token_s, **depth._asdict())
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return

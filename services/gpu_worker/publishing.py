@@ -13,6 +13,7 @@ from common.config import PagePublish
 from common.pages.codec import Header
 from common.pages.identity import Owner, PageId
 from common.pages.store import PageKey, PageStore, TierDown
+from common.waiting import wait
 from services.gpu_worker.decide.batch import Mover, Shape
 from services.gpu_worker.decide.sequence import TokenSequence
 from services.gpu_worker.decide.tiers import Tiers
@@ -99,11 +100,7 @@ class Publisher:
                 went = await self._put_some()
             if went is None:
                 self._work.clear()
-                try:
-                    async with asyncio.timeout(_IDLE_S):
-                        await self._work.wait()
-                except TimeoutError:
-                    pass
+                await wait(self._work, _IDLE_S)
             elif not went:
                 await asyncio.sleep(_AGAIN_S)
 

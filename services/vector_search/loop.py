@@ -25,6 +25,7 @@ from common.messages import (
     SearchWork,
     decode_work,
 )
+from common.waiting import wait
 from services.vector_search.execute import alike, execute
 from services.vector_search.unit import Unit
 
@@ -33,6 +34,7 @@ MAX_QUERIES = 256
 _RUNNERS = 2
 _AFTER_S = 10.0
 _PREDICTED_S = 1.0
+_WAIT_S = 1.0
 _ASK_FIRST_S = 0.05
 _log = log.get("vector_search")
 T = TypeVar("T")
@@ -91,7 +93,7 @@ class QueryLoop:
             room = MAX_JOBS - len(self.consumer.held)
             if room <= 0:
                 self._room.clear()
-                await _wait(self._room)
+                await wait(self._room, _WAIT_S)
                 continue
             # The bus halves the room for handed-over work and shares it between lanes.
             room *= 4
@@ -155,7 +157,7 @@ class QueryLoop:
             batch = self._form()
             if not batch:
                 self._arrived.clear()
-                await _wait(self._arrived)
+                await wait(self._arrived, _WAIT_S)
                 continue
             self._running += 1
             self.consumer.working(_PREDICTED_S)
@@ -239,11 +241,3 @@ class QueryLoop:
             await self.consumer.refuse(lease, error)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))
-
-
-async def _wait(event: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(1.0):
-            await event.wait()
-    except TimeoutError:
-        return
