@@ -107,7 +107,7 @@ def _with_policy(found: Weights, policy: str) -> Callable[[], Server]:
 def describe(kept: Kept, options: Options, left: int = 0) -> Body:
     """Turn what was measured into tables, ratios and verdicts."""
     seconds = SIMULATED_S if not options.quick else 30.0
-    points = kept.points | {
+    points = {key: sorted(some, key=_rate) for key, some in kept.points.items()} | {
         f"simulated, {name}: {way}": found
         for name, cost in COSTS.items()
         for way, found in unified(SIMULATED, seconds, options.seed, cost).items()
@@ -133,6 +133,10 @@ def describe(kept: Kept, options: Options, left: int = 0) -> Body:
         there = any(key.endswith(name) for key in points)
         body.rivals.append(Rival(name, VERSIONS[name], [BEST[name]], BEST[name], measured=there))
     return body
+
+
+def _rate(each: Point) -> float:
+    return each.rate
 
 
 def _notes(options: Options) -> list[str]:
