@@ -26,16 +26,16 @@ def _slowest(found: Found) -> str:
     return f"{worst}; on the virtual clock {virtual:.3f}"
 
 
-def _conversations(rival: str, must: str, goal: str) -> Figure:
+def _conversations(model: str, rival: str, must: str, goal: str) -> Figure:
     def row(found: Found, system: str) -> dict[str, str]:
         shown = found["tables"][0]
-        cells = next(cells for cells in shown["rows"] if cells[:2] == ["M", system])
+        cells = next(cells for cells in shown["rows"] if cells[:2] == [model, system])
         return dict(zip(shown["columns"], cells, strict=True))
 
     return Figure(
-        "P1", f"conversations at equal latency, M: all tiers / {rival}", must, goal,
+        "P1", f"conversations at equal latency, {model}: all tiers / {rival}", must, goal,
         lambda f: f"{row(f, rival)['ours / it']}, {row(f, 'ours, all tiers')['turns/s']} turns/s",
-        f"M, against {rival}", lambda f: f"{rival}: {row(f, rival)['turns/s']} turns/s",
+        f"{model}, against {rival}", lambda f: f"{rival}: {row(f, rival)['turns/s']} turns/s",
     )  # fmt: skip
 
 
@@ -64,8 +64,11 @@ PAGE_FIGURES: tuple[Figure, ...] = (
         "F5P", "bytes of a tier / its budget over many turns", "≤ 110 %", "≤ 105 %", _fullest,
         "every tier within its budget",
     ),
-    _conversations("ours, stateless", "≥ 1.3", "≥ 2.0"),
-    _conversations("llama.cpp", "≥ 1.0", "≥ 1.2"),
+    *(
+        _conversations(model, rival, must, goal)
+        for model in ("S", "M")
+        for rival, must, goal in (("ours, stateless", "≥ 1.3", "≥ 2.0"), ("llama.cpp", "≥ 1.0", "≥ 1.2"))
+    ),
     *(
         Figure(
             "P2", f"first token of a warm turn, {name}, from {tier} / computed", must, goal,
