@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -32,6 +33,7 @@ settings.register_profile("soak", max_examples=1000, stateful_step_count=60, **_
 settings.load_profile(PROFILE)
 
 TIMEOUT_AGAIN_S = 60.0
+TEARDOWN_S = 300.0
 _skipped: list[str] = []
 
 
@@ -60,6 +62,13 @@ def pytest_timeout_set_timer() -> Generator[None, bool, bool]:
     left, _ = signal.getitimer(signal.ITIMER_REAL)
     signal.setitimer(signal.ITIMER_REAL, left, TIMEOUT_AGAIN_S)
     return done
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact() -> None:
+    """When a test fails all timeouts are cancelled, for debuggers; in the gate what follows must end, too."""
+    if os.environ.get("CI"):
+        faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

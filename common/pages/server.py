@@ -173,7 +173,8 @@ class PagesServer:
             async with asyncio.timeout(self._timeout_s + CONNECT_S):
                 return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller and caller.cancelling()):
                 raise TierDown("the connection to the pages Redis was closed") from None
             raise
         except TimeoutError:

@@ -285,10 +285,11 @@ async def test_dropped_is_off_the_disk(store: PageStore, tmp_path: Path) -> None
 async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> None:
     """Of two kv_stores one keeps the pages; when it leaves, the other does, with the same disk or its own."""
     other = opened(place, budget=BUDGET)
+    second = Keeper(other, tmp_path / "one", DISK)
+    running: asyncio.Task[None] | None = None
     pages = [page(n, partition=7) for n in range(30)]
     try:
         async with kept(store, tmp_path / "one") as first:
-            second = Keeper(other, tmp_path / "one", DISK)
             running = asyncio.create_task(second.run())
             await put_all(store, pages)
             await until(lambda: on_disk(store, pages[0][0]))
@@ -299,9 +300,10 @@ async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> 
         assert (
             0 < await store.server.call("PTTL", names.disk(7)) <= 30_000
         )  # nobody waits for the dead
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
     finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
         await other.close()
 
 
