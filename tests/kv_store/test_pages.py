@@ -114,9 +114,14 @@ async def taken(store: PageStore, key: PageKey, value: bytes) -> bool:
 
 
 async def brought(store: PageStore, key: PageKey) -> bytes:
-    """Ask a page back from disk and return it once it is there."""
-    await store.recall([key])
-    await until(lambda: in_redis(store, key))
+    """Ask a page back from disk, as turns do, again and again, and return it once it is there."""
+
+    async def back() -> bool:  # what a keeper takes from the queue as it leaves is lost
+        await store.recall([key])
+        await asyncio.sleep(0.2)
+        return await in_redis(store, key)
+
+    await until(back)
     return await store.get(key) or b""
 
 
