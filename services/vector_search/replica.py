@@ -18,6 +18,7 @@ from common.cost.linear import Probe, fit
 from common.errors import SpillwayError
 from common.ids import Family
 from common.messages import BadMessage, WorkerRecord, Write
+from common.waiting import wait
 from services.vector_search import metrics
 from services.vector_search.holdings import Holdings, Key
 from services.vector_search.log import parse_id
@@ -123,9 +124,7 @@ class Replica:
         return await asyncio.shield(loop.run_in_executor(pool, function, *args))
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+        await wait(self._stopping, seconds)
 
     # -- shards that come and go
 

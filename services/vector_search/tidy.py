@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from common import log
 from common.bus import Bus, BusDown, BusFull
+from common.waiting import wait
 from services.vector_search.holdings import Holdings, Key
 
 _SNAPSHOT_S = 30.0
@@ -80,9 +81,7 @@ class Tidier:
                     await self._tidied(unit.shard.audit)
             if not busy:
                 await self._keep_graphs()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(self._audit_s, _SNAPSHOT_S) / 2):
-                        await self._work.wait()
+                await wait(self._work, min(self._audit_s, _SNAPSHOT_S) / 2)
 
     async def _tidied(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
@@ -98,9 +97,7 @@ class Tidier:
         """Keep logs and streams short, beside long builds."""
         while not self._stopping.is_set():
             await self._snapshot_all()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SNAPSHOT_CHECK_S):
-                    await self._stopping.wait()
+            await wait(self._stopping, _SNAPSHOT_CHECK_S)
 
     async def _snapshot_all(self) -> None:
         now = asyncio.get_running_loop().time()
