@@ -74,11 +74,13 @@ class Keeper:
             await self._close()
 
     async def _close(self) -> None:
-        if self._disk is not None:
-            await self._disk.close()  # first: who keeps the pages next may open the same one
-        if self._keeps.is_set():
-            with contextlib.suppress(TierDown):
-                await self._server.call("DEL", names.KEEPER)
+        try:
+            if self._disk is not None:
+                await self._disk.close()  # first: who keeps the pages next may open the same one
+        finally:
+            if self._keeps.is_set():
+                with contextlib.suppress(TierDown):
+                    await self._server.call("DEL", names.KEEPER)
 
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
