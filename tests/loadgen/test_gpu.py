@@ -114,7 +114,8 @@ def test_windve_rehearsal(tmp_path: Path) -> None:
     for cell in cells.values():
         assert min(len(cell[name]["points"]) for name in ("accelerator", "cpu")) >= 3
         assert 0 <= cell["together"] <= windve.MOST
-        assert cell["gain"] * cell["accelerator"]["tuned"] == pytest.approx(cell["together"])
+        deep = cell["accelerator"]["tuned"]  # 0 where the machine was too busy for one query in time
+        assert cell["gain"] == pytest.approx(cell["together"] / deep if deep else 0.0)
     before = path.stat().st_mtime_ns
     assert windve.main([*words, "--minutes", "5"]) == 0
     assert path.stat().st_mtime_ns == before
