@@ -215,9 +215,9 @@ def _ways(
         "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),
     }
     if place.type == "cpu" and packable(files.spec):
-        kernels = Kernels.load(threads, directory)
+        kernels = Kernels.load(directory)
         if kernels is not None:
-            ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels)
+            ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
     return ways
 
 

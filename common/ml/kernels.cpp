@@ -1,6 +1,6 @@
 // Kernels of the packed bf16 encoder for CPUs with AVX512-BF16: attention over texts of any lengths, and the
 // residual add with layer norm. Rows are texts laid one after another; nothing is padded.
-// Built by common/ml/library.py; threads are the OpenMP pool torch already has.
+// Built by common/ml/library.py; threads are the OpenMP pool torch already has, as many as torch has in the caller's.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -187,9 +187,9 @@ inline void normalise(float* row, uint16_t* row16, int64_t hidden, const float* 
 
 template <int D>
 void all_heads(const uint16_t* qkv, uint16_t* out, const int64_t* starts, int64_t texts, int heads,
-               float scale, int threads) {
+               float scale) {
   const int64_t hidden = int64_t(heads) * D, stride = 3 * hidden;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel
   {
     Scratch s;
 #pragma omp for schedule(dynamic, 2)
@@ -208,18 +208,17 @@ extern "C" {
 // qkv: bf16 (rows, 3 * heads * dim); out: bf16 (rows, heads * dim); starts: texts + 1 row numbers.
 // Returns 0, or 1 if this head width has no kernel.
 int spillway_attention(const uint16_t* qkv, uint16_t* out, const int64_t* starts, int64_t texts,
-                       int heads, int dim, float scale, int threads) {
-  if (dim == 32) all_heads<32>(qkv, out, starts, texts, heads, scale, threads);
-  else if (dim == 64) all_heads<64>(qkv, out, starts, texts, heads, scale, threads);
+                       int heads, int dim, float scale) {
+  if (dim == 32) all_heads<32>(qkv, out, starts, texts, heads, scale);
+  else if (dim == 64) all_heads<64>(qkv, out, starts, texts, heads, scale);
   else return 1;
   return 0;
 }
 
 // rows = norm(rows + delta), in place, and the same rounded into rows16; delta is bf16.
 void spillway_add_norm(float* rows, const uint16_t* delta, uint16_t* rows16, int64_t count,
-                       int64_t hidden, const float* weight, const float* bias, float epsilon,
-                       int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+                       int64_t hidden, const float* weight, const float* bias, float epsilon) {
+#pragma omp parallel for schedule(static)
   for (int64_t r = 0; r < count; ++r) {
     float* row = rows + r * hidden;
     __m512 sum = _mm512_setzero_ps();
@@ -236,8 +235,8 @@ void spillway_add_norm(float* rows, const uint16_t* delta, uint16_t* rows16, int
 void spillway_embed(const float* words, const float* places, const float* kinds, const int64_t* ids,
                     const int64_t* positions, const int64_t* types, float* rows, uint16_t* rows16,
                     int64_t count, int64_t hidden, const float* weight, const float* bias,
-                    float epsilon, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+                    float epsilon) {
+#pragma omp parallel for schedule(static)
   for (int64_t r = 0; r < count; ++r) {
     const float* a = words + ids[r] * hidden;
     const float* b = places + positions[r] * hidden;

@@ -1,6 +1,7 @@
 """Bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
 
 The library shares torch's OpenMP pool: it is linked without one of its own, so no second pool spins beside torch's.
+A call takes as many threads as torch has in the thread that makes it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,17 @@ _log = log.get("ml")
 class Kernels:
     """The compiled kernels on torch tensors; all tensors are contiguous and on the CPU."""
 
-    def __init__(self, functions: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, functions: ctypes.CDLL) -> None:
         self._library = functions
-        self._threads = ctypes.c_int(threads)
         for name in ("spillway_add_norm", "spillway_embed"):
             getattr(functions, name).restype = None
 
     @classmethod
-    def load(cls, threads: int, directory: Path | None = None) -> Kernels | None:
+    def load(cls, directory: Path | None = None) -> Kernels | None:
         """Return the kernels, or None where they cannot be built or loaded."""
         path = find(ENCODER, directory)
         library = None if path is None else open_library(path)
-        return None if library is None else cls(library, threads)
+        return None if library is None else cls(library)
 
     def attention(self, qkv: Tensor, starts: Tensor, heads: int, width: int) -> Tensor:
         """Return bf16 (rows, heads * width) from bf16 (rows, 3 * heads * width); texts begin at `starts`."""
@@ -46,7 +46,6 @@ class Kernels:
             ctypes.c_int(heads),
             ctypes.c_int(width),
             ctypes.c_float(width**-0.5),
-            self._threads,
         )
         assert missing == 0, f"no kernel for heads of {width}"
         return out
@@ -65,7 +64,6 @@ class Kernels:
             _pointer(weight),
             _pointer(bias),
             ctypes.c_float(epsilon),
-            self._threads,
         )
 
     def embed(
@@ -89,7 +87,6 @@ class Kernels:
             _pointer(weight),
             _pointer(bias),
             ctypes.c_float(epsilon),
-            self._threads,
         )
         return rows, rows16
 

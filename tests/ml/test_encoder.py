@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
 from common.ml.encoder import Encoder
+from common.ml.files import find
+from common.ml.forward import TorchForward
+from common.ml.native import Kernels
+from common.ml.packed import PART_TOKENS, PackedForward, split
+from common.ml.weights import load_weights
 from tests.ml import models
 
 FAMILIES = pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
@@ -70,13 +78,7 @@ def test_packing_changes_nothing(family: str, dtype: str, tmp_path: Path) -> Non
 
 def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
     """Our kernels give what torch gives in bf16, to bf16's own rounding."""
-    from common.ml.files import find
-    from common.ml.forward import TorchForward
-    from common.ml.native import Kernels
-    from common.ml.packed import PackedForward
-    from common.ml.weights import load_weights
-
-    kernels = Kernels.load(2)
+    kernels = Kernels.load()
     if kernels is None:
         pytest.skip("no AVX512-BF16 or no compiler here")
     for heads in (1, 2):  # heads of 64 and of 32
@@ -87,10 +89,44 @@ def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
         types = [[number % 2 for number in range(len(text))] for text in texts]
         with torch.inference_mode():
             exact = TorchForward(files.spec, weights, "fp32", torch.device("cpu"))(texts, types)
-            packed = PackedForward(files.spec, weights, kernels)(texts, types)
+            packed = PackedForward(files.spec, weights, kernels, 2)(texts, types)
             plain = TorchForward(files.spec, weights, "bf16", torch.device("cpu"))(texts, types)
 
         assert relative(packed, exact) <= max(2e-2, 2 * relative(plain, exact))
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 600))
+def test_parts_of_a_batch(lengths: list[int], least: int) -> None:
+    """Parts are the batch in order; each has its tokens, unless the batch has not, and none could be two."""
+    parts = [lengths[part] for part in split(lengths, least)]
+
+    assert list(chain.from_iterable(parts)) == lengths
+    assert len(parts) == 1 or all(sum(part) >= least for part in parts)
+    assert all(sum(part[:-1]) < least for part in parts[:-1])
+
+
+def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch with a part for every thread is computed in parts, with token types, to bf16's rounding the same."""
+    kernels = Kernels.load()
+    if kernels is None:
+        pytest.skip("no AVX512-BF16 or no compiler here")
+    models.save(tmp_path, "bert")
+    files = find(str(tmp_path))
+    weights = load_weights(files)
+    texts = [text for _ in range(8) for text in models.texts(12)]
+    types = [[number % 2 for number in range(len(text))] for text in texts]
+    whole = PackedForward(files.spec, weights, kernels, 1)
+    parted = PackedForward(files.spec, weights, kernels, 2)
+    taken: list[int] = []
+    part = parted._part
+    monkeypatch.setattr(parted, "_part", lambda some, kinds: taken.append(len(some)) or part(some, kinds))  # fmt: skip
+
+    with torch.inference_mode():
+        assert relative(parted(texts, types), whole(texts, types)) <= 1e-2
+        assert len(taken) == len(split([len(text) for text in texts], PART_TOKENS)) > 2
+        assert sum(taken) == len(texts)
+        parted(texts[:12], types[:12])
+    assert sum(taken) == len(texts)  # too few tokens for two parts
 
 
 @FAMILIES
