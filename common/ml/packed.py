@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
@@ -52,9 +53,11 @@ class PackedForward:
 
     def __call__(self, texts: _Ids, types: _Ids | None) -> Tensor:
         """Return fp32 (tokens, hidden) for texts in any order; `types` are token types, 0 if None."""
-        parts = split([len(text) for text in texts], PART_TOKENS)
-        if not 1 < self._threads <= len(parts):
+        lengths = [len(text) for text in texts]
+        rounds = sum(lengths) // (PART_TOKENS * self._threads)
+        if self._threads == 1 or not rounds:
             return self._rows(texts, types)
+        parts = split(lengths, rounds * self._threads)
         kinds = [types and types[part] for part in parts]
         return torch.cat(list(self._pool.map(self._part, [texts[part] for part in parts], kinds)))
 
@@ -79,15 +82,12 @@ class PackedForward:
         return rows
 
 
-def split(lengths: Sequence[int], least: int) -> list[slice]:
-    """Cut texts of such lengths into runs of at least `least` tokens, or one of fewer; none could be cut further."""
-    parts, begin, tokens, left = [], 0, 0, sum(lengths)
-    for index, length in enumerate(lengths, 1):
-        tokens, left = tokens + length, left - length
-        if tokens >= least and left >= least:
-            parts.append(slice(begin, index))
-            begin, tokens = index, 0
-    return [*parts, slice(begin, len(lengths))]
+def split(lengths: Sequence[int], parts: int) -> list[slice]:
+    """Cut texts of such lengths into at most `parts` runs of about as many tokens each."""
+    ends = list(accumulate(lengths))
+    cuts = [bisect(ends, ends[-1] * number // parts) for number in range(1, parts)]
+    edges = sorted({0, *cuts, len(lengths)})
+    return [slice(*pair) for pair in pairwise(edges)]
 
 
 class _Layer:

@@ -95,14 +95,15 @@ def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
         assert relative(packed, exact) <= max(2e-2, 2 * relative(plain, exact))
 
 
-@given(st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 600))
-def test_parts_of_a_batch(lengths: list[int], least: int) -> None:
-    """Parts are the batch in order; each has its tokens, unless the batch has not, and none could be two."""
-    parts = [lengths[part] for part in split(lengths, least)]
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 12))
+def test_parts_of_a_batch(lengths: list[int], count: int) -> None:
+    """Parts are the batch in order, and differ from equal shares by no more than a text."""
+    parts = [lengths[part] for part in split(lengths, count)]
 
     assert list(chain.from_iterable(parts)) == lengths
-    assert len(parts) == 1 or all(sum(part) >= least for part in parts)
-    assert all(sum(part[:-1]) < least for part in parts[:-1])
+    assert len(parts) <= count
+    assert all(parts)
+    assert max(map(sum, parts)) < sum(lengths) / count + max(lengths) + 1
 
 
 def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,7 @@ def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mon
 
     with torch.inference_mode():
         assert relative(parted(texts, types), whole(texts, types)) <= 1e-2
-        assert len(taken) == len(split([len(text) for text in texts], PART_TOKENS)) > 2
+        assert len(taken) == sum(map(len, texts)) // PART_TOKENS // 2 * 2 > 0
         assert sum(taken) == len(texts)
         parted(texts[:12], types[:12])
     assert sum(taken) == len(texts)  # too few tokens for two parts
