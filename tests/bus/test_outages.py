@@ -309,7 +309,9 @@ async def test_connections_cut(redis_server: Server, tmp_path: Path) -> None:
         await m.add("gpu-a")
         await m.add("gpu-b")
 
-        async def load() -> None:  # whom a busy machine's late workers refuse asks again
+        async def load() -> (
+            None
+        ):  # the workers' depths are 200 together: who finds them full asks again
             while len(m.accepted) < 300:
                 await m.offer(300 - len(m.accepted))
                 await asyncio.sleep(0.05)
@@ -320,6 +322,8 @@ async def test_connections_cut(redis_server: Server, tmp_path: Path) -> None:
             await asyncio.to_thread(redis_server.command, "CLIENT", "KILL", "TYPE", "normal")
         async with asyncio.timeout(60):
             await loading
+        # A cut is never an answer: all that may be said meanwhile is that the lane is full.
+        assert {getattr(each, "reason", each) for each in m.refused} <= {"depth"}
         assert await m.outcomes() == ["result"] * 300
         assert len({job.id for job in m.accepted}) == 300
         for job in m.accepted:
