@@ -309,9 +309,8 @@ async def test_connections_cut(redis_server: Server, tmp_path: Path) -> None:
         await m.add("gpu-a")
         await m.add("gpu-b")
 
-        async def load() -> (
-            None
-        ):  # the workers' depths are 200 together: who finds them full asks again
+        # The workers' depths are 200 together: who finds them full asks again.
+        async def load() -> None:
             while len(m.accepted) < 300:
                 await m.offer(300 - len(m.accepted))
                 await asyncio.sleep(0.05)
