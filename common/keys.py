@@ -1,7 +1,7 @@
 """API keys, their tenants and quotas, under `{key/<id>}`; secrets are hashed at rest and shown once.
 
-Token buckets need no script: a bucket holds the instant (µs) at which it will be full again and lives until then, so
-one INCRBY charges it, and a charge that overshoots is taken back by a DECRBY.
+A token bucket holds the instant (µs, by Redis' clock) at which it will be full again, and lives until then. One script
+charges all quotas of a key or none, and one gives a charge back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hmac
 import math
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -27,7 +28,7 @@ _CACHED = 10_000
 
 
 class Caller(Protocol):
-    """What keys need of the bus: plain commands, and its clock."""
+    """What keys need of the bus: plain commands, its scripts, and its clock."""
 
     @property
     def clock(self) -> Clock:
@@ -36,6 +37,12 @@ class Caller(Protocol):
 
     async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
         """Run one Redis command."""
+        ...
+
+    async def script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, timeout_s: float = 10.0
+    ) -> Any:
+        """Run one of the bus' scripts."""
         ...
 
 
@@ -181,77 +188,55 @@ class KeyStore:
 
     async def charge(self, key: Key, request: str, tokens: int, lease_end_ms: int) -> Charge:
         """Charge one request; RateLimited `quota` with the seconds to wait, and nothing charged, if over."""
-        if key.concurrency:
-            await self._enter(key, request, lease_end_ms)
-        try:
-            if key.requests_per_minute:
-                await self._take(key, "requests", 1, key.requests_per_minute)
-            if key.tokens_per_minute and tokens:
-                try:
-                    await self._take(key, "tokens", tokens, key.tokens_per_minute)
-                except RateLimited:
-                    if key.requests_per_minute:
-                        await self._give(key, "requests", 1, key.requests_per_minute)
-                    raise
-        except RateLimited:
-            await self.leave(key, request)
-            raise
-        return Charge(key, request, 1, tokens)
+        if key.tokens_per_minute and tokens > key.tokens_per_minute:
+            raise RateLimited(
+                f"the request costs {tokens} tokens: the key may spend {key.tokens_per_minute} a minute",
+                code="quota",
+                retry_after_s=60.0,
+            )
+        charge = Charge(key, request, 1, tokens)
+        costs = _costs_us(charge)
+        if not key.concurrency and not any(costs):
+            return charge
+        args = [request, key.concurrency, lease_end_ms, WINDOW_US, *costs]
+        quota, wait_us = await self._bus.script("charge", _quotas(key), args)
+        if quota:
+            raise _over(key, quota, wait_us / 1e6)
+        return charge
 
     async def refund(self, charge: Charge) -> None:
         """Give back what a refused request was charged."""
-        key = charge.key
-        if key.requests_per_minute:
-            await self._give(key, "requests", charge.requests, key.requests_per_minute)
-        if key.tokens_per_minute and charge.tokens:
-            await self._give(key, "tokens", charge.tokens, key.tokens_per_minute)
-        await self.leave(key, charge.request)
+        costs = _costs_us(charge)
+        if charge.key.concurrency or any(costs):
+            await self._bus.script("refund", _quotas(charge.key), [charge.request, *costs])
 
     async def leave(self, key: Key, request: str) -> None:
         """End a request's share of the key's concurrency."""
         if key.concurrency:
             await self._bus.call("ZREM", _bucket(key.id, "running"), request)
 
-    async def _enter(self, key: Key, request: str, lease_end_ms: int) -> None:
-        running, now = _bucket(key.id, "running"), self._bus.clock.now_ms()
-        await self._bus.call("ZREMRANGEBYSCORE", running, "-inf", now)
-        await self._bus.call("ZADD", running, lease_end_ms, request)
-        await self._bus.call("PEXPIREAT", running, max(lease_end_ms, now) + 600_000)
-        if await self._bus.call("ZCARD", running) > key.concurrency:
-            await self._bus.call("ZREM", running, request)
-            raise RateLimited(
-                f"the key may run {key.concurrency} requests at once",
-                code="quota",
-                retry_after_s=1.0,
-            )
 
-    async def _take(self, key: Key, what: str, cost: int, per_minute: int) -> None:
-        bucket, cost_us = _bucket(key.id, what), cost * WINDOW_US // per_minute
-        if cost > per_minute:
-            raise RateLimited(
-                f"the request costs {cost} {what}: the key may spend {per_minute} a minute",
-                code="quota",
-                retry_after_s=60.0,
-            )
-        for _ in range(3):
-            now_us = self._bus.clock.now_ms() * 1000
-            await self._bus.call("SET", bucket, now_us, "NX", "PX", 2 * WINDOW_US // 1000)
-            full_us = int(await self._bus.call("INCRBY", bucket, cost_us))
-            if full_us >= now_us:
-                break
-            await self._bus.call("DEL", bucket)  # it expired between the two commands
-        if full_us - now_us > WINDOW_US:
-            await self._bus.call("DECRBY", bucket, cost_us)
-            wait_s = (full_us - now_us - WINDOW_US) / 1e6
-            raise RateLimited(
-                f"the key may spend {per_minute} {what} a minute",
-                code="quota",
-                retry_after_s=wait_s,
-            )
-        await self._bus.call("PEXPIREAT", bucket, -(-full_us // 1000))
+def _quotas(key: Key) -> list[str]:
+    return [_bucket(key.id, what) for what in ("running", "requests", "tokens")]
 
-    async def _give(self, key: Key, what: str, cost: int, per_minute: int) -> None:
-        bucket = _bucket(key.id, what)
-        if await self._bus.call("EXISTS", bucket):
-            full_us = int(await self._bus.call("DECRBY", bucket, cost * WINDOW_US // per_minute))
-            await self._bus.call("PEXPIREAT", bucket, max(-(-full_us // 1000), 1))
+
+def _costs_us(charge: Charge) -> tuple[int, int]:
+    """Return the microseconds by which a charge puts off the instant at which each bucket is full; 0 is no quota."""
+    key = charge.key
+    asked = (
+        (charge.requests, key.requests_per_minute),
+        (charge.tokens, key.tokens_per_minute),
+    )
+    requests, tokens = (cost * WINDOW_US // limit if limit else 0 for cost, limit in asked)
+    return requests, tokens
+
+
+def _over(key: Key, quota: int, wait_s: float) -> RateLimited:
+    """Return the refusal of one quota: 1 is the concurrency, 2 the requests, 3 the tokens."""
+    if quota == 1:
+        text, wait_s = f"the key may run {key.concurrency} requests at once", 1.0
+    elif quota == 2:
+        text = f"the key may spend {key.requests_per_minute} requests a minute"
+    else:
+        text = f"the key may spend {key.tokens_per_minute} tokens a minute"
+    return RateLimited(text, code="quota", retry_after_s=wait_s)

@@ -291,9 +291,8 @@ class Door(Roster):
         return [event for event in events if event.index >= start]
 
     async def adopt(self, job: str, router: str) -> None:
-        """Make `router` the one whose journal rings for this job from now on."""
-        if await self.call("EXISTS", keys.job(job)):
-            await self.call("HSET", keys.job(job), "router", router)
+        """Make `router` the one whose journal rings for this job from now on; a job that is gone stays gone."""
+        await self.script("adopt", [keys.job(job)], [router])
 
     async def shorten(self, job: str, seconds: float) -> None:
         """Let the log of a delivered result go in `seconds`."""

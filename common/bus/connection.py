@@ -1,4 +1,4 @@
-"""One process' way to Redis: plain commands and the nine scripts, over lost connections, without cancelled commands.
+"""One process' way to Redis: plain commands and the scripts, over lost connections, without cancelled commands.
 
 redis-py leaves replies off by one when a command in flight is cancelled, so every command runs to its end in a task of
 its own; whoever waits may leave.
@@ -208,7 +208,7 @@ class Connection:
     async def script(
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, timeout_s: float = 10.0
     ) -> Any:
-        """Run one of the nine scripts, loading it where Redis does not know it."""
+        """Run one of the scripts, loading it where Redis does not know it."""
         wait = self.config.durability == "replicated" and name in {"admit", "finish"}
         client = _Replicated(self._redis, keys[0], cluster=self.cluster) if wait else self._redis
         head = ("EVALSHA", self._scripts.sha[name], len(keys), *keys, *args)

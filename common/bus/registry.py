@@ -50,19 +50,13 @@ class Registry(Door):
         Conflict (409 `idempotency_conflict`) if the key was used with another body.
         """
         name, mine = f"idem:{tenant}:{key}", body_hash + request.encode()
-        for _ in range(3):
-            if await self.call("SET", name, mine, "NX", "EX", CLAIM_S):
-                return request
-            stored = await self.call("GET", name)
-            if stored is None:
-                continue  # released in between
-            if stored[: len(body_hash)] != body_hash:
-                raise Conflict(
-                    "Idempotency-Key was used with another body; use a new key for a new request",
-                    code="idempotency_conflict",
-                )
-            return str(stored[len(body_hash) :].decode())
-        return request
+        stored: bytes = await self.script("claim", [name], [mine, CLAIM_S])
+        if stored[: len(body_hash)] != body_hash:
+            raise Conflict(
+                "Idempotency-Key was used with another body; use a new key for a new request",
+                code="idempotency_conflict",
+            )
+        return stored[len(body_hash) :].decode()
 
     async def claimed(self, tenant: str, key: str) -> str | None:
         """Return the request that (tenant, key) was claimed for, or None."""
@@ -71,10 +65,7 @@ class Registry(Door):
 
     async def unclaim(self, tenant: str, key: str, request: str) -> None:
         """Release a claim whose request was refused at the door."""
-        name = f"idem:{tenant}:{key}"
-        stored = await self.call("GET", name)
-        if stored is not None and stored.endswith(request.encode()):
-            await self.call("DEL", name)
+        await self.script("unclaim", [f"idem:{tenant}:{key}"], [request])
 
     # -- collections -----------------------------------------------------------------------------------
 
@@ -98,20 +89,28 @@ class Registry(Door):
         return [r for r in records if tenant is None or r.tenant == tenant]
 
     async def replace_collection(self, old: CollectionRecord, new: CollectionRecord) -> bool:
-        """Let the name of `old` mean `new`; False if it means another by now."""
-        current = await self.collection(old.tenant, old.name)
-        if current is None or current.id != old.id:
-            return False
-        await self.call("HSET", COLLECTIONS, f"{new.tenant}/{new.name}", encode(new))
-        await self.call("SADD", REMOVED, old.id)
-        return True
+        """Let the name of `old` mean `new`, and remember that `old` is gone; False if it means another by now."""
+        return await self._swap(old, new)
 
     async def remove_collection(self, record: CollectionRecord) -> None:
         """Unregister a collection and remember its id, so that no replica brings it back."""
         await self.call("SADD", REMOVED, record.id)
-        current = await self.collection(record.tenant, record.name)
-        if current is not None and current.id == record.id:
-            await self.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
+        await self._swap(record, None)
+
+    async def _swap(self, old: CollectionRecord, new: CollectionRecord | None) -> bool:
+        """Compare and set: a name that means `old` means `new` from now on, or nothing; False if it means another."""
+        field, value = f"{old.tenant}/{old.name}", encode(new) if new is not None else b""
+        tried = False
+        while True:  # each repetition is another process' change of the record
+            raw = await self.call("HGET", COLLECTIONS, field)
+            found = decode(raw, CollectionRecord).id if raw is not None else None
+            if tried and found == (new.id if new is not None else None):
+                return True  # the reply to an earlier try was lost
+            if found != old.id:
+                return False
+            if await self.script("swap", [COLLECTIONS, REMOVED], [field, raw, value, old.id]):
+                return True
+            tried = True
 
     async def removed_collections(self) -> set[str]:
         """Return the ids of collections that were removed."""

@@ -1,4 +1,4 @@
-"""The nine scripts, and which version of them runs on a Redis.
+"""The nine scripts of the bus, its helpers, and which version of them runs on a Redis.
 
 The scripts and the records they write change together, so processes whose scripts differ must not work side by side:
 each one says every few seconds which it uses, and one that uses others waits until nobody says so any more.
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = ("admit", "beat", "emit", "finish", "fail", "reclaim", "move", "cancel", "reap")
+# Compare-and-set on the keys of one job, one claim, one registry or one API key.
+HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund")
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20
@@ -31,7 +33,7 @@ class Scripts:
     """The sources by name, their SHAs, and `version`, which is another one as soon as one of them differs."""
 
     def __init__(self) -> None:
-        self.source = {name: _source(name) for name in SCRIPTS}
+        self.source = {name: _source(name) for name in (*SCRIPTS, *HELPERS)}
         self.sha = {name: _sha(source) for name, source in self.source.items()}
         self.version = _sha("".join(self.sha.values()))[:12]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -10,80 +11,19 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import Common
 from common.errors import NotFound, RateLimited, Unauthenticated
-from common.keys import KeyStore
+from common.keys import Key, KeyStore
 from tests.router.mesh import Mesh
 from tests.router.scripted import NAME, Generator
 from tests.router.talk import CHAT, asks
 from tests.router.test_streams import Told
 from tests.servers import Server
-
-
-class FakeBus:
-    """The few commands quotas use, over a dict, with a clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000
-        self.values: dict[str, int] = {}
-        self.ends: dict[str, int] = {}
-        self.clock: Any = self
-
-    def monotonic(self) -> float:
-        return self.now / 1000
-
-    def now_ms(self) -> int:
-        return self.now
-
-    async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
-        verb, name = command[0], command[1]
-        if self.ends.get(name, self.now + 1) <= self.now:
-            self.values.pop(name, None)
-        if verb == "SET" and name not in self.values:
-            self.values[name], self.ends[name] = command[2], self.now + command[5]
-        elif verb in {"INCRBY", "DECRBY"}:
-            self.values[name] = self.values.get(name, 0) + command[2] * (
-                1 if verb == "INCRBY" else -1
-            )
-            return self.values[name]
-        elif verb == "PEXPIREAT":
-            self.ends[name] = command[2]
-        elif verb == "EXISTS":
-            return int(name in self.values)
-        elif verb == "DEL":
-            self.values.pop(name, None)
-        return None
-
-
-@given(
-    st.integers(1, 50), st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 10)), max_size=60)
-)
-def test_a_bucket_never_gives_more_than_its_rate(limit: int, steps: list[tuple[int, int]]) -> None:
-    """In any window a key spends at most a burst of one minute and what flowed in since."""
-    from common.keys import Key
-
-    async def spend() -> None:
-        bus = FakeBus()
-        store = KeyStore(bus)
-        key = Key(id="a", tenant="t", tokens_per_minute=limit)
-        began, spent, waits = bus.now, 0, list[float]()
-        for wait_ms, cost in steps:
-            bus.now += wait_ms
-            try:
-                await store.charge(key, "r", cost, bus.now)
-            except RateLimited as error:
-                waits.append(error.retry_after_s or 0)
-            else:
-                spent += cost
-            assert spent <= limit + (bus.now - began) * limit / 60_000 + 1e-6
-            assert all(0 < wait <= 120 for wait in waits)
-
-    asyncio.run(spend())
 
 
 @pytest.fixture
@@ -134,6 +74,152 @@ async def test_concurrency_frees_itself(keys: KeyStore) -> None:
     await keys.charge(key, "d", 1, now + 60_000)
     await keys.leave(key, "a")
     await keys.charge(key, "e", 1, now + 60_000)
+
+
+async def pass_time(keys: KeyStore, key: Key, wait_ms: int) -> None:
+    """Put a key's buckets where they would be `wait_ms` later."""
+    for what in ("requests", "tokens"):
+        name = "{key/" + key.id + "}:" + what
+        left_ms = int(await keys._bus.call("PTTL", name)) - wait_ms
+        if left_ms > 0:
+            full_us = int(await keys._bus.call("GET", name)) - 1000 * wait_ms
+            await keys._bus.call("SET", name, full_us, "PX", left_ms)
+        else:
+            await keys._bus.call("DEL", name)
+
+
+async def now_us(keys: KeyStore) -> int:
+    """Return Redis' time."""
+    seconds, micros = await keys._bus.call("TIME")
+    return 1_000_000 * int(seconds) + int(micros)
+
+
+@given(
+    st.integers(1, 50), st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 10)), max_size=60)
+)
+@settings(deadline=None)
+def test_a_bucket_never_gives_more_than_its_rate(
+    shared_redis: Server, limit: int, steps: list[tuple[int, int]]
+) -> None:
+    """In any window a key spends at most a burst of one minute and what flowed in since."""
+
+    async def spend() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await Bus.open(Common(redis_url=shared_redis.url), SystemClock())
+            stack.push_async_callback(bus.close)
+            await charge_all(KeyStore(bus))
+
+    async def charge_all(keys: KeyStore) -> None:
+        key, _ = await keys.create("acme", tokens_per_minute=limit)
+        began, passed_us, spent, waits = await now_us(keys), 0, 0, list[float]()
+        for wait_ms, cost in steps:
+            await pass_time(keys, key, wait_ms)
+            passed_us += 1000 * wait_ms
+            try:
+                await keys.charge(key, "r", cost, 0)
+            except RateLimited as error:
+                waits.append(error.retry_after_s or 0)
+            else:
+                spent += cost
+            flowed = (await now_us(keys) - began + passed_us) * limit / 60e6
+            assert spent <= limit + flowed + 0.1  # time passes in whole milliseconds here
+            assert all(0 < wait <= 120 for wait in waits)
+
+    asyncio.run(spend())
+
+
+def between(bus: Any, verb: str, step: Any) -> None:
+    """Have another request take a step right after the first command `verb`."""
+    call = bus.call
+
+    async def interrupted(*command: Any, **more: Any) -> Any:
+        reply = await call(*command, **more)
+        if command[0] == verb:
+            bus.call = call
+            await step()
+        return reply
+
+    bus.call = interrupted
+
+
+async def test_a_refused_charge_takes_nothing(keys: KeyStore) -> None:
+    """A request that fits is charged, though another that does not fit is being refused at the same moment."""
+    key, _ = await keys.create("acme", tokens_per_minute=10)
+    await keys.charge(key, "a", 8, 0)
+    fits: list[Any] = []
+
+    async def meanwhile() -> None:
+        fits.append(await keys.charge(key, "c", 2, 0))
+
+    between(keys._bus, "INCRBY", meanwhile)
+    with pytest.raises(RateLimited):
+        await keys.charge(key, "b", 8, 0)
+    if not fits:
+        await meanwhile()
+    with pytest.raises(RateLimited):
+        await keys.charge(key, "d", 1, 0)
+
+
+async def test_the_last_place_goes_to_one(keys: KeyStore) -> None:
+    """Of two requests that come at once for a key's last place one gets it."""
+    key, _ = await keys.create("acme", concurrency=1)
+    later = keys._bus.clock.now_ms() + 60_000
+    told: list[str] = []
+
+    async def ask(name: str) -> None:
+        try:
+            await keys.charge(key, name, 1, later)
+        except RateLimited:
+            told.append("refused")
+        else:
+            told.append("charged")
+
+    between(keys._bus, "ZADD", lambda: ask("b"))
+    await ask("a")
+    if len(told) < 2:
+        await ask("b")
+    assert sorted(told) == ["charged", "refused"]
+
+
+async def test_a_charge_is_whole(keys: KeyStore) -> None:
+    """A refusal by one quota charges none; a request that is charged again keeps its one place; a refund gives all."""
+    key, _ = await keys.create("acme", requests_per_minute=3, tokens_per_minute=10, concurrency=1)
+    later = keys._bus.clock.now_ms() + 60_000
+    first = await keys.charge(key, "a", 9, later)
+    await keys.leave(key, "a")
+    for _ in range(5):
+        with pytest.raises(RateLimited, match="tokens"):
+            await keys.charge(key, "b", 9, later)
+    await keys.charge(key, "c", 1, later)
+    with pytest.raises(RateLimited, match="at once"):
+        await keys.charge(key, "d", 0, later)
+    await keys.charge(key, "c", 0, later)
+    await keys.leave(key, "c")
+    with pytest.raises(RateLimited, match="requests"):
+        await keys.charge(key, "e", 0, later)
+    await keys.refund(first)
+    await keys.charge(key, "e", 9, later)
+    for what in ("running", "requests", "tokens"):
+        assert await keys._bus.call("PTTL", "{key/" + key.id + "}:" + what) > 0
+
+
+async def test_many_clients_charge_one_key(shared_redis: Server, keys: KeyStore) -> None:
+    """Of many requests over several connections as many are charged as the key may run, and no more."""
+    key, _ = await keys.create("acme", concurrency=5, requests_per_minute=1000)
+    later = keys._bus.clock.now_ms() + 60_000
+    buses = [await Bus.open(Common(redis_url=shared_redis.url), SystemClock()) for _ in range(4)]
+
+    async def ask(number: int) -> bool:
+        try:
+            await KeyStore(buses[number % 4]).charge(key, f"r{number}", 1, later)
+        except RateLimited:
+            return False
+        return True
+
+    told = await asyncio.gather(*(ask(number) for number in range(40)))
+    assert sum(told) == 5
+    for each in buses:
+        await each.close()
 
 
 # -- over HTTP -----------------------------------------------------------------------------------------------

@@ -1,0 +1,8 @@
+-- Lets a collection's name mean another collection, or none, if its record is still what the caller has read.
+-- KEYS records removed      ARGV name expected_record new_record('' none) id_of_the_removed      Returns whether it was.
+local records, removed = key(), key()
+local name, expected, record, id = arg(), arg(), arg(), arg()
+if call('HGET', records, name) ~= expected then return 0 end
+call('SADD', removed, id)
+if record == '' then call('HDEL', records, name) else call('HSET', records, name, record) end
+return 1

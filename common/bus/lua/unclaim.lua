@@ -1,0 +1,5 @@
+-- Releases an idempotency key, if this request has it. KEYS claim      ARGV request      Returns whether it had.
+local claim, request = key(), arg()
+local found = call('GET', claim)
+if not found or string.sub(found, -#request) ~= request then return 0 end
+return call('DEL', claim)
