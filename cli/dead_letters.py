@@ -110,6 +110,9 @@ def _turn(letter: DeadLetter) -> SessionTurn | None:
 
 
 async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
+    if letter.code == "bad_entry":
+        sys.stderr.write(f"spillway: {letter.job} cannot be replayed: its entry was no job\n")
+        return 1
     family = family_of(letter.job)
     job = NewJob(job_id(family, ulid()), letter.payload, letter.items, letter.tokens)
     router = f"cli-{ulid()}"

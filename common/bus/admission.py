@@ -9,8 +9,9 @@ from common import tracing
 from common.bus import keys, metrics
 from common.bus.connection import BusFull
 from common.bus.roster import Roster, hash_of
+from common.bus.unreadable import event_of
 from common.ids import Family, family_of
-from common.messages import Event, decode
+from common.messages import Event
 
 FULL_SHARE = 0.85
 ENDED = ("result", "error", "expired", "cancelled", "dead")
@@ -287,8 +288,8 @@ class Door(Roster):
 
     async def log(self, job: str, start: int = 0) -> list[Event]:
         """Return the events of a job from index `start` on."""
-        events = [decode(raw, Event) for raw in await self.call("LRANGE", keys.log(job), 0, -1)]
-        return [event for event in events if event.index >= start]
+        events = map(event_of, await self.call("LRANGE", keys.log(job), 0, -1))
+        return [event for event in events if event is not None and event.index >= start]
 
     async def adopt(self, job: str, router: str) -> None:
         """Make `router` the one whose journal rings for this job from now on; a job that is gone stays gone."""

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.bus import keys
+from common.bus import keys, unreadable
 from common.bus.connection import BLOCK_MS
 from common.bus.registry import Registry
 from common.bus.roster import hash_of
@@ -25,7 +25,10 @@ _SIZE = 16
 
 
 class Forget(NamedTuple):
-    """One deletion: its place in the stream, the session's digest, and the pages of its turns."""
+    """One deletion: its place in the stream, the session's digest, and the pages of its turns.
+
+    An entry that could not be read has no digest: there is nothing to forget.
+    """
 
     entry: str
     session: bytes
@@ -54,11 +57,7 @@ class Forgetting(Registry):
         """Return the deletions after an entry, waiting up to a second for one; at MOST some may be missing."""
         command = ("XREAD", "COUNT", MOST, "BLOCK", BLOCK_MS, "STREAMS", keys.forgets(family))
         reply = await self.blocking(*command, after)
-        return [
-            Forget(entry.decode(), flat[1], _split(flat[3]))
-            for _, rows in reply or ()
-            for entry, flat in rows
-        ]
+        return [_forget(entry.decode(), flat) for _, rows in reply or () for entry, flat in rows]
 
     async def tell_forgotten(self, family: Family, entry: str, forgot: Forgot) -> None:
         """Answer an entry."""
@@ -70,6 +69,15 @@ class Forgetting(Registry):
         """Return the answers to an entry by now."""
         flat = await self.call("HGETALL", keys.forgotten(family, entry))
         return [decode(raw, Forgot) for raw in hash_of(flat).values()]
+
+
+def _forget(entry: str, flat: Sequence[bytes]) -> Forget:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    session, packed = fields.get(b"s", b""), fields.get(b"p", b"")
+    if len(session) == _SIZE and b"p" in fields and len(packed) % _SIZE == 0:
+        return Forget(entry, session, _split(packed))
+    unreadable.note("forgets", "it names no session and its pages", entry=entry)
+    return Forget(entry, b"", [])
 
 
 def _split(packed: bytes) -> list[PageId]:

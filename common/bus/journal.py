@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from common import log
-from common.bus import keys
+from common.bus import keys, unreadable
 from common.bus.connection import BLOCK_MS, BusDown, Connection
 from common.ids import Family, family_of
 from common.messages import BadMessage, Event, decode
@@ -129,7 +129,10 @@ class Journal:
 
     def _ring(self, flat: list[bytes], rung_ms: int) -> None:
         entry = dict(zip(flat[::2], flat[1::2], strict=True))
-        bells = self.bells.get(entry[b"j"].decode())
+        if not {b"j", b"e"} <= entry.keys():
+            unreadable.note("journal", "a ring has the fields 'j' and 'e'")
+            return
+        bells = self.bells.get(entry[b"j"].decode(errors="replace"))
         if bells:
             self._heard((self.bus.clock.now_ms() - rung_ms) / 1000)
             event = None
@@ -180,7 +183,7 @@ class Journal:
             name = keys.log(job)
             raw = await self.bus.call("LRANGE", name, -_LATEST, -1, timeout_s=1.0)
             events = _since(raw, start)
-            if len(events) == _LATEST and events[0].index > start:
+            if len(raw) == _LATEST and (not events or events[0].index > start):
                 events = _since(await self.bus.call("LRANGE", name, 0, -1, timeout_s=1.0), start)
             return events
         return []
@@ -203,7 +206,9 @@ def _since(raw: Sequence[bytes], start: int) -> list[Event]:
     """Return the events from index `start` on, decoding no more than it takes to find them."""
     found: list[Event] = []
     for item in reversed(raw):
-        event = decode(item, Event)
+        event = unreadable.event_of(item)
+        if event is None:
+            continue
         if event.index < start:
             break
         found.append(event)

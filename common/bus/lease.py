@@ -228,7 +228,8 @@ class Holder:
     def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
         ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
         self.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
-        again = {"early", "returned", "done"}  # another try follows; it was counted at the first
+        # Another try follows; it was counted at the first; it was none.
+        again = {"early", "returned", "done", "bad"}
         if ended not in again:
             metrics.ended(self.family, lease.cls, ended)
 
@@ -250,9 +251,11 @@ class Holder:
         job_keys = self._keys(lease)
         names = [keys.use(self.family), keys.dead(self.family), *job_keys]
         args = [lease.worker, lease.job, lease.entry, lease.epoch]
-        args += [code, message[:2000], trace[-8000:], MAX_ERRORS]
+        args += [code, message[:2000], trace[-8000:], MAX_ERRORS, lease.cls]
         verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()
         self._forget(lease)
+        if verdict == "bad":  # it was no job's entry
+            metrics.BAD_ENTRIES.labels(metrics.lane_label(self.family, lease.cls)).inc()
         self._count(lease, verdict, verdict, code)
         return str(verdict)
 

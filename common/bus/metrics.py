@@ -35,6 +35,12 @@ USE_DIFFERENCES = Counter(
     "Times the use of a lane differed from its entries when it was counted anew; each is a bug.",
 )
 
+BAD_ENTRIES = Counter(
+    "spillway_bad_entries_total",
+    "Entries of streams that could not be read: those of lanes became dead letters, the others were skipped.",
+    ("stream",),
+)
+
 _OUTCOMES = {"result": "ok"}
 
 
@@ -53,6 +59,7 @@ def served(family: Family, classes: Iterable[str]) -> None:
         label = lane_label(family, cls)
         JOBS.labels(label, "ok")
         LEASES_LOST.labels(label)
+        BAD_ENTRIES.labels(label)
 
 
 def ended(family: Family, cls: str, kind: str, times: int = 1) -> None:

@@ -14,7 +14,7 @@ from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.heart import Pulse
 from common.bus.keys import GROUP, RETURNED
 from common.bus.lease import Holder, Lease
-from common.bus.recovery import Entry, Recovery, entry_of
+from common.bus.recovery import Entry, Recovery
 from common.ids import Family
 from common.messages import Event, WorkerRecord
 
@@ -128,7 +128,7 @@ class Reader(Holder):
         found = [
             (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
             for name, rows in reply or ()
-            for entry in (entry_of(row) for row in rows if row[1])
+            for entry in await self.bus.sound(self.family, lanes[name.decode()], rows)
         ]
         gone = self._draining or generation != self.generation or self._runs_alone()
         unfit = [lease for lease, suspicions in found if gone or suspicions >= 2]

@@ -5,18 +5,24 @@ Each call reads plainly what there is, then one script decides atomically; so tw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
+from common import log
 from common.bus import keys, metrics
 from common.bus.admission import Door
+from common.bus.connection import BusDown, BusFull
 from common.bus.heart import TTL_MS
 from common.bus.keys import GROUP, RETURNED
 from common.bus.place import is_gone
-from common.ids import Family
+from common.ids import Family, family_of, job_id, ulid
 
 BATCH = 100
 ENDS = {"dead", "expired", "cancelled"}  # verdicts by which a job is over
+_log = log.get("bus")
 
 
 class Entry(NamedTuple):
@@ -50,30 +56,117 @@ class Verdict(NamedTuple):
     verdict: str
 
 
-def entry_of(raw: Sequence[bytes | list[bytes]]) -> Entry:
-    """Parse one raw stream entry."""
-    flat = raw[1]
+class BadEntry(ValueError):
+    """A lane's entry that is no job; the message says why."""
+
+
+_NUMBER = re.compile(rb"[0-9]{1,15}")
+_SHOWN = 80
+
+
+def entry_of(raw: Sequence[bytes | list[bytes]], family: Family) -> Entry:
+    """Parse one raw stream entry of a family's lane; BadEntry says what is wrong with it."""
+    name, flat = raw
+    assert isinstance(name, bytes)
     assert isinstance(flat, list)
-    assert isinstance(raw[0], bytes)
     f = dict(zip(flat[::2], flat[1::2], strict=True))
     return Entry(
-        raw[0].decode(),
-        f[b"j"].decode(),
-        f[b"p"],
-        int(f[b"i"]),
-        int(f[b"n"]),
-        int(f[b"d"]),
-        f[b"r"].decode(),
-        int(f[b"s"]),
-        f.get(b"t", b"").decode(),
-        int(f[b"u"]),
-        int(f[b"b"]),
-        int(f[b"f"]),
+        name.decode(),
+        _job_of(f, family),
+        _field(f, "p"),
+        _number(f, "i"),
+        _number(f, "n"),
+        _number(f, "d"),
+        _text(f, "r"),
+        _number(f, "s"),
+        f.get(b"t", b"").decode(errors="replace"),
+        _number(f, "u"),
+        _number(f, "b"),
+        _number(f, "f"),
     )
+
+
+def _field(fields: Mapping[bytes, bytes], name: str) -> bytes:
+    found = fields.get(name.encode())
+    if found is None:
+        raise BadEntry(f"the entry has no field {name!r}")
+    return found
+
+
+def _number(fields: Mapping[bytes, bytes], name: str) -> int:
+    found = _field(fields, name)
+    if _NUMBER.fullmatch(found) is None:
+        raise BadEntry(f"field {name!r} is {found[:_SHOWN]!r}; expected at most 15 digits")
+    return int(found)
+
+
+def _text(fields: Mapping[bytes, bytes], name: str) -> str:
+    found = _field(fields, name)
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        raise BadEntry(f"field {name!r} is {found[:_SHOWN]!r}; expected UTF-8") from error
+
+
+def _job_of(fields: Mapping[bytes, bytes], family: Family) -> str:
+    job = _text(fields, "j")
+    try:
+        found = family_of(job)
+    except ValueError as error:
+        raise BadEntry(f"field 'j' is {job[:_SHOWN]!r}; expected the id of a job") from error
+    if found != family:
+        raise BadEntry(f"the job {job[:_SHOWN]!r} belongs to the family {found}, not to {family}")
+    return job
+
+
+def _name_of(raw: Sequence[bytes | list[bytes]], family: Family) -> str:
+    """Return the id under which a bad entry is kept: its job's where that can be read, else a new one."""
+    flat = raw[1]
+    assert isinstance(flat, list)
+    try:
+        return _job_of(dict(zip(flat[::2], flat[1::2], strict=True)), family)
+    except BadEntry:
+        return job_id(family, ulid())
 
 
 class Recovery(Door):
     """Scripts `reclaim`, `move` and `reap` with the reads that prepare them."""
+
+    async def sound(self, family: Family, cls: str, rows: Iterable[Any]) -> list[Entry]:
+        """Return the entries among raw ones of a lane; who is no job is convicted: nobody meets it again."""
+        entries: list[Entry] = []
+        bad: list[tuple[Any, str]] = []
+        for row in rows:
+            if not row[1]:
+                continue  # deleted since it was delivered
+            try:
+                entries.append(entry_of(row, family))
+            except BadEntry as error:
+                bad.append((row, str(error)))
+        if bad:
+            try:
+                await self._convict(family, cls, bad)
+            except (
+                BusDown,
+                BusFull,
+                ResponseError,
+            ) as error:  # whoever meets them next tries again
+                _log.error("bad_entries_left", lane=keys.lane(family, cls), why=str(error))
+        return entries
+
+    async def _convict(self, family: Family, cls: str, bad: Sequence[tuple[Any, str]]) -> None:
+        """Make dead letters of a lane's entries that are no jobs: (raw entry, what is wrong)."""
+        lane = keys.lane(family, cls)
+        names, args = [keys.use(family), keys.dead(family), lane], [cls, len(bad)]
+        for row, why in bad:
+            job = _name_of(row, family)
+            state = await self.job(job)
+            router = state.router if state is not None else ""
+            names += [keys.job(job), keys.log(job), keys.journal(family, router)]
+            args += [job, row[0], why]
+            _log.error("bad_entry", lane=lane, entry=row[0].decode(), job=job, why=why)
+        done = await self.script("convict", names, args)
+        _count_bad(family, cls, int(done))
 
     async def held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
         """Return up to `count` leases of one consumer on one lane, oldest first."""
@@ -84,8 +177,8 @@ class Recovery(Door):
             found = await self.call("XRANGE", lane, row[0], row[0])
             who, idle_ms, times = row[1].decode(), int(row[2]), int(row[3])
             entries += [
-                entry_of(item)._replace(holder=who, idle_ms=idle_ms, deliveries=times)
-                for item in found
+                entry._replace(holder=who, idle_ms=idle_ms, deliveries=times)
+                for entry in await self.sound(family, cls, found)
             ]
         return entries
 
@@ -97,7 +190,7 @@ class Recovery(Door):
             group = dict(zip(flat[::2], flat[1::2], strict=True))
             last = group[b"last-delivered-id"]
         found = await self.call("XRANGE", lane, b"(" + last, "+", "COUNT", count)
-        return [entry_of(item) for item in found]
+        return await self.sound(family, cls, found)
 
     async def _reclaim(
         self,
@@ -126,6 +219,7 @@ class Recovery(Door):
         for verdict in reply[1::2]:
             if verdict in ENDS:
                 metrics.ended(family, cls, verdict)
+        _count_bad(family, cls, reply[1::2].count("bad"))
         by_job = {entry.job: entry for entry, _ in batch}
         return [Verdict(by_job[j], v) for j, v in zip(reply[::2], reply[1::2], strict=True)]
 
@@ -236,7 +330,8 @@ class Recovery(Door):
         workers |= {cls[2:] for cls in used if cls.startswith("w.")}
         lanes = sorted({*classes, *used, *map(keys.own, workers)})
         expired: list[object] = []
-        names = [keys.use(family), keys.workers(family), *(keys.lane(family, c) for c in lanes)]
+        names = [keys.use(family), keys.workers(family), keys.dead(family)]
+        names += [keys.lane(family, c) for c in lanes]
         job_keys: list[str] = []
         now, n = self.clock.now_ms(), 0
         for index, cls in enumerate(lanes):
@@ -253,7 +348,9 @@ class Recovery(Door):
         ordered = sorted(workers)
         names += [keys.heart(family, w) for w in ordered] + job_keys
         args: list[object] = [len(lanes), *lanes, len(ordered), *ordered, n, *expired]
-        ended, deleted, wrong = await self.script("reap", names, args)
+        ended, deleted, wrong, bad = await self.script("reap", names, args)
+        for cls in bad:
+            _count_bad(family, cls.decode(), 1)
         return int(ended), int(deleted), [item.decode() for item in wrong]
 
     async def _consumers(self, family: Family, cls: str) -> set[str]:
@@ -264,4 +361,9 @@ class Recovery(Door):
 
     async def _stale(self, family: Family, cls: str, now_ms: int) -> list[Entry]:
         found = await self.call("XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 10 * BATCH)
-        return [e for e in map(entry_of, found) if e.deadline_ms < now_ms]
+        return [e for e in await self.sound(family, cls, found) if e.deadline_ms < now_ms]
+
+
+def _count_bad(family: Family, cls: str, times: int) -> None:
+    if times:
+        metrics.BAD_ENTRIES.labels(metrics.lane_label(family, cls)).inc(times)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Sequence
 
-from common.bus import keys
+from common.bus import keys, unreadable
 from common.bus.admission import Door
 from common.bus.roster import hash_of
 from common.errors import Conflict
@@ -123,21 +124,9 @@ class Registry(Door):
         letters = []
         for name in [keys.dead(family)] if family else await self._scan("*:dead"):
             for row in await self.call("XRANGE", name, "-", "+"):
-                f = dict(zip(row[1][::2], row[1][1::2], strict=True))
-                letters.append(
-                    DeadLetter(
-                        job=f[b"job"].decode(),
-                        tenant=f[b"tenant"].decode(),
-                        payload=f[b"payload"],
-                        items=int(f[b"items"]),
-                        tokens=int(f[b"tokens"]),
-                        code=f[b"code"].decode(),
-                        message=f[b"message"].decode(errors="replace"),
-                        trace=f[b"trace"].decode(errors="replace"),
-                        attempts=int(f[b"attempts"]),
-                        at_ms=int(f[b"at"]),
-                    )
-                )
+                letter = _letter(row[1])
+                if letter is not None:
+                    letters.append(letter)
         return sorted(letters, key=lambda letter: letter.at_ms)
 
     async def dead_letter_count(self, family: Family) -> int:
@@ -159,7 +148,7 @@ class Registry(Door):
         name = keys.dead(family_of(job))
         for row in await self.call("XRANGE", name, "-", "+"):
             f = dict(zip(row[1][::2], row[1][1::2], strict=True))
-            if f[b"job"].decode() == job:
+            if f.get(b"job", b"") == job.encode():
                 return bool(await self.call("XDEL", name, row[0]))
         return False
 
@@ -175,3 +164,24 @@ class Registry(Door):
                 if cursor in {b"0", 0}:
                     break
         return sorted(found)
+
+
+def _letter(flat: Sequence[bytes]) -> DeadLetter | None:
+    """Return one entry of a family's dead letters; None, counted and logged, if it is none."""
+    f = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        return DeadLetter(
+            job=f[b"job"].decode(),
+            tenant=f[b"tenant"].decode(),
+            payload=f[b"payload"],
+            items=int(f[b"items"]),
+            tokens=int(f[b"tokens"]),
+            code=f[b"code"].decode(),
+            message=f[b"message"].decode(errors="replace"),
+            trace=f[b"trace"].decode(errors="replace"),
+            attempts=int(f[b"attempts"]),
+            at_ms=int(f[b"at"]),
+        )
+    except (KeyError, ValueError) as error:
+        unreadable.note("dead", repr(error))
+        return None

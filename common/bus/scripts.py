@@ -1,4 +1,4 @@
-"""The nine scripts of the bus, its helpers, and which version of them runs on a Redis.
+"""The ten scripts of the bus, its helpers, and which version of them runs on a Redis.
 
 The scripts and the records they write change together, so processes whose scripts differ must not work side by side:
 each one says every few seconds which it uses, and one that uses others waits until nobody says so any more.
@@ -11,7 +11,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = ("admit", "beat", "emit", "finish", "fail", "reclaim", "move", "cancel", "reap")
+SCRIPTS = (
+    "admit",
+    "beat",
+    "emit",
+    "finish",
+    "fail",
+    "reclaim",
+    "convict",
+    "move",
+    "cancel",
+    "reap",
+)
 # Compare-and-set on the keys of one job, one claim, one registry or one API key.
 HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund")
 FILLS_LANES = ("admit", "move")

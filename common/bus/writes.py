@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.bus import keys
+from common.bus import keys, unreadable
 from common.bus.connection import BusDown, BusFull
 from common.bus.journal import Journal
 from common.bus.registry import Registry
@@ -103,7 +103,7 @@ class Writes(Registry):
             for name, rows in reply or ():
                 collection, number = shards[name.decode()]
                 for entry, flat in rows:
-                    found.append((collection, number, entry.decode(), _write(flat[1])))
+                    found.append((collection, number, entry.decode(), _write(flat)))
         return found
 
     async def _xread(
@@ -164,8 +164,11 @@ class Writes(Registry):
             await self.call("DEL", name)
 
 
-def _write(raw: bytes) -> Write | BadMessage:
+def _write(flat: Sequence[bytes]) -> Write | BadMessage:
     try:
-        return decode(raw, Write)
+        if flat[0] != b"w":
+            raise BadMessage(f"a write has the field 'w', not {flat[0][:80]!r}")
+        return decode(flat[1], Write)
     except BadMessage as error:
+        unreadable.note("writes", str(error))
         return error

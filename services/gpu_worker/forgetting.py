@@ -41,7 +41,8 @@ class Forgetting:
                     await self._tiering.forget()
                 read_at = time.monotonic()
                 for forget in found:
-                    await self._do(forget)
+                    if forget.session:
+                        await self._do(forget)
                     after = forget.entry
             except (BusDown, BusFull):
                 await asyncio.sleep(_RETRY_S)

@@ -19,14 +19,14 @@ from redis.exceptions import OutOfMemoryError
 from common import log
 from common.bus import BusDown
 from common.pages import keys as names
-from common.pages.identity import Owner
-from common.pages.keys import PageKey, of_member
+from common.pages.keys import PageKey
 from common.pages.server import AGAIN_S
 from common.pages.store import PageStore, TierDown
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
 from services.kv_store.eviction import Asked, Eviction, sound
 from services.kv_store.limits import AskLimits, tell
+from services.kv_store.page_lists import pages_of, room_of
 from services.kv_store.reconcile import reconcile
 from services.kv_store.segments import InUse
 from services.kv_store.shelf import Shelf
@@ -209,17 +209,11 @@ class Keeper:
         if rung is None:
             return {}
         more = await self._server.call("LPOP", names.ROOM, _AT_ONCE)
-        asked: dict[tuple[int, Owner | None], int] = {}
-        for word in (rung[1], *(more or ())):
-            at, size, *owner = word.decode().split(":")
-            place = int(at), bytes.fromhex(owner[0]) if owner else None
-            asked[place] = max(asked.get(place, 0), int(size))
-        return asked
+        return room_of((rung[1], *(more or ())))
 
     async def _erase_asked(self) -> None:
         while members := await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1):
-            keys = [of_member(member) for member in members]
-            await self.erase(keys)
+            await self.erase(pages_of(members))
             await self._server.call("LPOP", names.ERASE, len(members))
 
     @property
@@ -259,7 +253,7 @@ class Keeper:
         if rung is None:
             return
         more = await self._server.call("LPOP", names.RECALL, _AT_ONCE)
-        keys = [of_member(member) for member in dict.fromkeys((rung[1], *(more or ())))]
+        keys = pages_of((rung[1], *(more or ())))
         for key, tier in zip(keys, await self._store.where(keys), strict=True):
             served = tier == "redis" or await self._brought(key)
             metrics.RECALLS.labels("served" if served else "missed").inc()

@@ -287,6 +287,45 @@ async def test_dropped_is_off_the_disk(store: PageStore, tmp_path: Path) -> None
         assert (await store.usage()).pages == 0
 
 
+async def test_nonsense_in_the_lists(store: PageStore, tmp_path: Path) -> None:
+    """Names of no pages, among what is asked of the keeper, keep nobody else from being served; they are counted."""
+    nonsense = [
+        "",
+        "no page",
+        "zz:0",
+        "ab:0",
+        f"{16 * 'ab'}:99",
+        b"\xff\xfe",
+        "1:x",
+        "99:5",
+        "1:5:zz",
+        "1:5:" + 20 * "ab",
+    ]
+    (key, value), (other, more) = page(1), page(2)
+    before = metric("spillway_bad_entries_total", stream="pages")
+    async with kept(store, tmp_path):
+        await put_all(store, [(key, value), (other, more)])
+        for name in (names.ERASE, names.RECALL, names.ROOM):
+            await store.server.call("RPUSH", name, *nonsense)
+        await store.server.call("RPUSH", names.ERASE, key.member)
+
+        await until(lambda: so_far(store, names.ERASE))
+        await until(lambda: so_far(store, names.RECALL))
+        await until(lambda: so_far(store, names.ROOM))
+
+        assert await store.where([key, other]) == [None, "redis"]
+        await until(
+            lambda: so(
+                metric("spillway_bad_entries_total", stream="pages") >= before + 3 * len(nonsense)
+            )
+        )
+
+
+async def so_far(store: PageStore, name: str) -> bool:
+    """Return whether a list is empty."""
+    return not await store.server.call("LLEN", name)
+
+
 async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> None:
     """Of two kv_stores one keeps the pages; when it leaves, the other does, with the same disk or its own."""
     other = opened(place, budget=BUDGET)

@@ -14,7 +14,7 @@ for _ = 1, num() do
   local f = fields(job, 'cancelled', 'next', 'router', 'state', 'trail')
   local verdict = 'ok'
   local held, since = lease(lane, entry, worker)
-  if held ~= epoch then verdict = 'fenced'
+  if held ~= epoch or not f[2] then verdict = 'fenced' -- `next` is missing where no job was admitted
   elseif f[1] then verdict = 'cancelled'
   else
     if f[4] == 'queued' then

@@ -1,13 +1,17 @@
 -- A raised error charges its own job: it goes to `returned` for another try, or is convicted.
--- KEYS use dead job log lane journal     ARGV worker id entry epoch code message trace max_errors
+-- KEYS use dead job log lane journal     ARGV worker id entry epoch code message trace max_errors class
 local k = {use = key(), dead = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)
-local worker, id, entry, epoch, code, message, trace, max_errors =
-  arg(), arg(), arg(), num(), arg(), arg(), arg(), num()
+local worker, id, entry, epoch, code, message, trace, max_errors, class =
+  arg(), arg(), arg(), num(), arg(), arg(), arg(), num(), arg()
 local mark = worker .. ' ' .. entry .. ' ' .. epoch
 if call('HGET', k.job, 'failed_by') == mark then return 'done' end
 local held, since = lease(k.lane, entry, worker)
 if held ~= epoch then return 'fenced' end
+if call('HGET', k.job, 'entry') ~= entry then
+  convict(k, class, id, entry, NO_JOB)
+  return 'bad'
+end
 local f = fields(k.job, 'state', 'trail')
 local line = f[2]
 if f[1] == 'queued' then line = trail(line, 'leased', worker, now_ms() - since) end

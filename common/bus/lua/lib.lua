@@ -4,6 +4,8 @@ local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
 local INLINE = 4096         -- a larger event rings the journal without its bytes
 local TRACE_MS = 86400000   -- what a session's jobs left can be found for a day longer than the session
 local TRAIL = 4096          -- bytes of a trail after which it is not added to
+local PIECE, PAYLOAD = 512, 4096 -- bytes that a dead letter keeps of one field of a bad entry, and of all of them
+local NO_JOB = 'no job was admitted with this entry'
 local RINGS = 20000         -- a reader further behind than this reads the logs instead
 local at, ak = 0, 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -92,6 +94,51 @@ local function bury(k, job, code, message, trace)
     'code', code, 'message', message, 'trace', trace, 'attempts', f[5] or '1', 'at', now_ms())
   call('HSET', k.job, 'letter', id)
   end_job(k, job, 'dead', nil, code, message)
+end
+
+-- A count in an entry as the workers read it: up to 15 digits; anything else counts nothing.
+local function count(text)
+  if #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
+  return 0
+end
+
+-- What the entries of a lane hold, items and tokens.
+local function held_in(lane)
+  local items, tokens = 0, 0
+  for _, e in ipairs(call('XRANGE', lane, '-', '+')) do
+    for n = 1, #e[2], 2 do
+      if e[2][n] == 'i' then items = items + count(e[2][n + 1]) end
+      if e[2][n] == 'n' then tokens = tokens + count(e[2][n + 1]) end
+    end
+  end
+  return items, tokens
+end
+
+-- Convicts an entry that is no job: it leaves its lane, and its fields, cut short, become a dead letter. A job that was
+-- admitted with this very entry ends with it. The use of the lane is counted anew: nobody knows whether it held this.
+local function convict(k, class, id, entry, message)
+  local e = call('XRANGE', k.lane, entry, entry)
+  redis.pcall('XACK', k.lane, GROUP, entry)
+  if #e == 0 then return false end
+  local kept, room = {}, PAYLOAD
+  for _, part in ipairs(e[1][2]) do
+    local piece = string.sub(part, 1, math.min(PIECE, room))
+    room = room - #piece
+    kept[#kept + 1] = piece
+    if room <= 0 then break end
+  end
+  local f = fields(k.job, 'entry', 'lane', 'tenant')
+  local its = f[1] == entry and f[2] == class
+  local letter = call('XADD', k.dead, '*', 'job', id, 'tenant', its and f[3] or '', 'payload', cmsgpack.pack(kept), 'items', 0,
+    'tokens', 0, 'code', 'bad_entry', 'message', message, 'trace', '', 'attempts', 0, 'at', now_ms())
+  if its then
+    call('HSET', k.job, 'letter', letter)
+    end_job(k, id, 'dead', nil, 'bad_entry', message)
+  end
+  call('XDEL', k.lane, entry)
+  local items, tokens = held_in(k.lane)
+  call('HSET', k.use, class .. ':items', items, class .. ':tokens', tokens)
+  return true
 end
 
 local function use_of(use, class)

@@ -1,8 +1,8 @@
 -- Housekeeping of one family: ends expired work nobody holds, deletes dead consumers at pending 0, forgets dead
--- workers, and recomputes use from the streams; any difference is a bug and is returned.
--- KEYS use workers | lane per class | heart per worker | {job log journal} per expired entry
+-- workers, and recomputes use from the streams; any difference is a bug and is returned, as are the classes of entries convicted.
+-- KEYS use workers dead | lane per class | heart per worker | {job log journal} per expired entry
 -- ARGV n class.. | n worker.. | n {class_index id entry}..
-local use, workers = key(), key()
+local use, workers, dead = key(), key(), key()
 open_door(use)
 local classes, lanes, hearts, live = {}, {}, {}, {}
 for i = 1, num() do classes[i] = arg(); lanes[i] = key() end
@@ -11,13 +11,16 @@ for w, heart in pairs(hearts) do
   live[w] = call('EXISTS', heart) == 1
   if not live[w] then call('HDEL', workers, w) end
 end
-local now, ended, deleted, wrong = now_ms(), 0, 0, {}
+local now, ended, deleted, wrong, bad = now_ms(), 0, 0, {}, {}
 for _ = 1, num() do
   local c, id, entry = num(), arg(), arg()
-  local k = {use = use, lane = lanes[c], job = key(), log = key(), journal = key()}
+  local k = {use = use, dead = dead, lane = lanes[c], job = key(), log = key(), journal = key()}
   local f = fields(k.job, 'entry', 'deadline')
   local holder = owner(k.lane, entry)
-  if f[1] == entry and tonumber(f[2]) < now and (not holder or holder == RETURNED) then
+  local free = not holder or holder == RETURNED
+  if f[1] ~= entry then
+    if free and convict(k, classes[c], id, entry, NO_JOB) then bad[#bad + 1] = classes[c] end
+  elseif tonumber(f[2]) < now and free then
     if end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran') then
       ended = ended + 1
     end
@@ -33,13 +36,7 @@ for i, class in ipairs(classes) do
       deleted = deleted + 1
     end
   end
-  local items, tokens = 0, 0
-  for _, e in ipairs(call('XRANGE', lanes[i], '-', '+')) do
-    for n = 1, #e[2], 2 do
-      if e[2][n] == 'i' then items = items + tonumber(e[2][n + 1]) end
-      if e[2][n] == 'n' then tokens = tokens + tonumber(e[2][n + 1]) end
-    end
-  end
+  local items, tokens = held_in(lanes[i])
   local had_items, had_tokens = use_of(use, class)
   if had_items ~= items or had_tokens ~= tokens then
     wrong[#wrong + 1] = class .. ' ' .. had_items .. '/' .. had_tokens .. ' ' .. items .. '/' .. tokens
@@ -50,4 +47,4 @@ for i, class in ipairs(classes) do
     call('DEL', lanes[i])
   end
 end
-return {ended, deleted, wrong}
+return {ended, deleted, wrong, bad}

@@ -5,7 +5,7 @@
 -- A worker's own lane has no other reader, so its entries move to the shared lane instead.
 -- KEYS use dead heart(of from; of the caller when taking) lane shared | {job log journal} per entry
 -- ARGV mode from caller class shared_class idle | n {id entry unread}..
--- Returns per entry: id and verdict (returned|moved|taken:<epoch>:<alone>|waits|cancelled|expired|dead|not).
+-- Returns per entry: id and verdict (returned|moved|taken:<epoch>:<alone>|waits|cancelled|expired|dead|bad|not).
 local use, dead, heart, lane, shared = key(), key(), key(), key(), key()
 open_door(use)
 local mode, from, caller, class, shared_class, idle = arg(), arg(), arg(), arg(), arg(), arg() == '1'
@@ -56,7 +56,7 @@ local function one(k, id, entry, unread)
     if not own or holder or #call('XRANGE', lane, entry, entry) == 0 then return 'not' end
   elseif holder ~= from then return 'not' end
   local f = fields(k.job, 'cancelled', 'deadline', 'suspicions', 'entry')
-  if f[4] ~= entry then return 'not' end
+  if f[4] ~= entry then return convict(k, class, id, entry, NO_JOB) and 'bad' or 'not' end
   if f[1] then
     end_job(k, id, 'cancelled', nil, 'cancelled', 'the request was cancelled')
     return 'cancelled'
