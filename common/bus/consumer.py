@@ -170,6 +170,7 @@ class Consumer(Reader):
     async def stop(self) -> None:
         """Deregister; leases not handed over are reclaimed by others when the heartbeat lapses."""
         self._draining = True
+        self.wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -192,7 +193,8 @@ class Consumer(Reader):
             try:
                 used = await self.bus.use(self.family)
                 if not any(any(size) for size in used.values()):
-                    self._quiet = self._want_take = False
+                    self._want_take = False
+                    self._hush(quiet=False)
                     continue
                 await self._settle(used)
                 await self._take()

@@ -19,6 +19,7 @@ from common.messages import BadMessage, Event, decode
 _log = log.get("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
+BELL_EVENTS = 128  # what a bell keeps for a reader that stands still; the log keeps everything
 _LATEST = 16  # who looks at a log has most often all but its end
 
 
@@ -32,12 +33,15 @@ class Bell:
     def __init__(self, journal: Journal, name: str, family: Family) -> None:
         self._journal, self._name, self._family = journal, name, family
         journal.waiting[family] += 1
-        self._rung: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._rung: asyncio.Queue[Event | None] = asyncio.Queue(BELL_EVENTS)
         journal.bells[name].add(self._rung)
         self._open = True
 
     async def wait(self, seconds: float) -> Event | None:
-        """Return the event it rang with, or None after `seconds` or for an event too large for the journal."""
+        """Return the event it rang with; None after `seconds`, or where the log must be read.
+
+        That is for an event too large for the journal, and for events dropped since their reader was slow.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 return await self._rung.get()
@@ -139,7 +143,7 @@ class Journal:
             with contextlib.suppress(BadMessage):  # then the log says what it is
                 event = decode(entry[b"e"], Event) if entry[b"e"] else None
             for bell in bells:
-                bell.put_nowait(event)
+                _put(bell, event)
 
     async def events(
         self,
@@ -200,6 +204,15 @@ class Journal:
             code="deadline_exceeded",
             message="the deadline passed before the result",
         )
+
+
+def _put(bell: asyncio.Queue[Event | None], event: Event | None) -> None:
+    """Add an event to a bell; a full one drops what it holds and keeps one None: the log has it all."""
+    if bell.full():
+        while not bell.empty():
+            bell.get_nowait()
+        event = None
+    bell.put_nowait(event)
 
 
 def _since(raw: Sequence[bytes], start: int) -> list[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
@@ -77,6 +78,7 @@ class Holder:
     def __init__(self, bus: Recovery, family: Family, record: WorkerRecord) -> None:
         self.bus, self.family, self.record = bus, family, record
         self._held: dict[str, Lease] = {}
+        self._changed = asyncio.Event()  # a reader without room may have some now
         self.spans = Spans(family)
 
     @property
@@ -94,6 +96,10 @@ class Holder:
         lease = self._held.get(job)
         return tracing.NONE if lease is None else self.spans.of(lease)
 
+    def wake(self) -> None:
+        """Let a reader without room look again; the end of a lease does so by itself."""
+        self._changed.set()
+
     def _hold(self, lease: Lease) -> None:
         self._held[lease.job] = lease
         self.spans.begin(lease)
@@ -102,6 +108,7 @@ class Holder:
         for lease in self._held.values():
             self.spans.end(lease, why)
         self._held.clear()
+        self.wake()
 
     async def step(
         self,
@@ -282,3 +289,4 @@ class Holder:
     def _forget(self, lease: Lease) -> None:
         if self._is_held(lease):
             del self._held[lease.job]
+            self.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from redis.exceptions import ResponseError
 
@@ -17,8 +17,12 @@ from common.bus.lease import Holder, Lease
 from common.bus.recovery import Entry, Recovery
 from common.ids import Family
 from common.messages import Event, WorkerRecord
+from common.waiting import wait
 
 FASTER, SLOWER = "gpu", "cpu"
+FULL_S = (
+    1.0  # a full worker is woken; should a wake be missed, its reader looks again after so long
+)
 RELIEF = 16  # entries looked at in one go
 _log = log.get("bus")
 
@@ -43,7 +47,9 @@ class Reader(Holder):
         self._inbox: list[Lease] = []
         self._arrived = asyncio.Event()
         self._reading: asyncio.Task[list[Lease]] | None = None
-        self._asked = 0  # how much the read in flight may bring
+        self._asked = 0  # how much of what the read in flight brings is kept
+        self._in_redis = False  # the read in flight has not been answered
+        self._awaited = False  # somebody waits in `read` for arrivals
         self._room = 0  # how much the waiting reader would take beside it
         self._want_take = False  # one room, and something was handed over: take before reading on
         self._orphans: tuple[str, ...] = ()  # lanes nobody living serves
@@ -59,31 +65,46 @@ class Reader(Holder):
     async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
         """Return new leases, none larger in number than the room given; waits up to a second.
 
-        Own lane first, then the shared ones; work handed over or reclaimed arrives in between.
+        Own lane first, then the shared ones; work handed over or reclaimed arrives in between. Without room the read
+        waits for the end of a lease, or for `wake`, and returns nothing: the caller then looks at its room again.
         """
         room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
         if room <= 0 and not self._held:
             room = 1  # an idle worker always has room for one parcel
-        blocked = self._quiet and bool(self._held) and self._reading is None
-        if room <= 0 or blocked or self._draining or self._runs_alone():
-            await asyncio.sleep(0.005 if not self._draining else 0.1)
+        if room <= 0 or not self._may_read():
+            await wait(self._changed, FULL_S)
+            self._changed.clear()  # after the wait: what changed since the last read ends this one at once
             return []
+        self._changed.clear()
         only_take = self._quiet or (self._want_take and room == 1)
         if self._reading is None and not self._inbox and not only_take:
             self._asked = max(1, room // 2)
             self._reading = asyncio.create_task(self._read(room))
+        elif self._reading is not None and self._asked == 0 and not self._inbox:
+            self._asked = max(1, room // 2)  # handed-over work had its room; there is room anew
         self._room = room - (self._asked if self._reading is not None else 0)
+        self._awaited = True
         try:
             if not self._inbox or self._room <= 0:
                 await self._await_arrivals()
         finally:
+            self._awaited = False
             self._room = 0  # nothing is taken for a reader that has left
+        return self._collected(room)
+
+    def _may_read(self) -> bool:
+        """Whether a worker with room may read now; who could not is woken when that changes."""
+        blocked = self._quiet and bool(self._held) and self._reading is None
+        return not (blocked or self._draining or self._runs_alone())
+
+    def _collected(self, room: int) -> list[Lease]:
+        """Return what has arrived and fits in the room, leaving there what the read in flight may bring."""
+        if self._reading is not None and self._reading.done():
+            task, self._reading = self._reading, None
+            self._inbox = task.result() + self._inbox
         spare = max(0, room - (self._asked if self._reading is not None else 0))
         leases, self._inbox = self._inbox[:spare], self._inbox[spare:]
         self._arrived.clear()
-        if self._reading is not None and self._reading.done():
-            task, self._reading = self._reading, None
-            leases += task.result()
         return [lease for lease in leases if self._held.get(lease.job) == lease]
 
     def _runs_alone(self) -> bool:
@@ -98,25 +119,32 @@ class Reader(Holder):
             arrived.cancel()
 
     async def _read(self, room: int) -> list[Lease]:
-        own, *shared = self.lanes
+        """Read at most what was asked for; waits for an entry on any lane, the worker's own among them.
+
+        With little room the lanes are asked one by one, the own one first. Only when all are empty one read waits on
+        all of them: Redis counts per stream, so that read may bring an entry from each lane where several come at
+        once. A wait on one lane alone would see the entries of the others late; what exceeds the room is handed back.
+        """
+        lanes = self.lanes
         try:
-            if room >= 2 * (1 + len(shared)):
-                return await self._group_read(
-                    [own, *shared], room // 2 // (1 + len(shared)) or 1, BLOCK_MS
-                )
-            for cls in (own, *shared[:-1]):
+            if room >= 2 * len(lanes):
+                return await self._group_read(lanes, room // 2 // len(lanes) or 1, BLOCK_MS)
+            for cls in lanes:
                 if leases := await self._group_read([cls], 1, None):
                     return leases
-            return await self._group_read(shared[-1:], 1, 100)
+            return await self._group_read(lanes, 1, BLOCK_MS)
         except BusDown:
             await asyncio.sleep(0.2)
             return []
 
-    async def _group_read(self, classes: list[str], count: int, block: int | None) -> list[Lease]:
+    async def _group_read(
+        self, classes: Sequence[str], count: int, block: int | None
+    ) -> list[Lease]:
         lanes = {keys.lane(self.family, cls): cls for cls in classes}
         blocking = () if block is None else ("BLOCK", block)
         worker, generation = self.worker, self.generation
         command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
+        self._in_redis = True
         try:
             reply = await self.bus.blocking(*command, *lanes, *([">"] * len(lanes)))
         except ResponseError as error:
@@ -125,14 +153,18 @@ class Reader(Holder):
             self._pulse.lost.set()  # Redis was emptied: begin anew at the next beat
             await asyncio.sleep(0.2)
             return []
+        finally:
+            self._in_redis = False
         found = [
             (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
             for name, rows in reply or ()
             for entry in await self.bus.sound(self.family, lanes[name.decode()], rows)
         ]
         gone = self._draining or generation != self.generation or self._runs_alone()
-        unfit = [lease for lease, suspicions in found if gone or suspicions >= 2]
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
+        if self._reading is not None:
+            fit = fit[: self._asked]
+        unfit = [lease for lease, _ in found if lease not in fit]
         for lease in fit:
             self._hold(lease)
         with contextlib.suppress(BusDown):  # then they are found as lost deliveries
@@ -186,13 +218,29 @@ class Reader(Holder):
             if self._room <= 0:
                 pending = await self.bus.pending(self.family, cls)
                 self._want_take = self._want_take or RETURNED in pending
-                continue
+                if not (RETURNED in pending and self._claims_room()):
+                    continue
             waits = await self._take_from(cls) or waits
             self._want_take = False
+        if self._room > 0 and self._reading is not None and self._asked == 0:
+            self._room, self._asked = self._room - 1, 1  # nothing needed the room that was claimed
         if self._room > 0:
-            self._quiet = waits and not self._runs_alone()
+            self._hush(quiet=waits and not self._runs_alone())
             if self._reading is None:
                 self._arrived.set()  # the reader waited for this alone
+
+    def _hush(self, *, quiet: bool) -> None:
+        """Read nothing until idle, so that a job can run alone; or read on."""
+        if self._quiet and not quiet:
+            self.wake()
+        self._quiet = quiet
+
+    def _claims_room(self) -> bool:
+        """Let handed-over work have the one room of a read that waits in Redis: what that still brings goes back."""
+        if not (self._awaited and self._in_redis and self._asked > 0):
+            return False
+        self._room, self._asked = self._room + self._asked, 0
+        return self._room > 0
 
     async def _take_from(self, cls: str) -> bool:
         """Take from one lane's handed-over work; True if a job there waits to run alone."""
@@ -261,6 +309,7 @@ class Reader(Holder):
     async def drain(self) -> None:
         """Take no more work, and hand over every lease still held, uncharged."""
         self._draining = True
+        self.wake()
         await self._announce_drain()
         await self._await_reading()
         for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:

@@ -70,6 +70,7 @@ class StoreLoop:
     def _ended(self, job: str, task: asyncio.Task[None]) -> None:
         if self._running.get(job) is task:
             del self._running[job]
+            self.consumer.wake()
 
     async def _step(self) -> None:
         """Tell the heartbeat that the loop goes on, and stop what was cancelled or fenced off."""

@@ -121,6 +121,8 @@ class Pipeline:
     def _ended(self, job: str, task: asyncio.Task[None]) -> None:
         if job in self._runs and self._runs[job][2] is task:
             del self._runs[job]
+            for consumer in self._consumers:  # they share the room
+                consumer.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("request_run_failed", request_id=job, error=repr(error))
 
