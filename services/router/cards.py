@@ -123,16 +123,12 @@ class Cards:
         digest = hashlib.blake2b(f"{card.name}:{card.fingerprint}".encode(), digest_size=16)
         path = self._directory / f"{digest.hexdigest()}.json"
         text = await self._bus.tokenizer(card.name)
-        if not path.exists() or path.read_bytes() != text:  # damaged, or half written
-            self._directory.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(f".{os.getpid()}.tmp")
-            fresh.write_bytes(text)
-            fresh.replace(path)
+        path = await asyncio.to_thread(_write_unless_there, path, text)
         return Spec(
             name=card.name,
             kind=card.kind,
             fingerprint=card.fingerprint,
-            path=str(path.resolve()),
+            path=str(path),
             max_tokens=card.max_tokens,
             dimension=card.dimension,
             cross=card.kind == "rerank",
@@ -145,3 +141,14 @@ class Cards:
             stop_ids=tuple(card.stop_ids),
             sampling=card.sampling,
         )
+
+
+def _write_unless_there(path: Path, text: bytes) -> Path:
+    """Write a file that is missing, damaged or half written, and return its absolute path; waits for the disk."""
+    if path.exists() and path.read_bytes() == text:
+        return path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    fresh.write_bytes(text)
+    fresh.replace(path)
+    return path.resolve()
