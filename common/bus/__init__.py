@@ -8,7 +8,6 @@ from common.bus.admission import Admission, JobState, NewJob
 from common.bus.connection import BusDown, BusFull
 from common.bus.consumer import Consumer as _Consumer
 from common.bus.forgetting import Forgetting
-from common.bus.heart import Heart
 from common.bus.holdings import Holdings
 from common.bus.journal import Journal
 from common.bus.lease import Doing, Lease
@@ -20,6 +19,7 @@ from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
 from common.messages import WorkerRecord
+from common.redis.heartbeat import Heart
 
 __all__ = [
     "Admission",
@@ -41,7 +41,7 @@ class Bus(Sessions, Writes, Holdings, Forgetting, Recovery):
 
     def __init__(self, config: Common, clock: SystemClock) -> None:
         super().__init__(config, clock)
-        self.heart = Heart(self.url, cluster=self.cluster)
+        self.heart = Heart(self.address)
 
     @classmethod
     async def open(cls, config: Common, clock: SystemClock, *, timeout_s: float = 30.0) -> Bus:

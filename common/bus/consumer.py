@@ -19,11 +19,11 @@ from redis.exceptions import ResponseError
 from common import log, tracing
 from common.bus import keys, metrics, place
 from common.bus.connection import BusDown
-from common.bus.heart import TTL_MS, Heart, Pulse
 from common.bus.reader import Reader
 from common.bus.recovery import Recovery, Verdict
 from common.ids import Family, ulid
 from common.messages import WorkerRecord, encode
+from common.redis.heartbeat import TTL_MS, Heart, Pulse
 
 RECOVER_S = 0.5
 BEAT_S = 1.0

@@ -11,12 +11,12 @@ from redis.exceptions import ResponseError
 from common import log
 from common.bus import keys, metrics
 from common.bus.connection import BLOCK_MS, BusDown
-from common.bus.heart import Pulse
 from common.bus.keys import GROUP, RETURNED
 from common.bus.lease import Holder, Lease
 from common.bus.recovery import Entry, Recovery
 from common.ids import Family
 from common.messages import Event, WorkerRecord
+from common.redis.heartbeat import Pulse
 from common.waiting import wait
 
 FASTER, SLOWER = "gpu", "cpu"

@@ -15,10 +15,10 @@ from common import log
 from common.bus import keys, metrics
 from common.bus.admission import Door
 from common.bus.connection import BusDown, BusFull
-from common.bus.heart import TTL_MS
 from common.bus.keys import GROUP, RETURNED
 from common.bus.place import is_gone
 from common.ids import Family, family_of, job_id, ulid
+from common.redis.heartbeat import TTL_MS
 
 BATCH = 100
 ENDS = {"dead", "expired", "cancelled"}  # verdicts by which a job is over

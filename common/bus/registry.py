@@ -154,12 +154,10 @@ class Registry(Door):
 
     async def _scan(self, pattern: str) -> list[str]:
         found: set[str] = set()
-        for client in self._nodes():
+        for call in self.callers():
             cursor = b"0"
             while True:
-                cursor, names = await self._once(
-                    client, ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-                )
+                cursor, names = await call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
                 found |= {name.decode() for name in names}
                 if cursor in {b"0", 0}:
                     break

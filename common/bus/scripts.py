@@ -6,10 +6,11 @@ each one says every few seconds which it uses, and one that uses others waits un
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from common.redis.scripts import ScriptSet, sha1
 
 SCRIPTS = (
     "admit",
@@ -31,22 +32,27 @@ IN_USE_S = 20
 _LUA = Path(__file__).parent / "lua"
 
 
-def _sha(text: str) -> str:
-    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - EVALSHA's name of it
-
-
 def _source(name: str) -> str:
     parts = ("lib", "lanes", name) if name in FILLS_LANES else ("lib", name)
     return "".join((_LUA / f"{part}.lua").read_text() for part in parts)
 
 
 class Scripts:
-    """The sources by name, their SHAs, and `version`, which is another one as soon as one of them differs."""
+    """The scripts and helpers, and `version`, which is another one as soon as one of them differs."""
 
     def __init__(self) -> None:
-        self.source = {name: _source(name) for name in (*SCRIPTS, *HELPERS)}
-        self.sha = {name: _sha(source) for name, source in self.source.items()}
-        self.version = _sha("".join(self.sha.values()))[:12]
+        self._set = ScriptSet({name: _source(name) for name in (*SCRIPTS, *HELPERS)})
+        self.version = sha1("".join(self._set.sha.values()))[:12]
+
+    async def run(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+    ) -> Any:
+        """Run one of them through `call`, which runs one command."""
+        return await self._set.run(call, name, keys, args)
 
     async def claim(self, call: Callable[..., Awaitable[Any]]) -> str | None:
         """Say for the next IN_USE_S seconds that these are in use; if others are, return their version instead."""

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from msgspec import Struct, field
-from redis.exceptions import RedisError
 
-from common.bus import Bus, BusDown
+from common.bus import Bus
 
 CLAIMS, DEAD, JOURNAL, LANE = "idem:", ":dead", ":journal:", ":lane:"
 STREAMS = (DEAD, JOURNAL, LANE)
@@ -60,10 +59,7 @@ async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) ->
 async def _names(caller: Any) -> AsyncIterator[list[str]]:
     cursor: Any = b"0"
     while True:
-        try:
-            cursor, raw = await caller("SCAN", cursor, "COUNT", _BATCH)
-        except (RedisError, OSError) as error:
-            raise BusDown(f"the bus is away ({error})", retry_after_s=2) from error
+        cursor, raw = await caller("SCAN", cursor, "COUNT", _BATCH)
         yield [name.decode(errors="replace") for name in raw]
         if cursor in {b"0", 0}:
             return

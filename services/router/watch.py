@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from redis.exceptions import RedisError
-
 from common import log
 from common.bus import BusDown, LaneState
 from common.ids import Family
@@ -82,7 +80,7 @@ class Watch:
         router = self._router
         await router.bus.call("EXISTS", "models", timeout_s=1.0)  # PING names no node of a Cluster
         self._note_bus()
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(BusDown):
             await self._memory()
         self._seen = set()
         metrics.TEXT_RESTARTS.inc(router.pool.restarts - self._restarts)

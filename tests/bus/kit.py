@@ -6,11 +6,11 @@ from typing import Any
 
 from common.bus import Admission, Bus, Lease, NewJob, keys
 from common.bus.consumer import Consumer as PlainConsumer
-from common.bus.heart import Pulse
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
 from common.messages import EmbedResult, EmbedWork, Event, WorkerRecord, encode
+from common.redis.heartbeat import Pulse
 
 EMBED = Family("embed.test")
 WORK = encode(EmbedWork(fingerprint="f", tokens=[[1, 2, 3]]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from common.bus.heart import Heart, Pulse
+from common.redis.address import RedisAddress
+from common.redis.heartbeat import Heart, Pulse
 
 
 def _answer_nonsense(listener: socket.socket, asked: threading.Semaphore) -> None:
@@ -27,7 +28,9 @@ def test_the_thread_goes_on_after_a_reply_that_is_none() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     asked = threading.Semaphore(0)
     threading.Thread(target=_answer_nonsense, args=(listener, asked), daemon=True).start()
-    heart = Heart(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", cluster=False)
+    heart = Heart(
+        RedisAddress(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", cluster=False, setting="")
+    )
     try:
         heart.add(Pulse("{f/0}:heart:w"))
         for _ in range(3):  # each beat on a new connection: the thread lives

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from common.bus import Bus, BusDown, Consumer, Journal, Lease, keys
-from common.bus.heart import Pulse
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
 from common.messages import Event, encode
+from common.redis.heartbeat import Pulse
 from tests.bus.kit import (
     EMBED,
     RESULT,
@@ -211,7 +211,7 @@ async def test_draining_mid_read(bus: Bus) -> None:
 
 async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that overruns by far ends the heartbeat, though loop and thread are alive; when done, it begins anew."""
-    monkeypatch.setattr("common.bus.heart.OVERDUE_S", 0.5)
+    monkeypatch.setattr("common.redis.heartbeat.OVERDUE_S", 0.5)
     consumer = worker(bus, "gpu-hung")
     await consumer.start()
     (job,) = await must(bus, new_job())

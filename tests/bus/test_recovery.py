@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from common.bus import Bus, keys, place
-from common.bus.heart import OVERDUE_S, Pulse
 from common.errors import Conflict
 from common.ids import Family
 from common.messages import CollectionRecord, Document, Write
+from common.redis.heartbeat import OVERDUE_S, Pulse
 from tests.bus.kit import (
     RESULT,
     Hand,
@@ -286,8 +286,8 @@ async def test_three_partitions_at_once(bus: Bus, place: tuple[object, int]) -> 
 async def test_scripts_are_loaded_again(bus: Bus, family: Family, tmp_path: object) -> None:
     """A server that forgot the scripts, as after a restart, is given them again."""
     await Hand(bus, family, "g").join()
-    for node in bus._nodes():
-        await node.execute_command("SCRIPT", "FLUSH")
+    for call in bus.callers():
+        await call("SCRIPT", "FLUSH")
     await must(bus, new_job(family))
 
 

@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from common import log
+from common.redis.address import RedisAddress
 
 TTL_MS = 5000
 EVERY_S = 1.0
 OVERDUE_S = 10.0
+_REPLY_S, _CONNECT_S = 2.0, 1.0
 _log = log.get("bus")
 
 
@@ -59,11 +58,11 @@ class Pulse:
 class Heart:
     """One thread a process that renews every pulse; a pulse whose key is gone is marked lost."""
 
-    def __init__(self, url: str, *, cluster: bool) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         self._pulses: set[Pulse] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._url, self._cluster = url, cluster
+        self._address = address
         self._thread: threading.Thread | None = None
 
     def add(self, pulse: Pulse) -> None:
@@ -85,16 +84,6 @@ class Heart:
         if self._thread is not None:
             self._thread.join(timeout=3)
 
-    def _client(self) -> Any:
-        kind = redis.RedisCluster if self._cluster else redis.Redis
-        return kind.from_url(
-            self._url,
-            socket_timeout=2.0,
-            socket_connect_timeout=1.0,
-            retry=Retry(NoBackoff(), 1 if self._cluster else 0),
-            protocol=2,
-        )
-
     def _run(self) -> None:
         client: Any = None
         while not self._stop.wait(EVERY_S):
@@ -108,7 +97,9 @@ class Heart:
         failed = False
         for pulse in pulses:
             try:
-                client = client or self._client()
+                client = client or self._address.thread_client(
+                    timeout_s=_REPLY_S, connect_s=_CONNECT_S
+                )
                 if not client.pexpire(pulse.key, TTL_MS):
                     pulse.lost.set()
             except (RedisError, OSError):
@@ -116,7 +107,7 @@ class Heart:
             except Exception:  # noqa: BLE001 - without this thread every lease of the process is lost
                 failed = True
                 _log.exception("heart_failed", key=pulse.key)
-            if failed and not self._cluster:
+            if failed and not self._address.cluster:
                 break  # in a Cluster the other nodes' hearts must not wait for this one
         if failed:
             self._close(client)

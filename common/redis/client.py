@@ -1,0 +1,179 @@
+"""One process' connections to one server or Cluster; what becomes of an error is for the policy to say.
+
+redis-py leaves replies off by one when a command in flight is cancelled, so every command runs to its end in a task of
+its own; whoever waits may leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+
+from common.clock import Clock
+from common.redis.address import RedisAddress
+from common.redis.errors import RedisAway, RedisClosed, is_away, is_full
+
+CONNECT_S = 3.0
+Command = Sequence[Any]
+Work = Callable[[Any], Awaitable[Any]]  # one round trip with the client of redis-py it is given
+
+
+class RedisPolicy(Protocol):
+    """Says whether a command is tried, and tried again, and with which error its caller ends."""
+
+    async def run(self, attempt: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
+        """Return the reply of `attempt`, which raises RedisAway; `timeout_s` None is the policy's own."""
+        ...
+
+    def admit(self) -> None:
+        """Raise the caller's error if nothing is to be sent now; asked when a command's turn has come."""
+        ...
+
+    def reached(self, took_s: float) -> None:
+        """Note that the server has answered, were it by refusing; `took_s` is since the caller asked."""
+        ...
+
+    def missed(self, why: str) -> None:
+        """Note that the server is away."""
+        ...
+
+
+class RedisClient:
+    """Runs commands under one policy, at most `connections` at once (0: any number, each on one of its own).
+
+    `timeout_s` bounds one reply and `connect_s` one connection; `answered` is told how many seconds each reply took.
+    """
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        policy: RedisPolicy,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        connections: int,
+        connect_s: float = CONNECT_S,
+        answered: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.cluster = address.cluster
+        self._policy, self._clock = policy, clock
+        self._redis = address.client(
+            timeout_s=timeout_s,
+            connect_s=connect_s,
+            connections=2 * connections
+            or 100_000,  # a Cluster's node counts those that come and go
+        )
+        # A Cluster's client fails where the pool of a single server would wait.
+        self._gate: contextlib.AbstractAsyncContextManager[Any] = (
+            asyncio.Semaphore(connections) if connections else contextlib.nullcontext()
+        )
+        self._answered = answered
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def call(self, *command: Any, timeout_s: float | None = None) -> Any:
+        """Run one command. OutOfMemoryError where the server is full, ResponseError for what else it refuses."""
+        return await self.run(lambda redis: redis.execute_command(*command), timeout_s)
+
+    async def run(self, work: Work, timeout_s: float | None = None) -> Any:
+        """Run one round trip of any kind, as `call` does."""
+        return await self._policy.run(lambda: self._attempt(work), timeout_s)
+
+    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        """Run commands in one round trip (one a node); replies in order, a refused one as its ResponseError."""
+        if not commands:
+            return []
+
+        async def work(redis: Any) -> list[Any]:
+            pipe = redis.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, Exception) and is_away(reply, cluster=self.cluster):
+                    raise reply
+            return replies
+
+        replies: list[Any] = await self.run(work)
+        return replies
+
+    def callers(self, timeout_s: float | None = None) -> list[Callable[..., Awaitable[Any]]]:
+        """Return one way to run plain commands per server: the only one, or each primary of a Cluster.
+
+        Of a Cluster the primaries are known after the first command.
+        """
+
+        def caller(node: Any) -> Callable[..., Awaitable[Any]]:
+            async def call(*command: Any) -> Any:
+                return await self.run(lambda _: node.execute_command(*command), timeout_s)
+
+            return call
+
+        return [caller(n) for n in (self._redis.get_primaries() if self.cluster else [self._redis])]
+
+    async def close(self, grace_s: float) -> None:
+        """Let commands in flight end for `grace_s`, end the rest with RedisClosed, and close every connection."""
+        self._closed = True
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=grace_s)
+            for task in left:  # else a Cluster's client opens new connections for them
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.aclose()
+            if not self.cluster:
+                await self._redis.connection_pool.disconnect()
+
+    # -- one try ---------------------------------------------------------------------------------------
+
+    async def _attempt(self, work: Work) -> Any:
+        if self._closed:
+            raise RedisClosed("the connection was closed")
+        task = asyncio.ensure_future(self._execute(work, self._clock.monotonic()))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+        # The command was cancelled and its caller was not: by `close`, or within redis-py.
+        if self._closed:
+            raise RedisClosed("the connection was closed")
+        self._policy.missed("the command was cancelled with its connection")
+        raise RedisAway("the command was cancelled with its connection")
+
+    async def _execute(self, work: Work, began: float) -> Any:
+        async with self._gate:
+            self._policy.admit()
+            try:
+                if self.cluster:  # before it knows the nodes, its commands go to any of them
+                    await self._redis.initialize()
+                reply = await work(self._redis)
+            except Exception as error:
+                raise self._judged(error, began) from error
+            took_s = self._clock.monotonic() - began
+            self._policy.reached(took_s)
+            self._answered(took_s)
+            return reply
+
+    def _judged(self, error: Exception, began: float) -> Exception:
+        if is_away(error, cluster=self.cluster):
+            why = f"{type(error).__name__}: {error}"
+            self._policy.missed(why)
+            return RedisAway(why)
+        if isinstance(error, ResponseError):
+            self._policy.reached(self._clock.monotonic() - began)
+            if is_full(error) and not isinstance(error, OutOfMemoryError):
+                return OutOfMemoryError(str(error))
+        return error
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a waiter that left must not make the loop complain

@@ -1,0 +1,68 @@
+"""What an error of redis-py means: the server is away, it is full, or it refuses this one command.
+
+The same for every server, every version and a Cluster; whoever runs commands needs no other table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+_AWAY = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ClusterError,  # it is down, or has sent the command round in circles
+    RedisClusterException,
+    TryAgainError,
+    ReadOnlyError,
+    OSError,
+    asyncio.TimeoutError,
+)
+_AWAY_REPLIES = (
+    "NOREPLICAS",
+    "MISCONF",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MASTERDOWN",
+    "LOADING",
+    "READONLY",
+    "UNBLOCKED",
+)
+
+
+class RedisAway(Exception):
+    """The server cannot be reached or takes no commands now; the same command may succeed later."""
+
+
+class RedisClosed(RedisAway):
+    """The client was closed by its own process, so the command will not succeed later."""
+
+
+def is_away(error: Exception, *, cluster: bool) -> bool:
+    """Return whether the server, or the part of a Cluster that was asked, takes no commands now."""
+    if isinstance(error, _AWAY):
+        return True
+    if cluster and isinstance(error, AttributeError):
+        return True  # redis-py, at a connection that is closed while it is being opened
+    text = str(error)  # of a script the word is not at the front
+    return isinstance(error, ResponseError) and any(word in text for word in _AWAY_REPLIES)
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether the server refuses the command because its memory is used up."""
+    if isinstance(error, OutOfMemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, ResponseError) and ("OOM" in text or "used memory" in text)
