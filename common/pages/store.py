@@ -22,7 +22,7 @@ from common.pages.identity import Owner
 from common.pages.keys import PARTITIONS, PageKey, by_partition
 from common.pages.server import TIMEOUT_S, PagesServer, TierDown
 
-__all__ = ["NONE", "PageKey", "PageStore", "TierDown", "Usage", "pages_url"]
+__all__ = ["NONE", "EraseRefused", "PageKey", "PageStore", "TierDown", "Usage", "pages_url"]
 
 NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
@@ -30,6 +30,10 @@ MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
 Put = Literal["stored", "exists", "over", "full"]
 Tier = Literal["redis", "disk"]
+
+
+class EraseRefused(TierDown):
+    """Too many pages wait to be erased from disk; the same request is accepted once kv_store has erased some."""
 
 
 class Usage(Struct, frozen=True):
@@ -63,7 +67,7 @@ class PageStore:
     """One process' pages in Redis; `ttl_s` is how long a page outlives its last use."""
 
     def __init__(self, server: PagesServer, clock: Clock, *, budget_bytes: int, ttl_s: int) -> None:
-        self.server, self._clock = server, clock
+        self.server, self.clock = server, clock
         self.room = budget_bytes // PARTITIONS
         self.ttl_s = ttl_s
 
@@ -85,7 +89,7 @@ class PageStore:
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch, as the tiers count them."""
-        return self._clock.now_ms()
+        return self.clock.now_ms()
 
     async def put(self, key: PageKey, value: Buffer, ttl_s: float, owner: Owner = b"") -> Put:
         """Store a page unless it is there (the first writer wins), or its owner's limit or its partition has no room.
@@ -94,16 +98,14 @@ class PageStore:
         """
         at = key.partition
         heads = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
-        now_ms, ttl_ms = self._clock.now_ms(), max(round(1000 * ttl_s), 1)
+        now_ms, ttl_ms = self.clock.now_ms(), max(round(1000 * ttl_s), 1)
         try:
             reply = await self.server.script(
                 "put",
                 (names.value(key), *heads, names.limits(at)),
                 (value, key.member, self.room, ttl_ms, now_ms, owner.hex()),
             )
-        except ResponseError as error:
-            if not (isinstance(error, OutOfMemoryError) or "OOM" in str(error)):
-                raise
+        except OutOfMemoryError:
             reply = (b"full", self.room, 0, -1)
         found, used, share, limit = reply[0].decode(), *map(int, reply[1:])
         wishes = []
@@ -123,7 +125,7 @@ class PageStore:
 
     async def get_many(self, keys: Sequence[PageKey]) -> list[bytes | None]:
         """Return the values of pages in one round trip, as `get` does."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         asked: list[tuple[object, ...]] = []
         for key in keys:
             asked.append(("GETEX", names.value(key), "PX", 1000 * self.ttl_s))
@@ -144,7 +146,7 @@ class PageStore:
             groups, await asyncio.gather(*(self._where(some) for some in groups)), strict=True
         ):
             found |= zip(some, told, strict=True)
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         return [
             "redis" if found[key] == 1 else "disk" if found[key] > now_ms else None for key in keys
         ]
@@ -159,9 +161,15 @@ class PageStore:
         await self._ask(names.RECALL, [key.member for key in keys], MOST_ASKED)
 
     async def drop(self, keys: Sequence[PageKey]) -> int:
-        """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy."""
+        """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy.
+
+        EraseRefused while too many wait to be erased: nothing is removed from Redis, and the call is to be repeated.
+        """
         copies = sum(tier is not None for tier in await self.where(keys))
-        await self._ask(names.ERASE, [key.member for key in keys], MOST_ERASED)
+        for first in range(0, len(keys), _AT_ONCE):
+            members = [key.member for key in keys[first : first + _AT_ONCE]]
+            if await self.server.script("erase", (names.ERASE,), (MOST_ERASED, *members)) < 0:
+                raise EraseRefused("too many pages wait to be erased from the disk; try again")
         await self.remove(keys)
         return copies
 

@@ -14,14 +14,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from redis.exceptions import OutOfMemoryError
-
 from common import log
 from common.bus import BusDown
 from common.pages import keys as names
 from common.pages.keys import PageKey
 from common.pages.server import AGAIN_S
 from common.pages.store import PageStore, TierDown
+from common.redis.lock import RedisLock
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
 from services.kv_store.eviction import Asked, Eviction, sound
@@ -55,6 +54,7 @@ class Keeper:
         self._eviction = Eviction(store)
         self._limits = limits
         self._shelf = Shelf(store, self._name)
+        self._lock = RedisLock(self._server.call, names.KEEPER, self._name, LEASE_MS, store.clock)
         self._disk: Disk | None = None
         self._open_at = self._tick_at = self._reconcile_at = self._limits_at = 0.0
         self._empty_at = math.inf
@@ -78,9 +78,9 @@ class Keeper:
             if self._disk is not None:
                 await self._disk.close()  # first: who keeps the pages next may open the same one
         finally:
-            if self._keeps.is_set():
+            if self._lock.held:
                 with contextlib.suppress(TierDown):
-                    await self._server.call("DEL", names.KEEPER)
+                    await self._lock.release()
 
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -98,6 +98,8 @@ class Keeper:
             self._lost_at = time.monotonic()
             _log.warning("pages_redis_down", why=why)
         metrics.PAGES_DOWN.set(time.monotonic() - self._lost_at)
+        if not self._lock.held:  # another may have it; the disk is given up once that is known
+            self._keeps.clear()
 
     def _up(self) -> None:
         if self._lost_at is not None:
@@ -166,19 +168,12 @@ class Keeper:
             metrics.PAGE_BYTES.labels(tier).set(0)
 
     async def _hold(self) -> bool:
-        """Take the lease if nobody has it, and renew it if it is ours; return whether it is."""
-        try:
-            taken = await self._server.call("SET", names.KEEPER, self._name, "NX", "PX", LEASE_MS)
-        except OutOfMemoryError:
-            return True  # nobody can take it, and somebody has to make room
-        if taken is not None:
+        """Take the lease if nobody has it, and renew it if it is ours; return whether it is. Raises TierDown."""
+        got = await self._lock.acquire()
+        if got == "taken":
             self._reconcile_at = 0.0  # the server may be another than before
             _log.info("pages_kept", keeper=self._name)
-            return True
-        if await self._server.call("GET", names.KEEPER) != self._name.encode():
-            return False
-        await self._server.call("PEXPIRE", names.KEEPER, LEASE_MS)
-        return True
+        return got != "other"
 
     async def _open_disk(self) -> None:
         if self._disk is not None or time.monotonic() < self._open_at:
@@ -212,9 +207,12 @@ class Keeper:
         return room_of((rung[1], *(more or ())))
 
     async def _erase_asked(self) -> None:
+        """Carry out requests to erase pages; each stays in the list until it is, were it by another process."""
+        if self._disk_bytes and self._disk is None:
+            return  # until the disk is open
         while members := await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1):
             await self.erase(pages_of(members))
-            await self._server.call("LPOP", names.ERASE, len(members))
+            await self._server.pipeline([("LREM", names.ERASE, 1, each) for each in members])
 
     @property
     def disk(self) -> Disk | None:

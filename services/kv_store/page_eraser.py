@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from common.bus import Bus
 from common.errors import Unavailable
 from common.pages.keys import GROUPS, PageKey
-from common.pages.store import PageStore, TierDown
+from common.pages.store import EraseRefused, PageStore, TierDown
 from services.kv_store.chains import chain
 from services.kv_store.keeper import Keeper
 
@@ -60,13 +60,26 @@ class PageEraser:
             if self._keeper.disk is not None:
                 await self._keeper.erase(keys)
             else:
-                await self._store.drop(keys)
+                await self._drop(keys)
         except OSError as error:
             raise Unavailable(
                 f"the disk of KV pages failed ({error.strerror}); repeat the deletion",
                 code="storage_failed",
                 retry_after_s=5,
             ) from error
+
+    async def _drop(self, keys: list[PageKey]) -> None:
+        """Have the kv_store that keeps the pages erase them, once it has no more to erase than it should."""
+        for _ in range(_LOOKS):
+            with contextlib.suppress(EraseRefused):
+                await self._store.drop(keys)
+                return
+            await asyncio.sleep(_POLL_S)
+        raise Unavailable(
+            "too many pages wait to be erased from the disk; repeat the deletion",
+            code="session_running",
+            retry_after_s=2,
+        )
 
     async def _look(self, keys: list[PageKey]) -> None:
         for _ in range(_LOOKS):

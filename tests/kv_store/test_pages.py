@@ -15,14 +15,15 @@ from prometheus_client import REGISTRY
 from common.pages import keys as names
 from common.pages.codec import Header, encode
 from common.pages.keys import PARTITIONS
-from common.pages.store import FREE, PageKey, PageStore
+from common.pages.store import FREE, PageKey, PageStore, TierDown
 from services.kv_store import keeper
+from services.kv_store.disk import Disk
 from services.kv_store.keeper import Keeper
 from services.kv_store.reconcile import reconcile
 from tests.conftest import PROFILE
 from tests.pages.test_store import counted, opened
 from tests.router.mesh import Process
-from tests.servers import Cluster, Server
+from tests.servers import KINDS, Cluster, Server
 
 PAGE = 4000  # bytes of a layer; two a page
 BUDGET = 16 * 100_000
@@ -349,6 +350,124 @@ async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> 
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await other.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_keeper_of_a_full_server(kind: str, tmp_path: Path) -> None:
+    """A server that is full gives its pages to one kv_store, which makes room, and to no other."""
+    server = Server(kind, appendonly="no").start()
+    store = opened(server, budget=BUDGET)
+    try:
+        keepers = [Keeper(store, tmp_path / str(n), DISK) for n in range(3)]
+        server.config_set("maxmemory", 1)
+        for _ in range(2):
+            assert sorted([await each._hold() for each in keepers]) == [False, False, True]
+        server.command("DEL", names.KEEPER)  # as when it lapses: whoever comes first has it
+        assert [await each._hold() for each in reversed(keepers)] == [True, False, False]
+    finally:
+        await store.close()
+        await asyncio.to_thread(server.close)
+
+
+async def test_who_leaves_late_deletes_nothing(store: PageStore, tmp_path: Path) -> None:
+    """A kv_store whose lease has lapsed and is another's by now leaves that one alone when it ends."""
+    late, next_ = (Keeper(store, tmp_path / name, DISK) for name in ("late", "next"))
+    assert await late._hold()
+    await store.server.call("DEL", names.KEEPER)  # as when it lapses
+    assert await next_._hold()
+    await late._close()
+    assert await store.server.call("EXISTS", names.KEEPER) == 1
+    assert await next_._hold()
+    await next_._close()
+    assert await store.server.call("EXISTS", names.KEEPER) == 0
+
+
+async def test_erase_requests_beyond_the_bound(
+    store: PageStore, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """However many pages are dropped while nobody erases them, each is off the disk once somebody does."""
+    monkeypatch.setattr("common.pages.store.MOST_ERASED", 8)
+    pages = [page(n, partition=9) for n in range(30)]
+    async with kept(store, tmp_path):
+        await put_all(store, pages)
+        await until(lambda: on_disk(store, pages[1][0]))
+        await until(lambda: has_room(store))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(dropped(store, [key for key, _ in pages]))
+        await until(lambda: asked_to_erase(store, 8))
+        group.create_task(erased(store, tmp_path, pages))
+
+
+async def erased(store: PageStore, directory: Path, pages: list[tuple[PageKey, bytes]]) -> None:
+    """Keep the pages until no byte of these is on disk."""
+    async with kept(store, directory):
+        for key, _ in pages:
+            await until(lambda key=key: nowhere(store, key))  # type: ignore[misc]
+        await until(lambda: asked_to_erase(store, 0, at_most=True))
+        data = written(directory)
+        assert data
+        assert not any(value[100:200] in data or key.id in data for key, value in pages)
+
+
+async def dropped(store: PageStore, keys: list[PageKey]) -> None:
+    """Drop pages one by one, each again until it is accepted."""
+    for key in keys:
+        while True:
+            try:
+                await store.drop([key])
+                break
+            except TierDown:
+                await asyncio.sleep(0.02)
+
+
+async def asked_to_erase(store: PageStore, count: int, *, at_most: bool = False) -> bool:
+    """Whether so many pages, or more, wait to be erased."""
+    waiting: int = await store.server.call("LLEN", names.ERASE)
+    return waiting <= count if at_most else waiting >= count
+
+
+async def test_erase_requests_of_two_keepers(store: PageStore, tmp_path: Path) -> None:
+    """A kv_store that is done with requests another has carried out meanwhile takes none that nobody has."""
+    keeper_ = Keeper(store, tmp_path, 0)
+    pages = [page(n, partition=10) for n in range(8)]
+    await put_all(store, pages)
+    first, rest = pages[:4], pages[4:]
+    await store.server.call("RPUSH", names.ERASE, *(key.member for key, _ in first))
+    async with keeper_._eviction.lock:
+        erasing = asyncio.create_task(keeper_._erase_asked())
+        await until(lambda: so(bool(keeper_._eviction.lock._waiters)))
+        await store.server.call("DEL", names.ERASE)  # as another does when it is done with them
+        await store.server.call("RPUSH", names.ERASE, *(key.member for key, _ in rest))
+    await erasing
+    assert await store.where([key for key, _ in pages]) == [None] * 8
+    assert await asked_to_erase(store, 0, at_most=True)
+
+
+async def test_erase_requests_wait_for_the_disk(store: PageStore, tmp_path: Path) -> None:
+    """A keeper that cannot open its disk yet leaves requests to erase pages from there where they are."""
+    pages = [page(n, partition=11) for n in range(30)]
+    async with kept(store, tmp_path):
+        await put_all(store, pages)
+        await until(lambda: on_disk(store, pages[1][0]))
+    await store.drop([key for key, _ in pages])
+    held = await Disk.open(tmp_path, DISK)  # another process has it, so the next keeper has none
+    try:
+        next_ = Keeper(store, tmp_path, DISK)
+        await next_._keep()
+        assert next_.disk is None
+        assert await asked_to_erase(store, len(pages))
+    finally:
+        await held.close()
+    next_._open_at = 0.0
+    next_._tick_at = 0.0
+    await next_._keep()
+    try:
+        assert await asked_to_erase(store, 0, at_most=True)
+        data = written(tmp_path)
+        assert data
+        assert not any(value[100:200] in data for _, value in pages)
+    finally:
+        await next_._close()
 
 
 async def test_a_disk_that_is_not_offered_is_emptied(

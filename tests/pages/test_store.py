@@ -200,9 +200,10 @@ async def test_a_reader_that_leaves(store: PageStore) -> None:
         assert [f for f in found if isinstance(f, bytes)] == [p.id * 5000 for p in pages[1::2]]
 
 
-async def test_a_full_server_refuses_puts() -> None:
-    """Where the server itself is full before the budget is, a put says so and changes nothing; reading goes on."""
-    server = Server("valkey", appendonly="no").start()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_full_server_refuses_puts(kind: str) -> None:
+    """Where the server itself is full before the budget is, a put says so; reading and erasing go on."""
+    server = Server(kind, appendonly="no").start()
     store = opened(server, budget=1 << 30)
     try:
         assert await store.put(key(1), bytes(1000), TTL_S) == "stored"
@@ -211,6 +212,7 @@ async def test_a_full_server_refuses_puts() -> None:
         assert await store.get(key(1)) == bytes(1000)
         assert await store.where([key(1), key(2)]) == ["redis", None]
         assert await store.drop([key(1)]) == 1
+        assert await store.server.call("LRANGE", names.ERASE, 0, -1) == [key(1).member.encode()]
         assert (await store.usage()).pages == 0
     finally:
         await store.close()
