@@ -4,6 +4,7 @@ SpillwayError
 ├── InvalidRequest (400)        the request cannot be understood or is out of limits
 ├── Unauthenticated (401)       no key, or a wrong one
 ├── NotFound (404)              no such thing, or another tenant's
+├── MethodNotAllowed (405)      the path exists, the method does not
 ├── RequestTimeout (408)        the client sent its body too slowly
 ├── Conflict (409)              what is stored disagrees with what is asked
 ├── TooLarge (413)              the body or an item exceeds its limit
@@ -15,24 +16,30 @@ SpillwayError
 ├── Unavailable (503)           not able now: draining, no worker, bus away or full
 └── DeadlineExceeded (504)      the deadline passed before the result
 
-`code` is what programs match on; the sentence is for people and names what, where and what is expected.
+`code` is what programs match on; the sentence is for people and names what, where and what is expected. Every code is
+defined once, in the `codes` of its class: an error cannot be made with a code that its class does not list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 MAX_MESSAGE = 1000
+_FOR_CLIENTS = {"bus_down": "the bus is away; try again"}  # its own words name Redis' address
 
 
 class SpillwayError(Exception):
     """Base of every error shown to a client.
 
-    `code` is stable; `param` names the offending field; `retry_after_s` is set where coming back helps.
+    `code` is stable, and one of `codes`; `param` names the offending field; `retry_after_s` is set where coming back
+    helps. ValueError for a code that the class does not list.
     """
 
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     type: ClassVar[str] = "server_error"
+    codes: ClassVar[tuple[str, ...]] = ()
     default_code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
 
@@ -49,14 +56,19 @@ class SpillwayError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
+        if not isinstance(self, CODES.get(self.code, ())):
+            raise ValueError(
+                f"{self.code!r} is no code of {type(self).__name__}: expected one that its class lists in "
+                "common/errors.py"
+            )
         self.param = param
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's shape."""
+        """Return the error in OpenAI's shape, as a client may see it."""
         return {
             "error": {
-                "message": self.message,
+                "message": _FOR_CLIENTS.get(self.code, self.message),
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
@@ -70,6 +82,41 @@ class InvalidRequest(SpillwayError):
     http_status = 400
     type = "invalid_request_error"
     default_code = "invalid_request"
+    codes = (
+        "invalid_request",
+        "bad_message",
+        "context_length_exceeded",
+        "dimension_mismatch",
+        "duplicate_id",
+        "empty_input",
+        "head_too_large",
+        "invalid_body",
+        "invalid_chunking",
+        "invalid_cursor",
+        "invalid_dimensions",
+        "invalid_filter",
+        "invalid_header",
+        "invalid_http",
+        "invalid_id",
+        "invalid_json",
+        "invalid_messages",
+        "invalid_pages",
+        "invalid_path",
+        "invalid_session",
+        "invalid_token",
+        "invalid_utf8",
+        "invalid_value",
+        "invalid_vector",
+        "no_chat_template",
+        "session_model_mismatch",
+        "too_deep",
+        "too_many_items",
+        "too_many_tokens",
+        "unknown_field",
+        "unsupported",
+        "vectors_only",
+        "zero_vector",
+    )
 
 
 class Unauthenticated(SpillwayError):
@@ -78,6 +125,7 @@ class Unauthenticated(SpillwayError):
     http_status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
+    codes = ("invalid_api_key", "missing_api_key")
 
 
 class NotFound(SpillwayError):
@@ -86,6 +134,16 @@ class NotFound(SpillwayError):
     http_status = 404
     type = "invalid_request_error"
     default_code = "not_found"
+    codes = (
+        "not_found",
+        "collection_not_found",
+        "document_not_found",
+        "key_not_found",
+        "model_not_found",
+        "request_not_found",
+        "route_not_found",
+        "session_not_found",
+    )
 
 
 class MethodNotAllowed(SpillwayError):
@@ -94,6 +152,7 @@ class MethodNotAllowed(SpillwayError):
     http_status = 405
     type = "invalid_request_error"
     default_code = "method_not_allowed"
+    codes = ("method_not_allowed",)
 
 
 class RequestTimeout(SpillwayError):
@@ -102,6 +161,7 @@ class RequestTimeout(SpillwayError):
     http_status = 408
     type = "invalid_request_error"
     default_code = "request_timeout"
+    codes = ("request_timeout",)
     retryable = True
 
 
@@ -111,6 +171,20 @@ class Conflict(SpillwayError):
     http_status = 409
     type = "invalid_request_error"
     default_code = "conflict"
+    codes = (
+        "conflict",
+        "collection_busy",
+        "collection_changed",
+        "collection_exists",
+        "encoder_mismatch",
+        "fingerprint_mismatch",
+        "idempotency_conflict",
+        "no_page_tier",
+        "pin_over_budget",
+        "session_busy",
+        "session_changed",
+        "session_deleted",
+    )
 
 
 class TooLarge(SpillwayError):
@@ -119,6 +193,7 @@ class TooLarge(SpillwayError):
     http_status = 413
     type = "invalid_request_error"
     default_code = "too_large"
+    codes = ("too_large", "body_too_large", "pages_too_large", "session_too_large")
 
 
 class Unprocessable(SpillwayError):
@@ -127,6 +202,7 @@ class Unprocessable(SpillwayError):
     http_status = 422
     type = "invalid_request_error"
     default_code = "unprocessable"
+    codes = ("unprocessable", "exceeds_depth", "not_embeddable")
 
 
 class RateLimited(SpillwayError):
@@ -135,6 +211,7 @@ class RateLimited(SpillwayError):
     http_status = 429
     type = "rate_limit_error"
     default_code = "depth"
+    codes = ("depth", "deadline", "quota", "tokens")
     retryable = True
 
 
@@ -144,16 +221,20 @@ class Cancelled(SpillwayError):
     http_status = 499
     type = "invalid_request_error"
     default_code = "cancelled"
+    codes = ("cancelled",)
 
 
 class InternalError(SpillwayError):
     """500: our fault."""
+
+    codes: ClassVar[tuple[str, ...]] = ("internal_error",)
 
 
 class JobFailed(InternalError):
     """500: a job was convicted; the dead letter keeps error and trace."""
 
     default_code = "job_failed"
+    codes = ("job_failed", "bad_entry", "log_damaged", "log_gap", "model_error")
 
 
 class Unavailable(SpillwayError):
@@ -161,6 +242,25 @@ class Unavailable(SpillwayError):
 
     http_status = 503
     default_code = "unavailable"
+    codes = (
+        "unavailable",
+        "bus_down",
+        "bus_full",
+        "bus_mixed",
+        "disk_full",
+        "draining",
+        "no_worker",
+        "not_applied",
+        "pages_down",
+        "search_failed",
+        "session_running",
+        "shard_damaged",
+        "storage_failed",
+        "template_broken",
+        "text_pool_broken",
+        "text_pool_busy",
+        "too_many_connections",
+    )
     retryable = True
 
 
@@ -170,18 +270,42 @@ class DeadlineExceeded(SpillwayError):
     http_status = 504
     type = "timeout_error"
     default_code = "deadline_exceeded"
+    codes = ("deadline_exceeded",)
 
 
-def _leaves(cls: type[SpillwayError]) -> list[type[SpillwayError]]:
-    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _leaves(sub))]
+def _classes(cls: type[SpillwayError]) -> list[type[SpillwayError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _classes(sub))]
 
 
-def from_code(code: str, message: str) -> SpillwayError:
-    """Rebuild an error that crossed the bus as (code, message); unknown codes are internal errors."""
-    for cls in _leaves(SpillwayError):
-        if cls.default_code == code:
-            return cls(message, code=code)
-    return InternalError(message, code=code)
+_CLASSES = _classes(SpillwayError)
+CODES: Mapping[str, type[SpillwayError]] = MappingProxyType(
+    {code: cls for cls in _CLASSES for code in cls.codes}
+)
+# The most general class of each status comes first in the tree, and is the one kept here.
+_BY_STATUS = {cls.http_status: cls for cls in reversed(_CLASSES) if cls is not SpillwayError}
+
+
+def rebuild(
+    code: str,
+    message: str,
+    *,
+    status: int = 0,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+) -> SpillwayError:
+    """Return the error that crossed the bus with these values.
+
+    `status` is what the sender knows of its code's HTTP status (0: a version that did not say so). It decides for
+    a code that this version does not know; without it such an error is internal.
+    """
+    cls = CODES.get(code) or _BY_STATUS.get(status)
+    if cls is None:
+        cls = InvalidRequest if 400 <= status < 500 else InternalError
+    error = cls(message, param=param, retry_after_s=retry_after_s)
+    error.code = code  # of a newer version: not checked against this one's
+    if code not in CODES and 400 <= status < 600:
+        error.http_status = status
+    return error
 
 
 class ConfigError(Exception):

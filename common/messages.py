@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from common.errors import SpillwayError
+
 VERSION = 1
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
@@ -297,11 +299,20 @@ Result = (
 Outcome = Literal["result", "error", "expired", "cancelled", "dead"]
 
 
+class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an error outcome is answered over HTTP: its status, the field at fault, and when coming back helps."""
+
+    status: int
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
 class Event(Message, frozen=True):
     """One entry of a job's log; `index` counts from 0 without gaps.
 
     `kind` is "progress" or an outcome, which ends the job; `data` is an encoded Result or progress of the
-    service; `code` and `message` describe an error outcome.
+    service; `code`, `message` and `error` describe an error outcome. Logs that earlier versions wrote have no
+    `error`: there `data` may be JSON with `retry_after_s`.
     """
 
     index: int
@@ -309,11 +320,20 @@ class Event(Message, frozen=True):
     data: bytes = b""
     code: str = ""
     message: str = ""
+    error: ErrorDetails | None = None
 
     @property
     def ends(self) -> bool:
         """True if the job is over with this event."""
         return self.kind != "progress"
+
+
+def error_event(index: int, kind: Outcome, error: SpillwayError) -> Event:
+    """Return the event that ends a job with an error, and all that its client is to know of the error."""
+    details = ErrorDetails(
+        status=error.http_status, param=error.param, retry_after_s=error.retry_after_s
+    )
+    return Event(index=index, kind=kind, code=error.code, message=error.message, error=details)
 
 
 # -- sessions: a conversation, in the family of its generations ---------------------------------------------

@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from common import log
 from common.bus import keys, unreadable
 from common.bus.connection import BLOCK_MS, BusDown, Connection
+from common.errors import DeadlineExceeded
 from common.ids import Family, family_of
-from common.messages import BadMessage, Event, decode
+from common.messages import BadMessage, Event, decode, error_event
 
 _log = log.get("bus")
 IDLE_S = 60.0
@@ -198,12 +199,8 @@ class Journal:
             async for event in events:
                 if event.ends:
                     return event
-        return Event(
-            index=-1,
-            kind="expired",
-            code="deadline_exceeded",
-            message="the deadline passed before the result",
-        )
+        error = DeadlineExceeded("the deadline passed before the result")
+        return error_event(-1, "expired", error)
 
 
 def _put(bell: asyncio.Queue[Event | None], event: Event | None) -> None:

@@ -14,9 +14,9 @@ from common.bus import keys, metrics
 from common.bus.connection import BusDown, BusFull
 from common.bus.recovery import Recovery
 from common.bus.spans import Spans
-from common.errors import SpillwayError
+from common.errors import Cancelled, SpillwayError
 from common.ids import Family
-from common.messages import Event, Result, SessionTurn, Turn, WorkerRecord, encode
+from common.messages import Event, Result, SessionTurn, Turn, WorkerRecord, encode, error_event
 from common.tracing import Span
 
 MAX_ERRORS = 3
@@ -148,7 +148,8 @@ class Holder:
             verdict = stop.get(lease.job)
             if verdict == b"cancelled":
                 kept = partial(lease) if partial is not None else None
-                await self._end(lease, Event(index=0, kind="cancelled"), part=kept)
+                cancelled = error_event(0, "cancelled", Cancelled("the request was cancelled"))
+                await self._end(lease, cancelled, part=kept)
             elif verdict == b"gap":
                 await self.fail(lease, "log_gap", "an event's index was not its log's length")
             elif verdict is not None:
@@ -190,15 +191,12 @@ class Holder:
     ) -> str:
         """End a job with an error that another try would not change.
 
-        `turn` is what its session keeps of it, if the client asked for that. When to come back goes with the event.
+        `turn` is what its session keeps of it, if the client asked for that.
         """
         kind: Literal["expired", "error"] = (
             "expired" if error.code == "deadline_exceeded" else "error"
         )
-        wait = error.retry_after_s
-        data = b"" if wait is None else msgspec.json.encode({"retry_after_s": wait})
-        event = Event(index=index, kind=kind, data=data, code=error.code, message=error.message)
-        return await self._end(lease, event, part=_part(turn, session))
+        return await self._end(lease, error_event(index, kind, error), part=_part(turn, session))
 
     async def _end(
         self,

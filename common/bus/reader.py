@@ -14,8 +14,9 @@ from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.keys import GROUP, RETURNED
 from common.bus.lease import Holder, Lease
 from common.bus.recovery import Entry, Recovery
+from common.errors import DeadlineExceeded
 from common.ids import Family
-from common.messages import Event, WorkerRecord
+from common.messages import WorkerRecord, error_event
 from common.redis.heartbeat import Pulse
 from common.waiting import wait
 
@@ -199,8 +200,8 @@ class Reader(Holder):
         now = self.bus.clock.now_ms()
         for lease in leases:
             if lease.deadline_ms < now:
-                message = "the deadline passed before the job ran"
-                event = Event(index=0, kind="expired", code="deadline_exceeded", message=message)
+                error = DeadlineExceeded("the deadline passed before the job ran")
+                event = error_event(0, "expired", error)
                 try:
                     await self._end(lease, event, timeout_s=2.0)
                 except BusDown:

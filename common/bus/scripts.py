@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.errors import CODES
 from common.redis.scripts import ScriptSet, sha1
 
 SCRIPTS = (
@@ -29,12 +30,22 @@ HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund")
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20
+CODES_WRITTEN = (  # of the errors that scripts themselves end jobs with
+    "bad_entry",
+    "cancelled",
+    "deadline_exceeded",
+    "job_failed",
+    "session_changed",
+    "session_deleted",
+)
 _LUA = Path(__file__).parent / "lua"
+_PAIRS = ", ".join(f"{code} = {CODES[code].http_status}" for code in CODES_WRITTEN)
+_STATUSES = f"local STATUS = {{{_PAIRS}}}\n"
 
 
 def _source(name: str) -> str:
     parts = ("lib", "lanes", name) if name in FILLS_LANES else ("lib", name)
-    return "".join((_LUA / f"{part}.lua").read_text() for part in parts)
+    return _STATUSES + "".join((_LUA / f"{part}.lua").read_text() for part in parts)
 
 
 class Scripts:

@@ -12,7 +12,7 @@ from common.bus.connection import BusDown, BusFull
 from common.bus.journal import Journal
 from common.bus.registry import Registry
 from common.bus.roster import hash_of
-from common.errors import Unavailable
+from common.errors import Unavailable, rebuild
 from common.ids import Family
 from common.messages import BadMessage, Event, Write, decode, encode
 
@@ -74,10 +74,11 @@ class Writes(Registry):
     async def _check_blocked(self, family: Family) -> None:
         code = await self.call("GET", keys.blocked(family))
         if code is not None:
-            raise Unavailable(
+            raise rebuild(
+                code.decode(),
                 "the write is kept and will be applied when vector_search can store again "
                 f"({code.decode()}); repeating it is safe",
-                code=code.decode(),
+                status=Unavailable.http_status,
                 retry_after_s=5,
             )
 

@@ -119,7 +119,9 @@ class StoreLoop:
             except (BusDown, BusFull) as error:
                 clock = self._store.bus.clock
                 if clock.now_ms() + 1000 * _RETRY_S >= lease.deadline_ms:
-                    raise DeadlineExceeded(error.message) from error
+                    raise DeadlineExceeded(
+                        "Redis was away, or full, until the deadline; send the request again"
+                    ) from error
                 await asyncio.sleep(_RETRY_S)
 
     async def _note(self, lease: Lease, data: bytes) -> None:

@@ -42,10 +42,6 @@ _log = log.get("router")
 
 def error_response(error: SpillwayError) -> web.Response:
     """Return an error in OpenAI's shape, with the headers its clients obey."""
-    if (
-        error.code == "bus_down"
-    ):  # its own words name Redis' address, which is not the client's to know
-        error.message = "the bus is away; try again"
     response = reply(msgspec.json.encode(error.body()), status=error.http_status)
     if error.http_status in {429, 503}:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))

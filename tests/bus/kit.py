@@ -8,6 +8,7 @@ from common.bus import Admission, Bus, Lease, NewJob, keys
 from common.bus.consumer import Consumer as PlainConsumer
 from common.clock import SystemClock
 from common.config import Common
+from common.errors import CODES
 from common.ids import Family, job_id, ulid
 from common.messages import EmbedResult, EmbedWork, Event, WorkerRecord, encode
 from common.redis.heartbeat import Pulse
@@ -132,7 +133,14 @@ async def outcome(bus: Bus, job: NewJob | str) -> Event:
     events = await bus.log(job if isinstance(job, str) else job.id)
     assert [e.index for e in events] == list(range(len(events)))
     assert [e.ends for e in events] == [False] * (len(events) - 1) + [True]
-    return events[-1]
+    end = events[-1]
+    if (
+        end.kind != "result"
+    ):  # whoever ended it, a worker or a script, said how clients are answered
+        code = "job_failed" if end.kind == "dead" else end.code
+        assert end.error is not None
+        assert end.error.status == CODES[code].http_status
+    return end
 
 
 async def differences(bus: Bus, family: Family = EMBED) -> list[str]:

@@ -187,9 +187,9 @@ async def test_error(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "g").join()
     (job,) = await must(bus, new_job(family))
     (lease,) = await hand.pull()
-    await hand.refuse(lease, InvalidRequest("no such thing", code="bad_thing"))
+    await hand.refuse(lease, InvalidRequest("no such thing", code="invalid_value"))
     event = await outcome(bus, job)
-    assert (event.kind, event.code) == ("error", "bad_thing")
+    assert (event.kind, event.code) == ("error", "invalid_value")
     assert await bus.dead_letters(family) == []
 
 

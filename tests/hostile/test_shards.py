@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from common import errors
 from common.errors import Unavailable
-from services.router.queue.outcomes import rebuilt
 from services.vector_search.shard import Shard
 from tests.hostile.spoil import spoil
 from tests.vector_search.samples import ask, document, shard, write
@@ -78,30 +75,3 @@ def test_shard_things_that_are_no_files(name: str, tmp_path: Path) -> None:
         opened = _open(tmp_path)
         if opened is not None:
             opened.close()
-
-
-# -- errors between processes
-
-
-def _raised() -> Iterator[tuple[str, str]]:
-    for part in (
-        "services/vector_search",
-        "services/gpu_worker",
-        "services/cpu_worker",
-        "common/work",
-        "common/ml",
-    ):
-        for path in (ROOT / part).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    for word in node.keywords:
-                        if word.arg == "code" and isinstance(word.value, ast.Constant):
-                            yield node.func.id, str(word.value.value)
-
-
-def test_codes_keep_their_status_across_the_bus() -> None:
-    """An error a worker raises has the same status at the router: none becomes a 500 on its way."""
-    raised = {(name, code) for name, code in _raised() if hasattr(errors, name)}
-    assert raised
-    for name, code in raised:
-        assert rebuilt(code, "x").http_status == getattr(errors, name).http_status, (name, code)

@@ -105,11 +105,11 @@ async def test_who_may_go_on(http: aiohttp.ClientSession, model: Generator) -> N
     assert (status, error["error"]["param"]) == (400, "Last-Event-ID")
 
     async def fails(scene: Scene) -> None:
-        raise InvalidRequest("the worker says no", code="bad_input")
+        raise InvalidRequest("the worker says no", code="invalid_value")
 
     works, model.script = model.script, fails
     status, error, _ = await post(http, asks(), **key)
-    assert (status, error["error"]["code"]) == (400, "bad_input")
+    assert (status, error["error"]["code"]) == (400, "invalid_value")
     model.script = works
     both = await asyncio.gather(post(http, asks(), **key), post(http, asks(), **key))
     assert both[0][:2] == both[1][:2]
@@ -300,7 +300,7 @@ async def test_the_openai_client_works(mesh: Mesh, model: Generator) -> None:
 
     async def fails(scene: Scene) -> None:
         await scene.text("so far")
-        raise InvalidRequest("no further", code="bad_input")
+        raise InvalidRequest("no further", code="invalid_value")
 
     model.script = fails
     opened = await client.chat.completions.create(model="scripted", messages=messages, stream=True)

@@ -63,8 +63,10 @@ local function ring(journal, job, index, event)
   call('PEXPIRE', journal, 60000)
 end
 
+-- STATUS (code -> HTTP status, from common/errors.py) goes before this file. A convicted job's own code is not in it.
 local function made_event(index, kind, code, message)
-  return cmsgpack.pack({v = 1, index = index, kind = kind, code = code, message = message})
+  local details = {status = STATUS[code] or STATUS.job_failed}
+  return cmsgpack.pack({v = 1, index = index, kind = kind, code = code, message = message, error = details})
 end
 
 -- Ends a job: event, journal, entry, use, state and time to live, all at once; and once: false if it is over already.

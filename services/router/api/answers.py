@@ -12,7 +12,7 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import Event, GenerateResult, Piece
-from services.router.api.event_stream import copy, event_stream, last_event_id
+from services.router.api.event_stream import copy, event_stream, last_event_id, streamed_body
 from services.router.api.sources import Source
 from services.router.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.queue import grounding
@@ -187,10 +187,8 @@ def _items(router: Router, answer: Answer, source: Source) -> AsyncGenerator[Pie
 
 
 def error_frame(error: SpillwayError) -> bytes:
-    """Return an error as the last event of a stream, with the status that HTTP cannot say any more."""
-    body = error.body()
-    body["error"]["status"] = error.http_status
-    return b"data: %s\n\n" % msgspec.json.encode(body)
+    """Return an error as the last event of a stream."""
+    return b"data: %s\n\n" % msgspec.json.encode(streamed_body(error))
 
 
 # -- coming back ---------------------------------------------------------------------------------------

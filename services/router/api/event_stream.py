@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from aiohttp import web
+
+from common.errors import SpillwayError
 
 PING_S = 10.0
 SLOW_S = 30.0
@@ -23,6 +26,13 @@ def event_stream(request_id: str) -> web.StreamResponse:
             "x-request-id": request_id,
         }
     )
+
+
+def streamed_body(error: SpillwayError) -> dict[str, Any]:
+    """Return an error as a stream says it, with the status that HTTP cannot say any more."""
+    body = error.body()
+    body["error"]["status"] = error.http_status
+    return body
 
 
 def last_event_id(request: web.Request) -> str:

@@ -16,7 +16,7 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.messages import Event
 from services.router.api import answers
-from services.router.api.event_stream import copy, event_stream, last_event_id
+from services.router.api.event_stream import copy, event_stream, last_event_id, streamed_body
 from services.router.api.sources import source_of
 from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.queue.dispatch import Caller
@@ -46,7 +46,7 @@ def frame(event: Event) -> bytes:
     if event.kind == "progress" and event.data[:1] == b"{":
         data["progress"] = msgspec.Raw(event.data)
     elif event.ends and event.kind != "result":
-        data |= error_of(event).body()
+        data |= streamed_body(error_of(event))
     body = msgspec.json.encode(data)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.index, event.kind.encode(), body)
 

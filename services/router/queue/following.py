@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 
 from common.bus import Journal
 from common.bus.journal import Bell
-from common.messages import Event, Piece, decode_delta
+from common.errors import DeadlineExceeded
+from common.messages import Event, Piece, decode_delta, error_event
 
 # The bell rings for every step; the log is looked at only where it may have been missed.
 LOOK_S = 2.0
@@ -32,9 +33,5 @@ async def follow(
                 if (piece.at, piece.choice) > seen:
                     seen = (piece.at, piece.choice)
                     yield piece
-    yield Event(
-        index=-1,
-        kind="expired",
-        code="deadline_exceeded",
-        message="the deadline passed before the answer was complete",
-    )
+    late = DeadlineExceeded("the deadline passed before the answer was complete")
+    yield error_event(-1, "expired", late)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.errors import InvalidRequest, Unprocessable
+from common.errors import InvalidRequest, TooLarge
 from common.messages import GenerateWork, SessionTurn, encode
 from common.pages.identity import PageId, page_ids, root_id
 from common.pages.marks import marks_of
@@ -72,7 +72,7 @@ def generation_of(
     try:
         parcel = Parcel(encode(work), choices, total + choices * max_new)
     except ValueError as error:
-        raise Unprocessable(f"the request is too large: {error}", code="too_large") from None
+        raise TooLarge(f"the request is too large: {error}") from None
     session, version = (turn.session, turn.version) if turn else ("", 0)
     marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
     return Generation(parcel, total, choices, session, version, marks)
