@@ -86,6 +86,7 @@ class _Asked(NamedTuple):
     terms: Terms
     own: bool
     spread: bool
+    waits: bool
 
 
 class Trace(NamedTuple):
@@ -150,6 +151,7 @@ class Door(Roster):
         terms: Terms | None = None,
         own: bool = False,
         spread: bool = False,
+        waits: bool = False,
     ) -> Admission:
         """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
 
@@ -157,7 +159,8 @@ class Door(Roster):
         (SLO) of the lane's workers. With `spread` each job goes into the first lane that has room for it, but still all
         of them or none. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
         shared lane's + `value_s`. `share` < 1 keeps the rest of a lane's depth for others: bulk work leaves room for
-        what someone waits for. Raises BusDown; a full bus is a refusal with reason "bus_full".
+        what someone waits for. With `waits` a refusal asks for the word that there is room, which the router's journal
+        passes on to `on_room`. Raises BusDown; a full bus is a refusal with reason "bus_full".
 
         A `session` of the jobs' family makes the one job its next turn, which holds the turn lock until it is over:
         refused as "session_busy" while another does, as "session_changed" unless the session stands at `version`, as
@@ -166,7 +169,7 @@ class Door(Roster):
         """
         asked = _Asked(
             jobs, classes, router, tenant, deadline_ms, prefer or "", value_s, share, replay_of, session,
-            version, origin, terms or Terms(), own, spread,
+            version, origin, terms or Terms(), own, spread, waits,
         )  # fmt: skip
         family = family_of(jobs[0].id)
         known = self.knows_roster(family)
@@ -189,7 +192,8 @@ class Door(Roster):
         names: list[str] = [keys.use(family), keys.workers(family), keys.plan(family)]
         args: list[object] = [asked.router, asked.tenant, asked.deadline_ms, asked.replay_of]
         args += [FULL_SHARE, asked.share, tracing.current().traceparent, terms.rule, terms.order]
-        args += [int(asked.spread), int(asked.own), terms.hop_s, len(asked.classes)]
+        args += [int(asked.spread), int(asked.own), terms.hop_s, int(asked.waits)]
+        args.append(len(asked.classes))
         for cls in asked.classes:
             names.append(keys.lane(family, cls))
             args.append(cls)
@@ -231,6 +235,10 @@ class Door(Roster):
                 return reply
         return [b"refused", b"", b"session_busy", b"1", 0, 0, 0, 0]
 
+    async def ask_for_room(self, family: Family) -> None:
+        """Ask for the word that a worker has started or a job has ended, as a refused admission with `waits` does."""
+        await self.call("HSET", keys.use(family), "waits", 1)
+
     async def cancel(self, job: str) -> Literal["removed", "flagged", "over", "unknown"]:
         """Cancel a job: removed if nobody has taken it, else its worker learns at its next step."""
         family = family_of(job)
@@ -244,6 +252,7 @@ class Door(Roster):
                 keys.log(job),
                 keys.lane(family, state.lane),
                 keys.journal(family, state.router),
+                keys.room(family),
             ]
             verdict: Literal["removed", "flagged", "over", "unknown", "moved"]
             verdict = (await self.script("cancel", names, [job, state.lane])).decode()

@@ -96,6 +96,7 @@ class Consumer(Reader):
         for lease in held:
             names += [keys.job(lease.job), keys.lane(self.family, lease.cls)]
             args += [lease.job, lease.entry, lease.epoch]
+        names.append(keys.room(self.family))
         return [item.decode() for item in await self.bus.script("beat", names, args)]
 
     async def _turns(self) -> None:

@@ -61,7 +61,10 @@ class Bell:
 
 
 class Journal:
-    """Listens on `{f}:journal:<router>` of every family in which something is awaited."""
+    """Listens on `{f}:journal:<router>` and `{f}:room` of every family in which something is awaited.
+
+    `on_room` is called with a family where room may have appeared for who was refused there with `waits`.
+    """
 
     def __init__(
         self, bus: Connection, router: str, heard: Callable[[float], None] = _nothing
@@ -74,6 +77,7 @@ class Journal:
         self.waiting: Counter[Family] = Counter()
         self._readers: dict[Family, asyncio.Task[None]] = {}
         self._ready: dict[Family, float] = {}
+        self.on_room: Callable[[Family], None] = lambda _family: None
 
     async def start(self) -> None:
         """Nothing is read before something is awaited."""
@@ -103,25 +107,36 @@ class Journal:
         return Bell(self, name, family)
 
     async def _read(self, family: Family) -> None:
-        name, last = keys.journal(family, self.router), b"0-0"
+        last = dict.fromkeys((keys.journal(family, self.router), keys.room(family)), b"0-0")
         while self._awaited(family):
             try:
                 reply = await self.bus.blocking(
-                    "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", name, last
+                    "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", *last, *last.values()
                 )
-                if not reply and last != b"0-0" and not await self._goes_on(name, last):
-                    last = b"0-0"
+                for name in () if reply else [name for name in last if last[name] != b"0-0"]:
+                    if not await self._goes_on(name, last[name]):
+                        last[name] = b"0-0"
             except BusDown:
                 await asyncio.sleep(0.2)
                 continue
             except Exception:  # noqa: BLE001 - without its reader a router hears everything late
-                _log.exception("journal_failed", journal=name)
+                _log.exception("journal_failed", family=str(family))
                 await asyncio.sleep(1.0)
                 continue
-            for last, flat in reply[0][1] if reply else ():
-                self._ring(flat, _order(last)[0])
+            for stream, entries in reply or ():
+                last[stream.decode()] = entries[-1][0]
+                self._heard_from(family, stream.decode(), entries)
         for memory in (self._readers, self._ready, self.waiting):
             memory.pop(family, None)
+
+    def _heard_from(
+        self, family: Family, name: str, entries: Sequence[tuple[bytes, list[bytes]]]
+    ) -> None:
+        if name == keys.room(family):
+            self.on_room(family)
+            return
+        for entry, flat in entries:
+            self._ring(flat, _order(entry)[0])
 
     def _awaited(self, family: Family) -> bool:
         recent = self.bus.clock.monotonic() - self._ready[family] < IDLE_S

@@ -43,6 +43,11 @@ def lane(family: Family, cls: str) -> str:
     return f"{tag(family)}:lane:{cls}"
 
 
+def room(family: Family) -> str:
+    """The stream whose one entry wakes routers that wait for room in a family's lanes."""
+    return f"{tag(family)}:room"
+
+
 def dead(family: Family) -> str:
     """The stream of dead letters."""
     return f"{tag(family)}:dead"

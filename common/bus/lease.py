@@ -216,6 +216,7 @@ class Holder:
             index = keys.sessions(self.family, (tenant or b"").decode())
             names += [keys.session(name), keys.turns(name), keys.jobs(name), index]
             tail = self._turn_args(*part)
+        names.append(keys.room(self.family))
         while True:
             args = [*head, event.index, event.kind, encode(event), *tail]
             verdict, router = await self.bus.script("finish", names, args, timeout_s=timeout_s)
@@ -254,7 +255,7 @@ class Holder:
     async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
         """Charge a job with its own error: another try, or after 3 errors a dead letter."""
         job_keys = self._keys(lease)
-        names = [keys.use(self.family), keys.dead(self.family), *job_keys]
+        names = [keys.use(self.family), keys.dead(self.family), *job_keys, keys.room(self.family)]
         args = [lease.worker, lease.job, lease.entry, lease.epoch]
         args += [code, message[:2000], trace[-8000:], MAX_ERRORS, lease.cls]
         verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()

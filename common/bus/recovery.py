@@ -165,6 +165,7 @@ class Recovery(Door):
             names += [keys.job(job), keys.log(job), keys.journal(family, router)]
             args += [job, row[0], why]
             _log.error("bad_entry", lane=lane, entry=row[0].decode(), job=job, why=why)
+        names.append(keys.room(family))
         done = await self.script("convict", names, args)
         _count_bad(family, cls, int(done))
 
@@ -213,6 +214,7 @@ class Recovery(Door):
         for entry, unread in batch:
             names += [keys.job(entry.job), keys.log(entry.job), keys.journal(family, entry.router)]
             args += [entry.job, entry.id, int(unread)]
+        names.append(keys.room(family))
         reply = [item.decode() for item in await self.script("reclaim", names, args)]
         if len(reply) == 1:
             return []
@@ -320,6 +322,7 @@ class Recovery(Door):
         for entry in unread:
             names.append(keys.job(entry.job))
             args += [entry.job, entry.id]
+        names.append(keys.room(family))
         return [item.decode() for item in await self.script("move", names, args)]
 
     async def reap(self, family: Family, classes: Iterable[str]) -> tuple[int, int, list[str]]:
@@ -346,7 +349,8 @@ class Recovery(Door):
                 ]
                 n += 1
         ordered = sorted(workers)
-        names += [keys.heart(family, w) for w in ordered] + job_keys
+        names += [keys.heart(family, w) for w in ordered]
+        names += [*job_keys, keys.room(family)]
         args: list[object] = [len(lanes), *lanes, len(ordered), *ordered, n, *expired]
         ended, deleted, wrong, bad = await self.script("reap", names, args)
         for cls in bad:

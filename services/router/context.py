@@ -25,6 +25,7 @@ from services.router.queue.dispatch import REQUEST_CLASSES, Ask, Caller, Dispatc
 from services.router.queue.pipeline import Pipeline
 from services.router.queue.plans import Plan, encode_plan
 from services.router.queue.policy import LOW_SHARE
+from services.router.queue.room import Room
 from services.router.text.asks import Parcel
 from services.router.text.bodies import Limits
 from services.router.text.pool import TextPool
@@ -53,12 +54,13 @@ class Router:
         keys: KeyStore,
         dispatch: Dispatch,
         pipeline: Pipeline,
+        room: Room,
         keys_on: bool,
         pages: PageStore | None,
     ) -> None:
         self.config, self.bus, self.clock, self.health = config, bus, clock, health
         self.cards, self.pool, self.keys = cards, pool, keys
-        self.dispatch, self.pipeline = dispatch, pipeline
+        self.dispatch, self.pipeline, self.room = dispatch, pipeline, room
         self.keys_on = keys_on
         self.pages = pages
         self.active = 0

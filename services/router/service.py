@@ -25,6 +25,7 @@ from services.router.context import Router
 from services.router.queue.dispatch import Dispatch
 from services.router.queue.pipeline import Pipeline
 from services.router.queue.policy import Hops, Policy
+from services.router.queue.room import Room
 from services.router.queue.run import Tools
 from services.router.text.pool import TextPool
 from services.router.watch import Watch
@@ -87,7 +88,8 @@ async def _assemble(
     await pool.start()
     stack.callback(pool.stop)
     dispatch = Dispatch(bus, journal, keys, background, policy)
-    tools = Tools(policy, bus, journal, cards, pool, config.search_ack, dispatch.families)
+    room = Room(journal)
+    tools = Tools(policy, bus, journal, cards, pool, config.search_ack, dispatch.families, room)
     pipeline = Pipeline(tools, dispatch, config.partitions)
     pages = PageStore.of(config, clock)
     if pages is not None:
@@ -102,6 +104,7 @@ async def _assemble(
         keys=keys,
         dispatch=dispatch,
         pipeline=pipeline,
+        room=room,
         keys_on=keys_needed(config),
         pages=pages,
     )

@@ -2,15 +2,17 @@
 -- the first lane it fits in as a whole; with `spread` each job goes into the first that has room for it.
 -- KEYS use workers plan | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
--- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s
+-- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s waits
 --   | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
 --   | session ('' none) [version busy origin]
 -- rule: finish (the predicted end decides), count (items against the workers' depth in queries), or all (for probes)
 -- order: first (the classes as given) or turns (each admission begins with the next class)
+-- waits: 1 if the caller, where it is refused, waits for the word that there is room
 -- own: 1 if the deadline is the request's own, which then decides instead of the lane's objective
 local use, workers, plan = key(), key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
 local traceparent, rule, order, spread, own, hop_s = arg(), arg(), arg(), arg() == '1', arg() == '1', num()
+local waits = arg() == '1'
 local classes, alive, jobs = {}, {}, {}
 
 -- Why a job may not have a session's next turn, or nil. The lock is held while the busy job's record says so, hence no
@@ -63,8 +65,12 @@ end
 local admits = call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
 local info = call('INFO', 'memory')
 local max = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
+local function no_room(why, retry_s)
+  if waits then call('HSET', use, 'waits', 1) end
+  return {'refused', '', why, tostring(retry_s), 0, 0, 0, 0}
+end
 if max > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > max * full_share then
-  return {'refused', '', 'bus_full', '5', 0, 0, 0, 0}
+  return no_room('bus_full', 5)
 end
 local now = now_ms()
 local reason, retry = 'deadline', 1
@@ -164,7 +170,7 @@ local function fits(load)
 end
 
 for _, load in ipairs(loads) do
-  if not fits(load) then return {'refused', '', reason, tostring(retry), 0, 0, 0, 0} end
+  if not fits(load) then return no_room(reason, retry) end
 end
 for _, load in ipairs(loads) do
   local l, p = load.lane, load.place

@@ -1,7 +1,7 @@
 -- Registers, refreshes or removes a worker, and tells it which of its jobs to stop.
 -- A start creates the groups of its lanes at their beginning, so that nothing queued before is lost; here, because a
 -- full Redis refuses XGROUP CREATE elsewhere. A stop takes its empty own lane (class `own`) with it.
--- KEYS use workers heart | lane.. | {job lane} per held job
+-- KEYS use workers heart | lane.. | {job lane} per held job | room
 -- ARGV mode(start|keep|stop) worker record ttl own | n lanes | n {id entry epoch}..
 local use, workers, heart = key(), key(), key()
 open_door(use)
@@ -20,6 +20,7 @@ if mode == 'stop' then
 end
 if mode == 'start' then
   call('SET', heart, '1', 'PX', ttl)
+  wake_waiting(use)
   for _, lane in ipairs(lanes) do redis.pcall('XGROUP', 'CREATE', lane, GROUP, '0', 'MKSTREAM') end
 elseif call('PEXPIRE', heart, ttl) == 0 then return {'gone'} end
 if record ~= '' then call('HSET', workers, worker, record) end

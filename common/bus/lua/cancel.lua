@@ -1,5 +1,5 @@
 -- Removes a job nobody has taken, else flags its record for its worker's next step.
--- KEYS use job log lane journal      ARGV id class
+-- KEYS use job log lane journal room      ARGV id class
 local k = {use = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)
 local id, class = arg(), arg()

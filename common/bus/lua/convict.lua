@@ -1,5 +1,5 @@
 -- Convicts entries of one lane that cannot be read.
--- KEYS use dead lane | {job log journal} per entry     ARGV class | n {id entry message}..
+-- KEYS use dead lane | {job log journal} per entry | room     ARGV class | n {id entry message}..
 -- Returns how many entries were still there.
 local use, dead, lane = key(), key(), key()
 open_door(use)

@@ -1,5 +1,5 @@
 -- A raised error charges its own job: it goes to `returned` for another try, or is convicted.
--- KEYS use dead job log lane journal     ARGV worker id entry epoch code message trace max_errors class
+-- KEYS use dead job log lane journal room     ARGV worker id entry epoch code message trace max_errors class
 local k = {use = key(), dead = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)
 local worker, id, entry, epoch, code, message, trace, max_errors, class =

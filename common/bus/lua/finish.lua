@@ -1,6 +1,6 @@
 -- Ends jobs with results or final errors: log, journal, entry and use in one step, fenced by lease and epoch.
 -- A job that is a session's turn appends it in the same step, if the session still waits for this very turn.
--- KEYS use | {job log lane journal [session turns jobs index]} per job
+-- KEYS use | {job log lane journal [session turns jobs index]} per job | room
 -- ARGV worker | n {id entry epoch router index kind event session [version turn partial tokens fingerprint]}..
 -- Returns per job: verdict (ok|done|cancelled|deleted|changed|fenced|early|gap:<the log's length>) and the router to
 -- ring by now. early: a job cannot expire before its deadline has passed by this clock. deleted, changed: what became

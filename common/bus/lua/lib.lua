@@ -50,10 +50,21 @@ local function add_use(use, class, items, tokens)
   call('HINCRBY', use, class .. ':tokens', tokens)
 end
 
+-- Wakes the routers that wait for room in the family's lanes, if any do: a refused admission leaves its mark in `use`, so
+-- that nothing is written while nobody waits. The stream they listen on is the last key of every script that makes room.
+local function wake_waiting(use)
+  if call('HDEL', use, 'waits') == 0 then return end
+  call('XADD', KEYS[#KEYS], 'MAXLEN', 1, '*', 'r', '')
+  call('PEXPIRE', KEYS[#KEYS], 60000)
+end
+
 local function drop_entry(use, lane, class, entry, items, tokens)
   redis.pcall('XACK', lane, GROUP, entry)
   -- `0 - x`, as Redis to 7.0 sends -x as "-0" where x is 0, which HINCRBY refuses
-  if call('XDEL', lane, entry) == 1 then add_use(use, class, 0 - items, 0 - tokens) end
+  if call('XDEL', lane, entry) == 1 then
+    add_use(use, class, 0 - items, 0 - tokens)
+    wake_waiting(use)
+  end
 end
 
 local function ring(journal, job, index, event)
@@ -140,6 +151,7 @@ local function convict(k, class, id, entry, message)
   call('XDEL', k.lane, entry)
   local items, tokens = held_in(k.lane)
   call('HSET', k.use, class .. ':items', items, class .. ':tokens', tokens)
+  wake_waiting(k.use)
   return true
 end
 

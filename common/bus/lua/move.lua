@@ -1,6 +1,6 @@
 -- Moves unread entries from one lane to another whose workers have room for them now; with `sooner`, only those that would
 -- end earlier there.
--- KEYS use workers plan heart(caller) source target | heart per worker | job per entry
+-- KEYS use workers plan heart(caller) source target | heart per worker | job per entry | room
 -- ARGV source_class target_class sooner | n worker.. | n {id entry}..
 local use, workers, plan, heart, source, target = key(), key(), key(), key(), key(), key()
 open_door(use)

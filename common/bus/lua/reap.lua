@@ -1,6 +1,6 @@
 -- Housekeeping of one family: ends expired work nobody holds, deletes dead consumers at pending 0, forgets dead
 -- workers, and recomputes use from the streams; any difference is a bug and is returned, as are the classes of entries convicted.
--- KEYS use workers dead | lane per class | heart per worker | {job log journal} per expired entry
+-- KEYS use workers dead | lane per class | heart per worker | {job log journal} per expired entry | room
 -- ARGV n class.. | n worker.. | n {class_index id entry}..
 local use, workers, dead = key(), key(), key()
 open_door(use)

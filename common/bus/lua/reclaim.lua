@@ -3,7 +3,7 @@
 --   return  the caller's own leases, handed over: charges nothing
 --   take    entries of `returned` for the caller, who must be alive
 -- A worker's own lane has no other reader, so its entries move to the shared lane instead.
--- KEYS use dead heart(of from; of the caller when taking) lane shared | {job log journal} per entry
+-- KEYS use dead heart(of from; of the caller when taking) lane shared | {job log journal} per entry | room
 -- ARGV mode from caller class shared_class idle | n {id entry unread}..
 -- Returns per entry: id and verdict (returned|moved|taken:<epoch>:<alone>|waits|cancelled|expired|dead|bad|not).
 local use, dead, heart, lane, shared = key(), key(), key(), key(), key()

@@ -56,7 +56,7 @@ async def create(request: web.Request) -> web.Response:
             code="collection_exists",
             param="name",
         )
-    await await_served(router.bus, record)
+    await await_served(router.bus, router.room, record)
     return reply(msgspec.json.encode(shown(record)), status=201)
 
 

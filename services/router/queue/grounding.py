@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.bus import Bus, BusFull, Journal, NewJob
+from common.bus import Admission, Bus, BusFull, Journal, NewJob
 from common.bus.journal import Bell
 from common.bus.metrics import lane_label
 from common.errors import DeadlineExceeded
@@ -31,6 +31,7 @@ from services.router.queue.refusals import refusal
 from services.router.queue.run import Run
 from services.router.queue.searching import find
 from services.router.text.chats import History
+from services.router.text.generations import Generation
 from services.router.text.grounded import Grounded, grounded
 from services.router.text.replies import View
 
@@ -162,36 +163,53 @@ async def _generate(run: Run, plan: GroundPlan, job: str, found: list[list[Any]]
 
     A busy session and full lanes are refused; where no worker is up, or the bus is full, the job waits for them.
     """
-    bus, router = run.tools.bus, run.tools.journal.router
-    pause_s = _FIRST_S
-    while True:
-        made = await _prepare(run, plan, job, found)
-        if await bus.job(job) is not None:  # taken over: its own turn may have gone on meanwhile
-            return made.retrieval
-        if bus.clock.now_ms() >= run.deadline_ms:
-            raise DeadlineExceeded("the deadline passed before the answer could be generated")
-        generation, parcel = made.generation, made.generation.parcel
-        prefer = await preferred(
-            bus, family_of(job), generation.session, generation.marks, generation.prompt_tokens
-        )
-        admission = await bus.admit(
-            [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
-            classes=GENERATE_CLASSES,
-            router=router,
-            tenant=run.tenant,
-            deadline_ms=run.deadline_ms,
-            prefer=prefer.worker,
-            value_s=prefer.value_s,
-            session=generation.session,
-            version=generation.version,
-            origin=run.request,
-        )
-        if admission.outcome != "refused":
-            if admission.outcome == "admitted":
-                metrics.ADMITTED.labels(lane_label(family_of(job), admission.lane)).inc()
-            return made.retrieval
-        if admission.reason not in {"session_changed", "no_worker", "bus_full"}:
-            raise refusal(admission.reason, admission.retry_after_s)
-        left_s = (run.deadline_ms - bus.clock.now_ms()) / 1000
-        await asyncio.sleep(min(max(left_s, 0.0), pause_s * random.uniform(0.5, 1.0)))
-        pause_s = min(2 * pause_s, _MOST_S)
+    bus = run.tools.bus
+    place, pause_s = run.tools.room.place(family_of(job), 1.0), _FIRST_S
+    try:
+        while True:
+            made = await _prepare(run, plan, job, found)
+            if (
+                await bus.job(job) is not None
+            ):  # taken over: its own turn may have gone on meanwhile
+                return made.retrieval
+            left_s = (run.deadline_ms - bus.clock.now_ms()) / 1000
+            if left_s <= 0:
+                raise DeadlineExceeded("the deadline passed before the answer could be generated")
+            place.look()
+            admission = await _admit(run, job, made.generation)
+            if admission.outcome != "refused":
+                return made.retrieval
+            if (
+                admission.reason == "session_changed"
+            ):  # it may change again: ask less and less often
+                await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
+                pause_s = min(2 * pause_s, _MOST_S)
+            elif admission.reason in {"no_worker", "bus_full"}:
+                await place.wait(left_s)
+            else:
+                raise refusal(admission.reason, admission.retry_after_s)
+    finally:
+        place.leave()
+
+
+async def _admit(run: Run, job: str, generation: Generation) -> Admission:
+    bus, parcel, family = run.tools.bus, generation.parcel, family_of(job)
+    prefer = await preferred(
+        bus, family, generation.session, generation.marks, generation.prompt_tokens
+    )
+    admission = await bus.admit(
+        [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
+        classes=GENERATE_CLASSES,
+        router=run.tools.journal.router,
+        tenant=run.tenant,
+        deadline_ms=run.deadline_ms,
+        prefer=prefer.worker,
+        value_s=prefer.value_s,
+        session=generation.session,
+        version=generation.version,
+        origin=run.request,
+        waits=True,
+    )
+    if admission.outcome == "admitted":
+        metrics.ADMITTED.labels(lane_label(family, admission.lane)).inc()
+    return admission

@@ -87,7 +87,7 @@ async def _shadow(run: Run, shadow: CollectionRecord) -> None:
         if left is not None and left.id != shadow.id:
             await run.tools.bus.remove_collection(left)
             await run.tools.bus.create_collection(shadow)
-    await await_served(run.tools.bus, shadow)
+    await await_served(run.tools.bus, run.tools.room, shadow)
 
 
 async def _undo(run: Run, old: CollectionRecord, shadow: CollectionRecord) -> None:

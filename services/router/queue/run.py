@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,10 +19,10 @@ from services.router.cards import Cards
 from services.router.queue.outcomes import error_of, result_of
 from services.router.queue.policy import Policy
 from services.router.queue.refusals import refusal
+from services.router.queue.room import Place, Room
 from services.router.text.asks import Parcel
 from services.router.text.pool import TextPool
 
-_FIRST_S, _MOST_S = 0.02, 1.0
 _AT_ONCE = 64
 BULK_SHARE = 0.5
 
@@ -39,6 +38,7 @@ class Tools(msgspec.Struct, frozen=True):
     pool: TextPool
     search_ack: int
     used: dict[Family, float]
+    room: Room
 
 
 class Run:
@@ -92,9 +92,9 @@ class Run:
     ) -> tuple[list[str], list[Result]]:
         """Run one job per parcel (in families[i % n]) and return their ids and results, in order.
 
-        Jobs enter as lanes have room, until the deadline; a repeated stage finds the jobs that exist. The first error
-        cancels the rest. `bulk` (by default: more than one parcel) leaves half of each lane to single requests. With
-        `whole` all enter at once, each where it fits, or the request is refused.
+        Jobs enter as lanes have room, woken when it appears, until the deadline; a repeated stage finds the jobs that
+        exist. The first error cancels the rest. `bulk` (by default: more than one parcel) leaves half of each lane to
+        single requests. With `whole` all enter at once, each where it fits, or the request is refused.
         """
         share = BULK_SHARE if (len(parcels) > 1 if bulk is None else bulk) else 1.0
         ids = [
@@ -104,26 +104,30 @@ class Run:
         results: dict[int, Result] = {}
         waiting: dict[asyncio.Task[Event], int] = {}
         bells: dict[str, Bell] = {}
-        following, pause = 0, _FIRST_S
+        following = 0
+        place: Place | None = None
         if whole:
             await self._admit_whole(ids, classes, parcels)
         try:
             while following < len(ids) or waiting:
-                timeout: float | None = None
+                refused = False
                 if following < len(ids) and len(waiting) < most:
                     job = ids[following]
                     bells[job] = self.tools.journal.bell(job, family_of(job))
+                    place = place or self.tools.room.place(family_of(job), share)
+                    place.look()
                     outcome = await self._admit(job, classes, parcels[following], share)
                     if outcome != "admitted":
                         bells.pop(job).close()
                     if outcome != "refused":
                         ending = self.tools.journal.end(job, self.deadline_ms, bells.get(job))
                         waiting[asyncio.create_task(ending)] = following
-                        following, pause = following + 1, _FIRST_S
+                        following += 1
+                        place.leave()
+                        place = None
                         continue
-                    timeout = pause * random.uniform(0.5, 1.0)
-                    pause = min(2 * pause, _MOST_S)
-                await self._collect(waiting, results, timeout)
+                    refused = True
+                await self._collect(waiting, results, place if refused else None)
                 if len(ids) > 1:
                     self.report(stage, len(results), len(ids))
         finally:
@@ -131,6 +135,8 @@ class Run:
                 task.cancel()
             for bell in bells.values():
                 bell.close()
+            if place is not None:
+                place.leave()
         self._open -= set(ids)
         return ids, [results[i] for i in range(len(ids))]
 
@@ -148,6 +154,7 @@ class Run:
                 tenant=self.tenant,
                 deadline_ms=self.deadline_ms,
                 share=share,
+                waits=True,
             )
         except Unavailable:
             return "refused"
@@ -185,15 +192,21 @@ class Run:
         self,
         waiting: dict[asyncio.Task[Event], int],
         results: dict[int, Result],
-        timeout_s: float | None,
+        place: Place | None,
     ) -> None:
-        if not waiting:
-            await asyncio.sleep(timeout_s or 0)
-            return
-        done, _ = await asyncio.wait(
-            waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in done:
+        """Wait for a job's end, or at `place` for room; keep the results there are."""
+        awaited: set[asyncio.Task[Any]] = set(waiting)
+        turn = None
+        if place is not None:
+            left_s = (self.deadline_ms - self.tools.bus.clock.now_ms()) / 1000
+            turn = asyncio.create_task(place.wait(left_s))
+            awaited.add(turn)
+        try:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if turn is not None:
+                turn.cancel()
+        for task in [task for task in waiting if task.done()]:
             event = task.result()
             if event.kind == "cancelled":
                 raise error_of(event)

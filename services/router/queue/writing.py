@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from common.messages import (
 from services.router.queue.dispatch import SEARCH_CLASSES
 from services.router.queue.embedding import embed, encoder_of
 from services.router.queue.plans import DeletePlan, WritePlan
+from services.router.queue.room import Room
 from services.router.queue.run import Run
 from services.router.text import collections as texts
 from services.router.text.asks import Parcel
@@ -49,18 +51,26 @@ def shard_families(record: CollectionRecord) -> list[Family]:
     return [Family(f"search.{record.id}", shard) for shard in range(record.shards)]
 
 
-async def await_served(bus: Bus, record: CollectionRecord) -> None:
+async def await_served(bus: Bus, room: Room, record: CollectionRecord) -> None:
     """Wait a little until a replica serves every shard, so that the next request finds one."""
-    pause = 0.01
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             for family in shard_families(record):
-                while not await bus.workers(family):
-                    await asyncio.sleep(pause)
-                    bus.forget_roster(family)
-                    pause = min(pause * 1.5, 0.2)
-    except TimeoutError:
-        return
+                await _served(bus, room, family)
+
+
+async def _served(bus: Bus, room: Room, family: Family) -> None:
+    place = room.place(family, 1.0)
+    try:
+        while True:
+            place.look()
+            await bus.ask_for_room(family)  # before the look, so that a start after it is told
+            bus.forget_roster(family)
+            if await bus.workers(family):
+                return
+            await place.wait(READY_S)
+    finally:
+        place.leave()
 
 
 async def known_of(
