@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from common import log
 from common.errors import ConfigError
 from common.metrics import build_info
+from common.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,8 +41,11 @@ class Health:
         instance: str = "0",
         data_dir: str | None = None,
         waits_for: Iterable[str] = (),
+        supervisor: Supervisor | None = None,
     ) -> None:
+        """`supervisor` owns the process' background tasks, the beat of the event loop among them."""
         self.service = service
+        self.supervisor = supervisor or Supervisor()
         self.instance = instance
         self.is_draining = False
         self.started = False
@@ -174,9 +178,9 @@ class Health:
                 self.beat()
                 await asyncio.sleep(1.0)
 
-        task = asyncio.create_task(beat(), name="health-beat")
+        task = self.supervisor.process(beat(), "health-beat")
         yield
-        task.cancel()
+        await self.supervisor.end(task)
 
     def _note(self, health_port: int, public_port: int) -> None:
         if self._data_dir is None:

@@ -20,6 +20,7 @@ from common.config import Common
 from common.ids import Family
 from common.messages import WorkerRecord
 from common.redis.heartbeat import Heart
+from common.supervisor import Supervisor
 
 __all__ = [
     "Admission",
@@ -39,14 +40,25 @@ __all__ = [
 class Bus(Sessions, Writes, Holdings, Forgetting, Recovery):
     """Everything a process may do on the bus; one a process."""
 
-    def __init__(self, config: Common, clock: SystemClock) -> None:
+    def __init__(
+        self, config: Common, clock: SystemClock, supervisor: Supervisor | None = None
+    ) -> None:
+        """`supervisor` owns the background tasks of whatever uses this bus."""
         super().__init__(config, clock)
+        self.supervisor = supervisor or Supervisor()
         self.heart = Heart(self.address)
 
     @classmethod
-    async def open(cls, config: Common, clock: SystemClock, *, timeout_s: float = 30.0) -> Bus:
+    async def open(
+        cls,
+        config: Common,
+        clock: SystemClock,
+        *,
+        timeout_s: float = 30.0,
+        supervisor: Supervisor | None = None,
+    ) -> Bus:
         """Connect, waiting up to `timeout_s` for Redis; BusDown after that, ConfigError for a bad address."""
-        bus = cls(config, clock)
+        bus = cls(config, clock, supervisor)
         try:
             await bus.connect(timeout_s)
         except BaseException:
@@ -66,4 +78,4 @@ class Consumer(_Consumer):
     bus: Bus
 
     def __init__(self, bus: Bus, family: Family, record: WorkerRecord, **limits: Any) -> None:
-        super().__init__(bus, family, record, heart=bus.heart, **limits)
+        super().__init__(bus, family, record, heart=bus.heart, supervisor=bus.supervisor, **limits)

@@ -24,6 +24,7 @@ from common.bus.recovery import Recovery, Verdict
 from common.ids import Family, ulid
 from common.messages import WorkerRecord, encode
 from common.redis.heartbeat import TTL_MS, Heart, Pulse
+from common.supervisor import Supervisor
 
 RECOVER_S = 0.5
 BEAT_S = 1.0
@@ -42,6 +43,7 @@ class Consumer(Reader):
         record: WorkerRecord,
         *,
         heart: Heart,
+        supervisor: Supervisor | None = None,
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
@@ -51,7 +53,7 @@ class Consumer(Reader):
         )
         self.differences = 0
         self.revoked: frozenset[str] = frozenset()
-        self._heart = heart
+        self._heart, self._supervisor = heart, supervisor or Supervisor()
         self._former: list[str] = []
         self._ran = (0, 0, 0, 0, 0.0)
         self.busy_s = 0.0  # of all batches since the start
@@ -68,8 +70,16 @@ class Consumer(Reader):
         """Create the groups, register, and begin to beat, to recover and to reap."""
         metrics.served(self.family, self.record.classes)
         await self._register()
-        loops = (self._turns(), self._beats(), self._recovers(), self._reconciles(), self._reaps())
-        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        loops = {
+            "turns": self._turns(),
+            "beats": self._beats(),
+            "recovers": self._recovers(),
+            "reconciles": self._reconciles(),
+            "reaps": self._reaps(),
+        }
+        self._tasks = [
+            self._supervisor.process(loop, f"{name} {self.family}") for name, loop in loops.items()
+        ]
 
     async def _register(self) -> None:
         await self._beat("start")
@@ -172,9 +182,7 @@ class Consumer(Reader):
         """Deregister; leases not handed over are reclaimed by others when the heartbeat lapses."""
         self._draining = True
         self.wake()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supervisor.end(*self._tasks)
         await self._await_reading()
         self._heart.remove(self._pulse)
         try:

@@ -16,6 +16,7 @@ from common.bus.connection import BLOCK_MS, BusDown, Connection
 from common.errors import DeadlineExceeded
 from common.ids import Family, family_of
 from common.messages import BadMessage, Event, decode, error_event
+from common.supervisor import Supervisor
 
 _log = log.get("bus")
 IDLE_S = 60.0
@@ -67,12 +68,16 @@ class Journal:
     """
 
     def __init__(
-        self, bus: Connection, router: str, heard: Callable[[float], None] = _nothing
+        self,
+        bus: Connection,
+        router: str,
+        heard: Callable[[float], None] = _nothing,
+        supervisor: Supervisor | None = None,
     ) -> None:
-        """`heard` is told, for each ring, how many seconds after it was rung."""
+        """`heard` is told, for each ring, how many seconds after it was rung; `supervisor` owns the readers."""
         self.bus = bus
         self.router = router
-        self._heard = heard
+        self._heard, self._supervisor = heard, supervisor or Supervisor()
         self.bells: defaultdict[str, set[asyncio.Queue[Event | None]]] = defaultdict(set)
         self.waiting: Counter[Family] = Counter()
         self._readers: dict[Family, asyncio.Task[None]] = {}
@@ -84,16 +89,16 @@ class Journal:
 
     async def stop(self) -> None:
         """Stop listening; waiters fall back to the log until their deadlines."""
-        for task in self._readers.values():
-            task.cancel()
-        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+        await self._supervisor.end(*self._readers.values())
         self._readers.clear()
 
     def listen(self, family: Family) -> None:
         """Listen in a family from now on, until nothing has been awaited there for a minute."""
         self._ready[family] = self.bus.clock.monotonic()
         if family not in self._readers:
-            self._readers[family] = asyncio.create_task(self._read(family))
+            self._readers[family] = self._supervisor.scoped(
+                lambda: self._read(family), f"journal {family}"
+            )
 
     def leave(self, family: Family) -> None:
         """One waiter less in a family; its reader stays a while for the next."""

@@ -280,6 +280,12 @@ class Holder:
         shared = self.record.classes[0] if cls == keys.own(worker) else None
         await self.bus.hand_over(self.family, cls, worker, jobs, shared=shared)
 
+    def let_go(self, lease: Lease) -> None:
+        """Forget a lease of which nothing could be told: as a lost delivery, its job is soon tried again."""
+        if self._is_held(lease):
+            self.spans.end(lease, "lost")
+            self._forget(lease)
+
     def _is_held(self, lease: Lease) -> bool:
         """True if this very lease is held, and not a later one of the same job."""
         held = self._held.get(lease.job)

@@ -34,7 +34,7 @@ async def open_bus(
     while not stopping.is_set():
         bus = None
         try:
-            bus = await Bus.open(config, clock, timeout_s=_TRY_S)
+            bus = await Bus.open(config, clock, timeout_s=_TRY_S, supervisor=health.supervisor)
             for call in bus.callers():
                 await durability.check(call, config.durability)
             await bus.claim_scripts()

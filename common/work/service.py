@@ -22,6 +22,7 @@ from common.errors import ConfigError
 from common.health import Health
 from common.ids import Family
 from common.messages import WorkerRecord
+from common.supervisor import Supervisor
 from common.work.calibrate import calibrate
 from common.work.compute import ComputeThread
 from common.work.loop import EmbeddingLoop
@@ -119,11 +120,31 @@ async def serve(
     metrics: WorkMetrics,
     beside: Beside | None = None,
 ) -> None:
-    """Run one worker of `service` on `lane` until `stopping`, then drain; ConfigError if it cannot start."""
+    """Run one worker of `service` on `lane` until `stopping`, then drain; ConfigError if it cannot start.
+
+    TaskEnded if a background task ended by itself.
+    """
     sys.setswitchinterval(_SWITCH_S)
-    health = Health(
-        service, instance=instance, data_dir=config.data_dir, waits_for=("model", "bus", "lane")
-    )
+    async with Supervisor(stopping) as supervisor:
+        health = Health(
+            service,
+            instance=instance,
+            data_dir=config.data_dir,
+            waits_for=("model", "bus", "lane"),
+            supervisor=supervisor,
+        )
+        await _serve(config, stopping, health, lane, metrics, beside)
+
+
+async def _serve(
+    config: WorkerConfig,
+    stopping: asyncio.Event,
+    health: Health,
+    lane: str,
+    metrics: WorkMetrics,
+    beside: Beside | None,
+) -> None:
+    service = health.service
     runner = await health.serve(config.health_host, config.health_port)
     thread = ComputeThread()
     try:
@@ -209,7 +230,7 @@ async def _work(
         loops.append(await beside.attach(bus, thread))
     health.set("bus", ready=True)
     health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
-    watch = asyncio.create_task(_watch(bus, health, stopping), name="watch")
+    watch = bus.supervisor.process(_watch(bus, health, stopping), "watch")
     try:
         async with asyncio.TaskGroup() as group:
             for loop in loops:
@@ -218,8 +239,7 @@ async def _work(
                 await finder.find(stopping)
             health.set("lane", ready=True)
     finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        await bus.supervisor.end(watch)
 
 
 def _record(bus: Bus, model: Model, pace: Pace, service: str, lane: str) -> WorkerRecord:

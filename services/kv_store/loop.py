@@ -34,18 +34,18 @@ class StoreLoop:
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end what runs within `drain_s` and hand over the rest."""
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._step())]
-        stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        supervisor = (
+            self.consumer.bus.supervisor
+        )  # it sets `stopping` if one of these ends by itself
+        tasks = [
+            supervisor.process(self._read(), "read"),
+            supervisor.process(self._step(), "step"),
+        ]
+        await stopping.wait()
         self._stopping = True
         if self._running:
             await asyncio.wait(self._running.values(), timeout=drain_s)
-        left = [*tasks, stop, *self._running.values()]
-        for task in left:
-            task.cancel()
-        for ended in await asyncio.gather(*left, return_exceptions=True):
-            if isinstance(ended, Exception):
-                _log.error("store_loop_failed", exc_info=ended)
+        await supervisor.end(*tasks, *self._running.values())
         with contextlib.suppress(BusDown):
             await self.consumer.drain()
             await self.consumer.stop()
@@ -65,12 +65,15 @@ class StoreLoop:
             for lease in leases:
                 task = asyncio.create_task(self._serve(lease))
                 self._running[lease.job] = task
-                task.add_done_callback(partial(self._ended, lease.job))
+                task.add_done_callback(partial(self._ended, lease))
 
-    def _ended(self, job: str, task: asyncio.Task[None]) -> None:
-        if self._running.get(job) is task:
-            del self._running[job]
+    def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        if self._running.get(lease.job) is task:
+            del self._running[lease.job]
             self.consumer.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("session_job_failed", job=lease.job, exc_info=error)
+            self.consumer.let_go(lease)
 
     async def _step(self) -> None:
         """Tell the heartbeat that the loop goes on, and stop what was cancelled or fenced off."""

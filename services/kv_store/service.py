@@ -16,6 +16,7 @@ from common.ids import Family
 from common.keys import KeyStore
 from common.messages import WorkerRecord
 from common.pages.store import PageStore
+from common.supervisor import Supervisor
 from services.kv_store.erase import Eraser
 from services.kv_store.keeper import Keeper
 from services.kv_store.limits import limits_of
@@ -35,8 +36,24 @@ _DOWN_S = 3.0
 
 
 async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> None:
-    """Run one kv_store until `stopping`, then drain; ConfigError if it cannot start."""
-    health = Health(SERVICE, instance=instance, data_dir=config.data_dir, waits_for=("bus", "lane"))
+    """Run one kv_store until `stopping`, then drain; ConfigError if it cannot start.
+
+    TaskEnded if a background task ended by itself.
+    """
+    async with Supervisor(stopping) as supervisor:
+        await _serve(config, instance, stopping, supervisor)
+
+
+async def _serve(
+    config: StoreConfig, instance: str, stopping: asyncio.Event, supervisor: Supervisor
+) -> None:
+    health = Health(
+        SERVICE,
+        instance=instance,
+        data_dir=config.data_dir,
+        waits_for=("bus", "lane"),
+        supervisor=supervisor,
+    )
     runner = await health.serve(config.health_host, config.health_port)
     try:
         bus = await open_bus(config, SystemClock(), health, stopping)
@@ -76,21 +93,19 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     health.set("bus", ready=True)
     health.set("lane", ready=True)
     tasks = [
-        asyncio.create_task(_watch(bus, health, stopping)),
-        asyncio.create_task(Sweep(bus, eraser, config.sweep_s).run()),
+        bus.supervisor.process(_watch(bus, health, stopping), "watch"),
+        bus.supervisor.process(Sweep(bus, eraser, config.sweep_s).run(), "sweep"),
     ]
     if keeper is not None:
-        tasks.append(asyncio.create_task(keeper.run()))
+        tasks.append(bus.supervisor.process(keeper.run(), "pages"))
     if pins is not None:
-        tasks.append(asyncio.create_task(pins.run()))
+        tasks.append(bus.supervisor.process(pins.run(), "pins"))
     try:
         await StoreLoop(consumer, Store(bus, eraser, pins), Places(bus, pages)).run(
             stopping, config.drain_s
         )
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await bus.supervisor.end(*tasks)
         if pages is not None:
             await pages.close()
 

@@ -18,6 +18,7 @@ from common.errors import ConfigError
 from common.health import Health
 from common.keys import KeyStore
 from common.pages.store import PageStore
+from common.supervisor import Supervisor
 from services.router.app import Server
 from services.router.background import Background
 from services.router.cards import Cards
@@ -78,7 +79,7 @@ async def _assemble(
     name = Consumer.incarnation("router")
     hops = Hops()
     policy = Policy(config.admission, hops)
-    journal = Journal(bus, name, hops.heard)
+    journal = Journal(bus, name, hops.heard, bus.supervisor)
     await journal.start()
     stack.push_async_callback(journal.stop)
     keys, background = KeyStore(bus), Background()
@@ -138,11 +139,22 @@ async def _drain(router: Router) -> None:
 
 
 async def serve(config: RouterConfig, instance: str, stopping: asyncio.Event) -> None:
-    """Run the router until `stopping` is set, then drain."""
+    """Run the router until `stopping` is set, then drain; TaskEnded if a background task ended by itself."""
+    async with Supervisor(stopping) as supervisor:
+        await _serve(config, instance, stopping, supervisor)
+
+
+async def _serve(
+    config: RouterConfig, instance: str, stopping: asyncio.Event, supervisor: Supervisor
+) -> None:
     tls = tls_context(config)
     clock = SystemClock()
     health = Health(
-        "router", instance=instance, data_dir=config.data_dir, waits_for=("bus", "workers")
+        "router",
+        instance=instance,
+        data_dir=config.data_dir,
+        waits_for=("bus", "workers"),
+        supervisor=supervisor,
     )
     async with AsyncExitStack() as stack:
         bus = await open_bus(config, clock, health, stopping)

@@ -51,13 +51,12 @@ class Watch:
 
     def start(self) -> None:
         """Begin to look."""
-        self._task = asyncio.create_task(self._run())
+        self._task = self._router.bus.supervisor.process(self._run(), "watch")
 
     async def stop(self) -> None:
         """Stop looking."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._router.bus.supervisor.end(self._task)
 
     async def _run(self) -> None:
         while True:

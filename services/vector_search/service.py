@@ -17,6 +17,7 @@ from common.config import SearchConfig
 from common.devices import detect
 from common.errors import ConfigError
 from common.health import Health
+from common.supervisor import Supervisor
 from services.vector_search.records import replica_name
 from services.vector_search.replica import Replica
 
@@ -46,14 +47,25 @@ def lock(root: Path) -> int:
 
 
 async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) -> None:
-    """Run one replica until `stopping`; ConfigError if it cannot start."""
+    """Run one replica until `stopping`; ConfigError if it cannot start, TaskEnded if a task ended by itself."""
     sys.setswitchinterval(_SWITCH_S)
+    async with Supervisor(stopping) as supervisor:
+        await _serve(config, instance, stopping, supervisor)
+
+
+async def _serve(
+    config: SearchConfig, instance: str, stopping: asyncio.Event, supervisor: Supervisor
+) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files a collection
     root = Path(config.data_dir) / "search" / (config.replica or instance)
     held = lock(root)
     health = Health(
-        SERVICE, instance=instance, data_dir=config.data_dir, waits_for=("bus", "shards")
+        SERVICE,
+        instance=instance,
+        data_dir=config.data_dir,
+        waits_for=("bus", "shards"),
+        supervisor=supervisor,
     )
     runner = await health.serve(config.health_host, config.health_port)
     try:
@@ -63,12 +75,11 @@ async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) ->
         try:
             name = config.replica or replica_name(root)
             replica = Replica(root, bus, config, name=name, cores=detect().usable_cores)
-            watch = asyncio.create_task(_watch(bus, replica, health, stopping))
+            watch = supervisor.process(_watch(bus, replica, health, stopping), "watch")
             try:
                 await replica.run(stopping)
             finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+                await supervisor.end(watch)
         finally:
             await bus.close()
     finally:

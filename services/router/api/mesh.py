@@ -37,14 +37,13 @@ class Mesh:
     async def noting(self, _app: web.Application) -> AsyncIterator[None]:
         """Note the metrics, and what encoders measure, while the application runs."""
         self.window.note()
+        supervisor = self._router.bus.supervisor
         tasks = [
-            asyncio.create_task(self._note_metrics(), name="window"),
-            asyncio.create_task(self._note_batches(), name="batches"),
+            supervisor.process(self._note_metrics(), "window"),
+            supervisor.process(self._note_batches(), "batches"),
         ]
         yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await supervisor.end(*tasks)
 
     async def _note_metrics(self) -> None:
         while True:

@@ -33,6 +33,7 @@ class Pipeline:
 
     def __init__(self, tools: Tools, dispatch: Dispatch, partitions: int) -> None:
         self._tools, self._dispatch = tools, dispatch
+        self._supervisor = tools.bus.supervisor
         self._families = [Family("request", n) for n in range(partitions)]
         self._consumers: list[Consumer] = []
         self._runs: dict[str, tuple[Consumer, Run, asyncio.Task[None]]] = {}
@@ -58,8 +59,8 @@ class Pipeline:
             await consumer.start()
             self._consumers.append(consumer)
             self._dispatch.prefer[family] = consumer.worker
-            self._tasks.append(asyncio.create_task(self._read(consumer)))
-        self._tasks.append(asyncio.create_task(self._step()))
+            self._tasks.append(self._supervisor.process(self._read(consumer), f"read {family}"))
+        self._tasks.append(self._supervisor.process(self._step(), "step requests"))
 
     def family(self, seed: int) -> Family:
         """Return the partition a new request goes to."""
@@ -74,9 +75,7 @@ class Pipeline:
         running = [task for _, _, task in self._runs.values()]
         if running:
             await asyncio.wait(running, timeout=seconds)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supervisor.end(*self._tasks)
         left = [task for _, _, task in self._runs.values()]
         for task in left:
             task.cancel()
@@ -119,12 +118,17 @@ class Pipeline:
         task.add_done_callback(lambda done: self._ended(lease.job, done))
 
     def _ended(self, job: str, task: asyncio.Task[None]) -> None:
-        if job in self._runs and self._runs[job][2] is task:
+        run = self._runs.get(job)
+        if run is None or run[2] is not task:
+            run = None
+        else:
             del self._runs[job]
             for consumer in self._consumers:  # they share the room
                 consumer.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("request_run_failed", request_id=job, error=repr(error))
+            _log.error("request_run_failed", request_id=job, exc_info=error)
+            if run is not None:
+                run[0].let_go(run[1].lease)
 
     async def _drive(self, consumer: Consumer, run: Run) -> None:
         lease = run.lease
