@@ -235,6 +235,9 @@ class EmbeddingLoop:
                 await self._consumer.finish(job.lease, outcome)
         except BusDown:
             _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
+        except Exception:  # noqa: BLE001 - it is this job's: the others of its batch go on
+            _log.exception("job_not_ended", job=job.lease.job)
+            self._consumer.let_go(job.lease)
 
     # -- cost ------------------------------------------------------------------------------------------
 

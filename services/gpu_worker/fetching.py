@@ -66,7 +66,12 @@ class Fetcher:
             sequence.hold_until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
         task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
         self._tasks[task] = sequence
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("pages_not_fetched", exc_info=error)  # the sequence computes them instead
 
     def _prices(self, pages: Sequence[int]) -> list[float]:
         prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()

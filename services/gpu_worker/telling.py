@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+from common import log
 from common.bus import BusDown, BusFull, Consumer
 from common.waiting import wait
 from services.gpu_worker.emitter import Emitter
@@ -16,6 +18,7 @@ from services.gpu_worker.metrics import EngineMetrics
 TOGETHER_S = 0.008  # for which pieces wait for each other, unless an answer begins or ends
 _WAIT_S = 1.0
 _RETRY_S = 0.2
+_log = log.get("engine")
 
 
 class Teller:
@@ -128,7 +131,17 @@ class Teller:
             job.ending = True
             task = asyncio.create_task(self._end(job), name="end")
             self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            task.add_done_callback(partial(self._ended, job))
+
+    def _ended(self, job: Generation, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.error("job_not_ended", job=job.id, exc_info=error)
+        self._leave(job)
+        lease = self._consumer.held.get(job.id)
+        if lease is not None and job.generation == self._consumer.generation:
+            self._consumer.let_go(lease)
 
     async def _end(self, job: Generation) -> None:
         self._consumer.span(job.id).set(job.usage())
