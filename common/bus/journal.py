@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from common import log
 from common.bus import keys, unreadable
-from common.bus.connection import BLOCK_MS, BusDown, Connection
+from common.bus.connection import BLOCK_MS, BusDown, BusFull, Connection
 from common.errors import DeadlineExceeded
 from common.ids import Family, family_of
 from common.messages import BadMessage, Event, decode, error_event
@@ -22,6 +23,8 @@ _log = log.get("bus")
 IDLE_S = 60.0
 LOOK_S = 1.0
 BELL_EVENTS = 128  # what a bell keeps for a reader that stands still; the log keeps everything
+TELL_S = 30.0
+FORGET_S = 600.0  # longer than a journal lives after its last ring
 _LATEST = 16  # who looks at a log has most often all but its end
 
 
@@ -113,8 +116,12 @@ class Journal:
 
     async def _read(self, family: Family) -> None:
         last = dict.fromkeys((keys.journal(family, self.router), keys.room(family)), b"0-0")
+        told_at = -math.inf
         while self._awaited(family):
             try:
+                if self.bus.clock.monotonic() - told_at > TELL_S:
+                    await self._tell(family)
+                    told_at = self.bus.clock.monotonic()
                 reply = await self.bus.blocking(
                     "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", *last, *last.values()
                 )
@@ -142,6 +149,14 @@ class Journal:
             return
         for entry, flat in entries:
             self._ring(flat, _order(entry)[0])
+
+    async def _tell(self, family: Family) -> None:
+        """Say that there is a journal: a deletion reads those it is told of."""
+        name, now_ms = keys.journals(family), self.bus.clock.now_ms()
+        with contextlib.suppress(BusFull):  # then the jobs' records name it
+            await self.bus.call("ZADD", name, now_ms, self.router)
+            await self.bus.call("ZREMRANGEBYSCORE", name, "-inf", now_ms - int(1000 * FORGET_S))
+            await self.bus.call("PEXPIRE", name, int(1000 * FORGET_S))
 
     def _awaited(self, family: Family) -> bool:
         recent = self.bus.clock.monotonic() - self._ready[family] < IDLE_S

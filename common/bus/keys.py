@@ -53,6 +53,16 @@ def dead(family: Family) -> str:
     return f"{tag(family)}:dead"
 
 
+def letters(family: Family) -> str:
+    """Job to entry, of every dead letter: what finds a job's letter without reading all."""
+    return f"{tag(family)}:letters"
+
+
+def journals(family: Family) -> str:
+    """The routers that listen in a family, scored by when they last said so."""
+    return f"{tag(family)}:journals"
+
+
 def journal(family: Family, router: str) -> str:
     """The doorbell of one router in one family."""
     return f"{tag(family)}:journal:{router}"
@@ -66,6 +76,21 @@ def job(job_id: str) -> str:
 def log(job_id: str) -> str:
     """The events of one job, indexed from 0."""
     return f"{tag(family_of(job_id))}:log:{job_id}"
+
+
+def seen(job_id: str) -> str:
+    """Exists while somebody came back for a request not long ago."""
+    return f"{tag(family_of(job_id))}:seen:{job_id}"
+
+
+def claimed(job_id: str) -> str:
+    """The key of the idempotency claim that a request was made under."""
+    return f"{tag(family_of(job_id))}:claimed:{job_id}"
+
+
+def claim(tenant: str, key: str) -> str:
+    """A tenant's idempotency key: the hash of its body, and its request."""
+    return f"idem:{tenant}:{key}"
 
 
 def own(worker: str) -> str:
@@ -113,12 +138,18 @@ def jobs(session_id: str) -> str:
     return f"{session(session_id)}:jobs"
 
 
+INDEX = "{sessions/0}:index"  # since when everything of a session is indexed, and what has been
 PINNED = "{sessions/0}:pinned"  # sessions whose pages stay, by when they were pinned
 
 
 def sessions(family: Family, tenant: str) -> str:
     """A tenant's sessions by the time of their last turn."""
     return f"{tag(family)}:sessions:{tenant}"
+
+
+def due(family: Family) -> str:
+    """Sessions as `tenant/id`, by when (ms) to look whether they have ended; not after they have."""
+    return f"{tag(family)}:due"
 
 
 def tenants(family: Family) -> str:

@@ -255,7 +255,13 @@ class Holder:
     async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
         """Charge a job with its own error: another try, or after 3 errors a dead letter."""
         job_keys = self._keys(lease)
-        names = [keys.use(self.family), keys.dead(self.family), *job_keys, keys.room(self.family)]
+        names = [
+            keys.use(self.family),
+            keys.dead(self.family),
+            keys.letters(self.family),
+            *job_keys,
+            keys.room(self.family),
+        ]
         args = [lease.worker, lease.job, lease.entry, lease.epoch]
         args += [code, message[:2000], trace[-8000:], MAX_ERRORS, lease.cls]
         verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()

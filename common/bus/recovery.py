@@ -157,7 +157,10 @@ class Recovery(Door):
     async def _convict(self, family: Family, cls: str, bad: Sequence[tuple[Any, str]]) -> None:
         """Make dead letters of a lane's entries that are no jobs: (raw entry, what is wrong)."""
         lane = keys.lane(family, cls)
-        names, args = [keys.use(family), keys.dead(family), lane], [cls, len(bad)]
+        names, args = (
+            [keys.use(family), keys.dead(family), keys.letters(family), lane],
+            [cls, len(bad)],
+        )
         for row, why in bad:
             job = _name_of(row, family)
             state = await self.job(job)
@@ -208,7 +211,7 @@ class Recovery(Door):
         batch = list(entries)
         shared = shared or cls
         heart = keys.heart(family, caller if mode == "take" else source)
-        names = [keys.use(family), keys.dead(family), heart]
+        names = [keys.use(family), keys.dead(family), keys.letters(family), heart]
         names += [keys.lane(family, cls), keys.lane(family, shared)]
         args: list[object] = [mode, source, caller, cls, shared, int(idle), len(batch)]
         for entry, unread in batch:
@@ -333,7 +336,7 @@ class Recovery(Door):
         workers |= {cls[2:] for cls in used if cls.startswith("w.")}
         lanes = sorted({*classes, *used, *map(keys.own, workers)})
         expired: list[object] = []
-        names = [keys.use(family), keys.workers(family), keys.dead(family)]
+        names = [keys.use(family), keys.workers(family), keys.dead(family), keys.letters(family)]
         names += [keys.lane(family, c) for c in lanes]
         job_keys: list[str] = []
         now, n = self.clock.now_ms(), 0

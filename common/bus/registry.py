@@ -15,6 +15,7 @@ from common.messages import CollectionRecord, DeadLetter, ModelCard, decode, enc
 
 CLAIM_S = 24 * 3600
 BODY_HASH_BYTES = 16
+LETTERS = 20  # read at once: a letter holds its job
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 
 
@@ -50,8 +51,12 @@ class Registry(Door):
 
         Conflict (409 `idempotency_conflict`) if the key was used with another body.
         """
-        name, mine = f"idem:{tenant}:{key}", body_hash + request.encode()
+        name, mine = keys.claim(tenant, key), body_hash + request.encode()
+        # First: a claim that its request does not name would outlive the request's session.
+        await self.call("SET", keys.claimed(request), name, "EX", CLAIM_S + 60)
         stored: bytes = await self.script("claim", [name], [mine, CLAIM_S])
+        if stored[len(body_hash) :] != request.encode():
+            await self.call("DEL", keys.claimed(request))
         if stored[: len(body_hash)] != body_hash:
             raise Conflict(
                 "Idempotency-Key was used with another body; use a new key for a new request",
@@ -61,12 +66,13 @@ class Registry(Door):
 
     async def claimed(self, tenant: str, key: str) -> str | None:
         """Return the request that (tenant, key) was claimed for, or None."""
-        stored = await self.call("GET", f"idem:{tenant}:{key}")
+        stored = await self.call("GET", keys.claim(tenant, key))
         return None if stored is None else str(stored[BODY_HASH_BYTES:].decode())
 
     async def unclaim(self, tenant: str, key: str, request: str) -> None:
         """Release a claim whose request was refused at the door."""
-        await self.script("unclaim", [f"idem:{tenant}:{key}"], [request])
+        await self.script("unclaim", [keys.claim(tenant, key)], [request])
+        await self.call("DEL", keys.claimed(request))
 
     # -- collections -----------------------------------------------------------------------------------
 
@@ -145,12 +151,31 @@ class Registry(Door):
 
     async def drop_dead_letter(self, job: str) -> bool:
         """Delete a dead letter; False if there is none of this job."""
-        name = keys.dead(family_of(job))
-        for row in await self.call("XRANGE", name, "-", "+"):
-            f = dict(zip(row[1][::2], row[1][1::2], strict=True))
-            if f.get(b"job", b"") == job.encode():
-                return bool(await self.call("XDEL", name, row[0]))
-        return False
+        name, letters = keys.dead(family_of(job)), keys.letters(family_of(job))
+        entries = await self.call("HGET", letters, job)
+        if entries is None:  # of an earlier version, and not indexed yet
+            await self.index_letters(family_of(job))
+            entries = await self.call("HGET", letters, job)
+        if entries is None:
+            return False
+        dropped = bool(await self.call("XDEL", name, *entries.split()))
+        await self.call("HDEL", letters, job)
+        return dropped
+
+    async def index_letters(self, family: Family) -> int:
+        """Index a family's dead letters by job, as those of earlier versions are not; may be repeated.
+
+        Returns how many of them are of a request's stages.
+        """
+        start, stages = "-", 0
+        names = [keys.letters(family)]
+        while rows := await self.call("XRANGE", keys.dead(family), start, "+", "COUNT", LETTERS):
+            for entry, flat in rows:
+                job = dict(zip(flat[::2], flat[1::2], strict=True)).get(b"job", b"")
+                await self.script("index", names, [job, entry])
+                stages += b"." in job.rpartition(b"~")[2]
+            start = "(" + rows[-1][0].decode()
+        return stages
 
     async def _scan(self, pattern: str) -> list[str]:
         found: set[str] = set()

@@ -25,8 +25,8 @@ SCRIPTS = (
     "cancel",
     "reap",
 )
-# Compare-and-set on the keys of one job, one claim, one registry or one API key.
-HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund")
+# Each changes the keys of one job, claim, registry, API key or session in one step.
+HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index")
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from common.bus import keys
 from common.bus.registry import Registry
 from common.bus.roster import hash_of
-from common.ids import Family, family_of
+from common.ids import Family, family_of, time_of, unique_of
 from common.messages import SessionRecord, Turn, decode, encode
 
 TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs lives
 AFTER_S = 600
+YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before its session exists
 _PAGE = 100
 
 
@@ -60,8 +61,22 @@ class Sessions(Registry):
         if int(await self.call("PTTL", keys.session(session))) == -1:
             await self.call("PEXPIRE", keys.session(session), ttl_s * 1000)
 
+    async def look_at_session(self, session: str, tenant: str, at_ms: int) -> None:
+        """Have a sweep look at `at_ms` whether a session has ended."""
+        await self.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
+
+    async def due_sessions(self, family: Family, most: int) -> list[tuple[str, str]]:
+        """Return (id, tenant) of up to `most` sessions of a family to look at now, the first due first."""
+        now_ms = self.clock.now_ms()
+        found = await self.call("ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most)
+        rows = (raw.decode().partition("/") for raw in found)
+        return [(name, tenant) for tenant, _, name in rows]
+
     async def _index(self, record: SessionRecord, family: Family) -> None:
         await self.call("SADD", keys.tenants(family), record.tenant)
+        await self.look_at_session(
+            record.id, record.tenant, time_of(unique_of(record.id)) + YOUNG_MS
+        )
         await self.call("ZADD", keys.sessions(family, record.tenant), record.updated_ms, record.id)
 
     async def stored_session(self, session: str) -> SessionRecord | None:
@@ -111,6 +126,7 @@ class Sessions(Registry):
             turn is not None and not turn.over
         ):  # a session outlives its turn, whose end sets the rest
             ttl_ms = max(ttl_ms, turn.deadline_ms - self.clock.now_ms() + 1000 * AFTER_S)
+        await self.look_at_session(session, record.tenant, self.clock.now_ms() + ttl_ms)
         if not await self.call("PEXPIRE", keys.session(session), ttl_ms):
             return False
         await self.call("PEXPIRE", keys.turns(session), ttl_ms)
@@ -126,8 +142,10 @@ class Sessions(Registry):
 
         Who marks it must have it erased: it does not expire any more.
         """
-        if await self.stored_session(session) is None:
+        record = await self.stored_session(session)
+        if record is None:
             return False
+        await self.look_at_session(session, record.tenant, self.clock.now_ms())
         await self.call("HSET", keys.session(session), "deleted", self.clock.now_ms())
         for name in (keys.session(session), keys.jobs(session)):
             await self.call("PERSIST", name)
@@ -153,12 +171,12 @@ class Sessions(Registry):
     # -- jobs run for a session ------------------------------------------------------------------------
 
     async def note_session_job(self, session: str, job: str, origin: str = "") -> None:
-        """Remember a job that is no turn (an export holds the conversation too), to be deleted with the session."""
-        name = keys.jobs(session)
-        await self.call("HSET", name, job, origin)
-        left = int(await self.call("PTTL", keys.session(session)))
-        if left != -1:  # -1: marked, so that it must not expire
-            await self.call("PEXPIRE", name, max(left, 0) + TRACE_S * 1000)
+        """Remember a job that is no turn (an export holds the conversation too), to be deleted with the session.
+
+        `origin` is the request it is a stage of. To be noted before it is admitted: nothing else finds it later.
+        """
+        names = [keys.session(session), keys.jobs(session)]
+        await self.script("note", names, [1, job, origin])
 
     async def session_jobs(self, session: str) -> dict[str, str]:
         """Return job -> request ("" where the job is one itself) of everything that was run for a session."""

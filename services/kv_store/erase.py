@@ -7,7 +7,7 @@ its place in the index are the last to go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from common import log
@@ -15,11 +15,14 @@ from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import family_of, unique_of
 from services.kv_store import metrics
+from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, Found, ulids_in
+from services.kv_store.indexing import Indexing
+from services.kv_store.leftovers import Leftovers
 from services.kv_store.page_eraser import Erased, PageEraser
-from services.kv_store.scan import CLAIMS, LANE, STREAMS, Found, ulids_in, walk
+from services.kv_store.scan import walk
 from services.kv_store.worker_eraser import WorkerEraser
 
-MOST_WALKS = 5
+MOST_LOOKS = 5
 _KEYS_AT_ONCE = 400
 _POLL_S = 0.05
 _LEAST_S = 1.0
@@ -30,6 +33,19 @@ NOT_SEARCHED = [
     "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
     "of a page that a worker forgot its memory holds computed numbers, no text, until another page takes its place",
 ]
+# What was searched: by the indexes, and by a walk over every key of every server.
+_SEARCHED = {
+    False: (
+        "keys of its jobs and requests: job, log, seen, claimed; of itself: turns, held",
+        {
+            DEAD: "entries that the index of dead letters names for its jobs",
+            JOURNAL: "job of each ring of the last minute, since its first request",
+            LANE: "entries that the records of its jobs name",
+        },
+        "claims that its requests name",
+    ),
+    True: ("keys", dict.fromkeys(STREAMS, "job of each entry"), "request of each claim"),
+}
 PAGES_NOT_SEARCHED = (
     "a page that a turn left which was not kept, or that a worker put which did not answer, may be in the page tiers"
     " until SPILLWAY_PAGES_TTL_S after its last use"
@@ -54,19 +70,17 @@ class Eraser:
 
         Unavailable `session_running` if a turn has not stopped by `until_ms`: to be repeated. Raises BusDown.
         """
-        traces = {name: await self._trace(name) for name, _ in sessions}
-        spare = {part for name, _ in sessions for part in (keys.session(name), keys.jobs(name))}
-        wanted = set().union(*traces.values())
-        found = await self._stop(wanted, spare, until_ms)
+        search = _Search(self._bus, [name for name, _ in sessions])
+        found = await self._stop(search, until_ms)
         # Workers first: what they forget, they put nowhere any more.
         held = {name: await _erased(self._workers, name) for name, _ in sessions} if prove else {}
         pages = {name: await _erased(self._pages, name) for name, _ in sessions} if prove else {}
-        removed, walks = Found(), 1
-        while found.count and walks <= MOST_WALKS:
-            _add(removed, found)
+        removed, looks = Found(), 1
+        while found.count and looks <= MOST_LOOKS:
+            removed.add(found)
             await self._remove(found)
-            found = await walk(self._bus, wanted, spare) if prove else Found()
-            walks += 1
+            found = await search.look() if prove else Found()
+            looks += 1
             if found.count:
                 metrics.LEFT.inc()
         if found.count:
@@ -78,7 +92,7 @@ class Eraser:
         return [
             proof(
                 name,
-                traces[name],
+                search.jobs[name],
                 removed,
                 found,
                 held=held.get(name),
@@ -94,21 +108,16 @@ class Eraser:
         await self._bus.call("UNLINK", keys.turns(session))
         await self._bus.call("UNLINK", keys.jobs(session))
         await self._bus.call("ZREM", keys.sessions(family_of(session), tenant), session)
-
-    async def _trace(self, session: str) -> set[str]:
-        """Mark a session deleted and return the ulids of it and of everything that was run for it."""
-        await self._bus.mark_session_deleted(session)
-        jobs = await self._bus.session_jobs(session)
-        ids = {session, *jobs, *filter(None, jobs.values())}
-        return {unique_of(name).split(".")[0] for name in ids}
+        await self._bus.call("ZREM", keys.due(family_of(session)), f"{tenant}/{session}")
 
     # -- stopping --------------------------------------------------------------------------------------
 
-    async def _stop(self, wanted: Collection[str], spare: Collection[str], until_ms: int) -> Found:
+    async def _stop(self, search: _Search, until_ms: int) -> Found:
         """Cancel the requests, then what is left of their jobs, and return what there is once all are over."""
         until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
         while True:
-            found = await walk(self._bus, wanted, spare)
+            await search.trace()  # a request that ran meanwhile may have had another job
+            found = await search.look()
             jobs = [job for name in found.keys if (job := name.partition(":job:")[2])]
             open_jobs = [job for job in jobs if await self._runs(job)]
             if not open_jobs:
@@ -133,33 +142,63 @@ class Eraser:
     # -- removing --------------------------------------------------------------------------------------
 
     async def _remove(self, found: Found) -> None:
+        """Remove what was found; what names other things goes after them."""
+        for name in found.claims:
+            await self._bus.call("DEL", name)
+        for name, entries in found.entries.items():
+            if LANE in name:  # its own script removes an entry, and lowers the use with it
+                continue
+            await self._bus.call("XDEL", name, *entries)
+            if name.endswith(DEAD):
+                letters = name.removesuffix(DEAD) + ":letters"
+                await self._bus.call("HDEL", letters, *entries.values())
         by_tag: dict[str, list[str]] = {}
         for name in found.keys:
             by_tag.setdefault(name.partition("}")[0], []).append(name)
         for names in by_tag.values():
             for first in range(0, len(names), _KEYS_AT_ONCE):
                 await self._bus.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
-        for name in found.claims:
-            await self._bus.call("DEL", name)
-        for name, entries in found.entries.items():
-            if LANE not in name:  # its own script removes an entry, and lowers the use with it
-                await self._bus.call("XDEL", name, *entries)
+
+
+class _Search:
+    """Looks for what some sessions left, by the indexes, and by a walk where those do not name everything."""
+
+    def __init__(self, bus: Bus, sessions: Sequence[str]) -> None:
+        self._bus, self._sessions = bus, sessions
+        self._leftovers, self._indexing = Leftovers(bus), Indexing(bus)
+        self.jobs: dict[str, set[str]] = {}  # by session: every job and request that was run for it
+
+    async def trace(self) -> None:
+        """Mark the sessions deleted, and read the names of what was run for them."""
+        for name in self._sessions:
+            await self._bus.mark_session_deleted(name)
+            jobs = await self._bus.session_jobs(name)
+            self.jobs[name] = {*jobs, *filter(None, jobs.values())}
+
+    async def look(self) -> Found:
+        """Return what there is now."""
+        every = set().union(*self.jobs.values())
+        found = await self._leftovers.find(self._sessions, every)
+        if not await self._indexing.complete(self._sessions):
+            spare = {
+                part for name in self._sessions for part in (keys.session(name), keys.jobs(name))
+            }
+            found.add(await walk(self._bus, ulids_of([*self._sessions, *every]), spare))
+        return found
+
+
+def ulids_of(names: Iterable[str]) -> set[str]:
+    """Return the ulids of sessions, requests and jobs; the jobs of one request have the same."""
+    return {unique_of(name).split(".")[0] for name in names}
 
 
 async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> Erased | None:
     return None if eraser is None else await eraser.erase(session)
 
 
-def _add(total: Found, found: Found) -> None:
-    total.keys |= found.keys
-    total.claims |= found.claims
-    for name, entries in found.entries.items():
-        total.entries.setdefault(name, {}).update(entries)
-
-
 def proof(
     session: str,
-    ulids: Collection[str],
+    jobs: Collection[str],
     removed: Found,
     left: Found,
     *,
@@ -167,7 +206,11 @@ def proof(
     pages: Erased | None,
     at_ms: int,
 ) -> dict[str, Any]:
-    """Return what was removed of a session, and what was searched, in vain, afterwards."""
+    """Return what was removed of a session, and what was searched, in vain, afterwards.
+
+    `jobs` are the jobs and requests that were run for it.
+    """
+    ulids = ulids_of([session, *jobs])
 
     def mine(name: str) -> bool:
         return any(ulid in ulids for ulid in ulids_in(name))
@@ -185,18 +228,16 @@ def proof(
     for what, erased in (("worker_pages", held), ("pages", pages)):
         if erased is not None:
             gone[what] = erased.pages
-    searched = [{"pattern": f"*{ulid}*", "in": "keys", "found": 0} for ulid in sorted(ulids)]
+    of_ids, of_entry, of_claim = _SEARCHED[left.walked]
+    searched: list[dict[str, Any]] = [
+        {"pattern": f"*{ulid}*", "in": of_ids, "found": 0} for ulid in sorted(ulids)
+    ]
     searched += [
-        {"pattern": f"*{part}*", "in": "job of each entry", "read": left.read[part], "found": 0}
+        {"pattern": f"*{part}*", "in": of_entry[part], "read": left.read[part], "found": 0}
         for part in STREAMS
     ]
     searched.append(
-        {
-            "pattern": f"{CLAIMS}*",
-            "in": "request of each claim",
-            "read": left.read[CLAIMS],
-            "found": 0,
-        }
+        {"pattern": f"{CLAIMS}*", "in": of_claim, "read": left.read[CLAIMS], "found": 0}
     )
     return {
         "id": session,

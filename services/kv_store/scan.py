@@ -1,4 +1,4 @@
-"""One walk over everything a store holds: which keys, stream entries and claims belong to some requests.
+"""One walk over everything a store holds, for sessions older than the indexes: what belongs to some requests.
 
 A request's id, its stages' job ids and every key made from them hold one ulid, so what belongs to a set of requests is
 what names one of their ulids: in its key, in the job field of a dead letter, a journal's ring or a lane's entry, or in
@@ -8,46 +8,20 @@ the value of an idempotency claim.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-from msgspec import Struct, field
-
 from common.bus import Bus
+from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, Found, ulids_in
 
-CLAIMS, DEAD, JOURNAL, LANE = "idem:", ":dead", ":journal:", ":lane:"
-STREAMS = (DEAD, JOURNAL, LANE)
 _BATCH = 1000
 _ROWS = {DEAD: 20, JOURNAL: 500, LANE: 20}  # payloads may be large
 _AT_ONCE = 32
-_ULID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{26}(?![0-9a-z])")
-
-
-class Found(Struct):
-    """What a walk met: how much it looked at, and what belongs to the requests it was for."""
-
-    servers: int = 0
-    scanned: int = 0
-    keys: set[str] = field(default_factory=set)
-    entries: dict[str, dict[bytes, str]] = field(default_factory=dict)
-    claims: set[str] = field(default_factory=set)
-    read: dict[str, int] = field(default_factory=lambda: dict.fromkeys((CLAIMS, *STREAMS), 0))
-
-    @property
-    def count(self) -> int:
-        """How many things were found."""
-        return len(self.keys) + len(self.claims) + sum(map(len, self.entries.values()))
-
-
-def ulids_in(name: str) -> list[str]:
-    """Return the ulids a key or an id holds."""
-    return _ULID.findall(name)
 
 
 async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> Found:
     """Look at every key of every server; `spare` names keys to leave out. Raises BusDown."""
-    found = Found()
+    found = Found(walked=True)
     for caller in bus.callers():
         found.servers += 1
         async for names in _names(caller):

@@ -18,6 +18,7 @@ from common.messages import WorkerRecord
 from common.pages.store import PageStore
 from common.supervisor import Supervisor
 from services.kv_store.erase import Eraser
+from services.kv_store.indexing import Indexing
 from services.kv_store.keeper import Keeper
 from services.kv_store.limits import limits_of
 from services.kv_store.loop import AT_ONCE, StoreLoop
@@ -88,6 +89,8 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         pid=os.getpid(),
         service=SERVICE,
     )
+    indexing = Indexing(bus)
+    await indexing.begin()
     consumer = Consumer(bus, FAMILY, record, largest_items=1, largest_tokens=1)
     await consumer.start()
     health.set("bus", ready=True)
@@ -95,6 +98,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     tasks = [
         bus.supervisor.process(_watch(bus, health, stopping), "watch"),
         bus.supervisor.process(Sweep(bus, eraser, config.sweep_s).run(), "sweep"),
+        bus.supervisor.scoped(indexing.run, "indexing"),
     ]
     if keeper is not None:
         tasks.append(bus.supervisor.process(keeper.run(), "pages"))

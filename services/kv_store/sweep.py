@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 from common import log
-from common.bus import Bus, keys
+from common.bus import Bus, BusFull, keys
+from common.bus.sessions import YOUNG_MS
 from common.errors import SpillwayError
-from common.ids import Family, unique_of
+from common.ids import time_of, unique_of
 from services.kv_store import metrics
 from services.kv_store.erase import Eraser, Named
 
 MOST = 2000
 BATCH = 200
-YOUNG_MS = (
-    900_000  # longer than any request lasts: an import is in the index before its session exists
-)
 STOP_S = 10.0
 LOCK = "{sessions/0}:sweep"
 _log = log.get("kv_store")
-_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 class Sweep:
-    """Goes round the indexes, at most `MOST` entries each time; of several kv_stores one sweeps."""
+    """Looks at the sessions that are due, at most `MOST` each time; of several kv_stores one sweeps."""
 
     def __init__(self, bus: Bus, eraser: Eraser, every_s: float) -> None:
         self._bus, self._eraser, self._every_s = bus, eraser, every_s
-        self._cursors: dict[str, bytes] = {}
         self._begin = 0
 
     async def run(self) -> None:
@@ -49,19 +46,15 @@ class Sweep:
         """Sweep once; return how many sessions were erased."""
         expired: list[Named] = []
         marked: list[Named] = []
-        indexes = [
-            (family, raw.decode())
-            for family in await self._bus.session_families()
-            for raw in sorted(await self._bus.call("SMEMBERS", keys.tenants(family)))
-        ]
-        left, at = MOST, self._begin % max(len(indexes), 1)
-        for family, tenant in indexes[at:] + indexes[:at]:
+        families = await self._bus.session_families()
+        left, at = MOST, self._begin % max(len(families), 1)
+        for family in families[at:] + families[:at]:
             if left <= 0:
                 break
             self._begin += 1  # the next sweep begins where this one ends
-            for name in await self._some(family, tenant):
+            for name, tenant in await self._bus.due_sessions(family, left):
                 left -= 1
-                why = await self._over(name)
+                why = await self._over(name, tenant)
                 if why:
                     (expired if why == "expired" else marked).append((name, tenant))
         for why, some in (("expired", expired), ("deleted", marked)):
@@ -70,38 +63,36 @@ class Sweep:
         return len(expired) + len(marked)
 
     async def _erase(self, some: list[Named], why: str) -> None:
-        until_ms = self._bus.clock.now_ms() + int(1000 * STOP_S)
+        now_ms = self._bus.clock.now_ms()
+        until_ms = now_ms + int(1000 * STOP_S)
+        for name, tenant in some:  # those that cannot be erased now let others go first
+            await self._look(name, tenant, now_ms + int(1000 * self._every_s))
         await self._eraser.erase(some, until_ms, prove=why == "deleted")
         for name, tenant in some:
             await self._eraser.forget(name, tenant)
             metrics.ERASED.labels(why).inc()
         _log.info("sessions_swept", why=why, sessions=len(some))
 
-    async def _some(self, family: Family, tenant: str) -> list[str]:
-        """Return the next entries of one index."""
-        index = keys.sessions(family, tenant)
-        cursor = self._cursors.get(index, b"0")
-        cursor, flat = await self._bus.call("ZSCAN", index, cursor, "COUNT", BATCH)
-        self._cursors[index] = cursor if isinstance(cursor, bytes) else str(cursor).encode()
-        return [name.decode() for name in flat[::2]]
-
-    async def _over(self, name: str) -> str:
+    async def _over(self, name: str, tenant: str) -> str:
         """Return why a session is to be erased: "expired", "deleted" long enough ago, or "" if it is not."""
-        tenant, deleted, ttl = await self._bus.call(
+        stored, deleted, ttl = await self._bus.call(
             "HMGET", keys.session(name), "tenant", "deleted", "ttl"
         )
-        now = self._bus.clock.now_ms()
-        if tenant is None:
-            return "expired" if now - made_ms(name) > YOUNG_MS else ""
+        now_ms = self._bus.clock.now_ms()
+        if stored is None:
+            young_ms = time_of(unique_of(name)) + YOUNG_MS
+            if now_ms > young_ms:
+                return "expired"
+            await self._look(name, tenant, young_ms)
+            return ""
         if deleted is not None:
-            return "deleted" if now - int(deleted) > 1000 * self._every_s else ""
+            return "deleted" if now_ms - int(deleted) > 1000 * self._every_s else ""
         await self._bus.mend_session(name, int(ttl))
+        left_ms = int(await self._bus.call("PTTL", keys.session(name)))
+        await self._look(name, tenant, now_ms + max(left_ms, 0))
         return ""
 
-
-def made_ms(name: str) -> int:
-    """Return when an id was made, by the ulid in it."""
-    value = 0
-    for character in unique_of(name)[:10]:
-        value = value * 32 + _CROCKFORD.index(character)
-    return value
+    async def _look(self, name: str, tenant: str, at_ms: int) -> None:
+        """Look at a session again at a later moment, or at every sweep while the bus is full."""
+        with contextlib.suppress(BusFull):
+            await self._bus.look_at_session(name, tenant, at_ms)

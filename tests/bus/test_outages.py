@@ -14,6 +14,7 @@ import pytest
 from common.bus import Admission, Bus, BusDown, BusFull, Consumer, Journal, Lease, NewJob, keys
 from common.clock import SystemClock
 from common.config import Common
+from common.ids import Family, job_id, ulid
 from common.messages import Event
 from tests.bus.kit import (
     EMBED,
@@ -251,7 +252,7 @@ async def test_full(redis_server: Server, tmp_path: Path) -> None:
         assert await m.bus.job(job.id) is None
         assert (await admit(m.bus, m.accepted[0])).outcome == "exists"
         with pytest.raises(BusFull):
-            await m.bus.claim("t", "k", b"h", "r")
+            await m.bus.claim("t", "k", b"h", job_id(Family("request"), ulid()))
         m.hold.set()
         assert await m.outcomes() == ["result"] * 6
         await asyncio.sleep(1.2)

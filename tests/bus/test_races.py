@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from common.bus import Bus, keys
-from common.ids import Family
+from common.ids import Family, job_id, ulid
 from common.messages import CollectionRecord
 from tests.bus.kit import Hand, must, new_job, open_bus
 from tests.servers import Cluster
 
 BODY = b"0123456789abcdef"
+MINE, OTHER = (job_id(Family("request"), ulid()) for _ in range(2))
 Step = Callable[[], Awaitable[Any]]
 
 
@@ -64,9 +65,9 @@ async def test_an_adopted_job_names_its_router(bus: Bus, family: Family) -> None
 async def test_a_claim_is_never_granted_without_being_kept(bus: Bus) -> None:
     """However often another request takes a key and gives it back meanwhile, who is told that the key is his has it."""
     name, call = "idem:t:k", bus.call
-    between(bus, "SET", name, before=lambda: call("SET", name, BODY + b"other"))
+    between(bus, "SET", name, before=lambda: call("SET", name, BODY + OTHER.encode()))
     between(bus, "GET", name, before=lambda: call("DEL", name))
-    granted = await bus.claim("t", "k", BODY, "mine")
+    granted = await bus.claim("t", "k", BODY, MINE)
     bus.call = call  # type: ignore[method-assign]
     assert granted == await bus.claimed("t", "k")
     assert await call("TTL", name) > 0
@@ -75,15 +76,15 @@ async def test_a_claim_is_never_granted_without_being_kept(bus: Bus) -> None:
 async def test_a_release_leaves_the_next_ones_claim(bus: Bus) -> None:
     """A claim that expired and was taken by another request while it is released stays that request's."""
     name, call = "idem:t:k", bus.call
-    await bus.claim("t", "k", BODY, "mine")
+    await bus.claim("t", "k", BODY, MINE)
     taken: list[str] = []
 
     async def take() -> None:
-        taken.append("other")
-        await call("SET", name, BODY + b"other")
+        taken.append(OTHER)
+        await call("SET", name, BODY + OTHER.encode())
 
     between(bus, "GET", name, after=take)
-    await bus.unclaim("t", "k", "mine")
+    await bus.unclaim("t", "k", MINE)
     bus.call = call  # type: ignore[method-assign]
     assert await bus.claimed("t", "k") == (taken[0] if taken else None)
 
@@ -95,7 +96,10 @@ async def test_many_clients_claim_one_key(bus: Bus, place: Any, tmp_path: Any) -
     try:
         for turn in range(10):
             told = await asyncio.gather(
-                *(each.claim("t", f"k{turn}", BODY, f"r{i}") for i, each in enumerate(others * 3))
+                *(
+                    each.claim("t", f"k{turn}", BODY, job_id(Family("request"), ulid()))
+                    for each in others * 3
+                )
             )
             assert set(told) == {await bus.claimed("t", f"k{turn}")}
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from common.bus import Bus, keys, place
 from common.errors import Conflict
-from common.ids import Family
+from common.ids import Family, job_id, ulid
 from common.messages import CollectionRecord, Document, Write
 from common.redis.heartbeat import OVERDUE_S, Pulse
 from tests.bus.kit import (
@@ -220,17 +220,18 @@ async def test_leaving_leaves_nothing(bus: Bus, family: Family) -> None:
 
 async def test_claims(bus: Bus) -> None:
     """An idempotency key belongs to its first body and request; a refused request gives it back."""
-    assert await bus.claim("t", "k", b"hash", "r1") == "r1"
-    assert await bus.claim("t", "k", b"hash", "r1") == "r1"
-    assert await bus.claim("t", "k", b"hash", "r2") == "r1"
-    assert await bus.claim("other", "k", b"hash", "r3") == "r3"
+    r = [job_id(Family("request"), ulid()) for _ in range(7)]
+    assert await bus.claim("t", "k", b"hash", r[1]) == r[1]
+    assert await bus.claim("t", "k", b"hash", r[1]) == r[1]
+    assert await bus.claim("t", "k", b"hash", r[2]) == r[1]
+    assert await bus.claim("other", "k", b"hash", r[3]) == r[3]
     with pytest.raises(Conflict) as caught:
-        await bus.claim("t", "k", b"diff", "r4")
+        await bus.claim("t", "k", b"diff", r[4])
     assert caught.value.code == "idempotency_conflict"
-    await bus.unclaim("t", "k", "r2")
-    assert await bus.claim("t", "k", b"hash", "r5") == "r1"
-    await bus.unclaim("t", "k", "r1")
-    assert await bus.claim("t", "k", b"diff", "r6") == "r6"
+    await bus.unclaim("t", "k", r[2])
+    assert await bus.claim("t", "k", b"hash", r[5]) == r[1]
+    await bus.unclaim("t", "k", r[1])
+    assert await bus.claim("t", "k", b"diff", r[6]) == r[6]
 
 
 async def test_collections(bus: Bus) -> None:

@@ -97,7 +97,7 @@ async def lived(bus: Bus, hand: Hand, text: str) -> SessionRecord:
     await around(bus, lease.job, text)
     record = await now(bus, record)
     request = job_id(REQUESTS, ulid())
-    await grounded(bus, request, text)
+    await grounded(bus, record, request, text)
     lease = await begin(bus, hand, record, text, origin=request)
     await end(bus, hand, lease, record, text)
     record = await now(bus, record)
@@ -115,9 +115,11 @@ async def around(bus: Bus, request: str, text: str) -> None:
     await bus.claim("t", text + ulid(), hashlib.blake2b(digest_size=16).digest(), request)
 
 
-async def grounded(bus: Bus, request: str, text: str) -> None:
+async def grounded(bus: Bus, record: SessionRecord, request: str, text: str) -> None:
     """Run a request of several jobs to its end: its own, and one that embeds the question."""
     embed = child_id(request, EMBEDS, "embed", 0)
+    await bus.note_session_job(record.id, request)
+    await bus.note_session_job(record.id, embed, request)
     given: list[tuple[str, Any, str, Family]] = [
         (request, RequestWork(kind="ground", tenant="t", body=text.encode()), "router", REQUESTS),
         (embed, EmbedWork(fingerprint=text, tokens=[[1]]), "gpu", EMBEDS),

@@ -1,12 +1,12 @@
 -- Convicts entries of one lane that cannot be read.
--- KEYS use dead lane | {job log journal} per entry | room     ARGV class | n {id entry message}..
+-- KEYS use dead letters lane | {job log journal} per entry | room     ARGV class | n {id entry message}..
 -- Returns how many entries were still there.
-local use, dead, lane = key(), key(), key()
+local use, dead, letters, lane = key(), key(), key(), key()
 open_door(use)
 local class, done = arg(), 0
 for _ = 1, num() do
   local id, entry, message = arg(), arg(), arg()
-  local k = {use = use, dead = dead, lane = lane, job = key(), log = key(), journal = key()}
+  local k = {use = use, dead = dead, letters = letters, lane = lane, job = key(), log = key(), journal = key()}
   if convict(k, class, id, entry, message) then done = done + 1 end
 end
 return done

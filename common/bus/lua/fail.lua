@@ -1,6 +1,6 @@
 -- A raised error charges its own job: it goes to `returned` for another try, or is convicted.
--- KEYS use dead job log lane journal room     ARGV worker id entry epoch code message trace max_errors class
-local k = {use = key(), dead = key(), job = key(), log = key(), lane = key(), journal = key()}
+-- KEYS use dead letters job log lane journal room     ARGV worker id entry epoch code message trace max_errors class
+local k = {use = key(), dead = key(), letters = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)
 local worker, id, entry, epoch, code, message, trace, max_errors, class =
   arg(), arg(), arg(), num(), arg(), arg(), arg(), num(), arg()

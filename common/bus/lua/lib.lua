@@ -96,6 +96,15 @@ local function end_job(k, job, kind, event, code, message)
   return true
 end
 
+-- A job's letters by their entries, most often one: the index that finds them without reading all.
+local function index_letter(letters, job, entry)
+  local known = call('HGET', letters, job)
+  if not known then call('HSET', letters, job, entry)
+  elseif not string.find(' ' .. known .. ' ', ' ' .. entry .. ' ', 1, true) then
+    call('HSET', letters, job, known .. ' ' .. entry)
+  end
+end
+
 local function bury(k, job, code, message, trace)
   local f = fields(k.job, 'entry', 'tenant', 'items', 'tokens', 'attempts')
   local e = call('XRANGE', k.lane, f[1], f[1])
@@ -105,6 +114,7 @@ local function bury(k, job, code, message, trace)
   end
   local id = call('XADD', k.dead, '*', 'job', job, 'tenant', f[2], 'payload', payload, 'items', f[3], 'tokens', f[4],
     'code', code, 'message', message, 'trace', trace, 'attempts', f[5] or '1', 'at', now_ms())
+  index_letter(k.letters, job, id)
   call('HSET', k.job, 'letter', id)
   end_job(k, job, 'dead', nil, code, message)
 end
@@ -144,6 +154,7 @@ local function convict(k, class, id, entry, message)
   local its = f[1] == entry and f[2] == class
   local letter = call('XADD', k.dead, '*', 'job', id, 'tenant', its and f[3] or '', 'payload', cmsgpack.pack(kept), 'items', 0,
     'tokens', 0, 'code', 'bad_entry', 'message', message, 'trace', '', 'attempts', 0, 'at', now_ms())
+  index_letter(k.letters, id, letter)
   if its then
     call('HSET', k.job, 'letter', letter)
     end_job(k, id, 'dead', nil, 'bad_entry', message)

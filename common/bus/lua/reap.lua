@@ -1,8 +1,8 @@
 -- Housekeeping of one family: ends expired work nobody holds, deletes dead consumers at pending 0, forgets dead
 -- workers, and recomputes use from the streams; any difference is a bug and is returned, as are the classes of entries convicted.
--- KEYS use workers dead | lane per class | heart per worker | {job log journal} per expired entry | room
+-- KEYS use workers dead letters | lane per class | heart per worker | {job log journal} per expired entry | room
 -- ARGV n class.. | n worker.. | n {class_index id entry}..
-local use, workers, dead = key(), key(), key()
+local use, workers, dead, letters = key(), key(), key(), key()
 open_door(use)
 local classes, lanes, hearts, live = {}, {}, {}, {}
 for i = 1, num() do classes[i] = arg(); lanes[i] = key() end
@@ -14,7 +14,7 @@ end
 local now, ended, deleted, wrong, bad = now_ms(), 0, 0, {}, {}
 for _ = 1, num() do
   local c, id, entry = num(), arg(), arg()
-  local k = {use = use, dead = dead, lane = lanes[c], job = key(), log = key(), journal = key()}
+  local k = {use = use, dead = dead, letters = letters, lane = lanes[c], job = key(), log = key(), journal = key()}
   local f = fields(k.job, 'entry', 'deadline')
   local holder = owner(k.lane, entry)
   local free = not holder or holder == RETURNED

@@ -3,10 +3,10 @@
 --   return  the caller's own leases, handed over: charges nothing
 --   take    entries of `returned` for the caller, who must be alive
 -- A worker's own lane has no other reader, so its entries move to the shared lane instead.
--- KEYS use dead heart(of from; of the caller when taking) lane shared | {job log journal} per entry | room
+-- KEYS use dead letters heart(of from; of the caller when taking) lane shared | {job log journal} per entry | room
 -- ARGV mode from caller class shared_class idle | n {id entry unread}..
 -- Returns per entry: id and verdict (returned|moved|taken:<epoch>:<alone>|waits|cancelled|expired|dead|bad|not).
-local use, dead, heart, lane, shared = key(), key(), key(), key(), key()
+local use, dead, letters, heart, lane, shared = key(), key(), key(), key(), key(), key()
 open_door(use)
 local mode, from, caller, class, shared_class, idle = arg(), arg(), arg(), arg(), arg(), arg() == '1'
 local out, now = {}, now_ms()
@@ -86,7 +86,7 @@ end
 
 for _ = 1, num() do
   local id, entry, unread = arg(), arg(), arg() == '1'
-  local k = {use = use, dead = dead, lane = lane, job = key(), log = key(), journal = key()}
+  local k = {use = use, dead = dead, letters = letters, lane = lane, job = key(), log = key(), journal = key()}
   local verdict = one(k, id, entry, unread)
   out[#out + 1] = id
   out[#out + 1] = verdict

@@ -52,6 +52,7 @@ async def ground(run: Run, plan: GroundPlan) -> RequestResult:
     run.owns(job)
     if plan.chat.session:
         await _note(run, plan.chat.session)
+        run.session = plan.chat.session
     told = None
     if run.index:  # another router had it before
         told = told_of(await run.tools.bus.log(run.request))

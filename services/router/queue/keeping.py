@@ -27,11 +27,11 @@ class Keeping:
 
     async def note_reader(self, request: str) -> None:
         """Remember that somebody came back for a request, at whichever router."""
-        await self.bus.call("SET", _seen(request), self.bus.clock.now_ms(), "EX", AFTER_S)
+        await self.bus.call("SET", keys.seen(request), self.bus.clock.now_ms(), "EX", AFTER_S)
 
     async def seen(self, request: str, within_s: float) -> bool:
         """Return whether somebody came back for a request within the last `within_s`."""
-        raw = await self.bus.call("GET", _seen(request))
+        raw = await self.bus.call("GET", keys.seen(request))
         return raw is not None and self.bus.clock.now_ms() - int(raw) <= within_s * 1000
 
     def deliver(self, request: str, jobs: Sequence[str] = ()) -> None:
@@ -69,10 +69,6 @@ class Keeping:
         state = await self.bus.job(request)
         if state is None or state.tenant != tenant:
             raise _no_request(request)
-
-
-def _seen(request: str) -> str:
-    return f"{keys.tag(family_of(request))}:seen:{request}"
 
 
 def _no_request(request: str) -> NotFound:

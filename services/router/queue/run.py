@@ -47,6 +47,7 @@ class Run:
     def __init__(self, tools: Tools, lease: Lease, tenant: str, logged: int) -> None:
         self.tools, self.lease, self.tenant = tools, lease, tenant
         self.request = lease.job
+        self.session = ""  # whose request it is: its jobs are deleted with the session
         self.index = logged
         self.news: bytes | None = None
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
@@ -146,6 +147,8 @@ class Run:
         self._open.add(job)
         self.tools.used[family_of(job)] = self.tools.bus.clock.monotonic()
         try:
+            if self.session:
+                await self.tools.bus.note_session_job(self.session, job, self.request)
             admission = await self.tools.bus.admit(
                 [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
                 classes=self.tools.policy.classes(classes),

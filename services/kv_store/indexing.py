@@ -1,0 +1,76 @@
+"""Since when all that a session leaves is indexed: what is older is found by a walk over every key.
+
+An earlier version wrote no indexes. Its dead letters, and its sessions by when they end, are indexed once, which may be
+killed and goes on at the next start; what else it left has a time to live, after which nothing is walked for any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from common import log
+from common.bus import Bus, BusFull, keys
+from common.bus.registry import CLAIM_S
+from common.ids import time_of, unique_of
+
+BEGUN, LETTERS, SESSIONS = "since", "letters", "sessions"
+_ROWS = 200
+OLD_MS = 1000 * (CLAIM_S + 3600)  # a claim is the last of an earlier version's traces to go
+_log = log.get("kv_store")
+
+
+class Indexing:
+    """The state of the indexes, in `{sessions/0}:index`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def begin(self) -> None:
+        """Note that every process writes the indexes from now on; the first note counts."""
+        with contextlib.suppress(BusFull):  # then every deletion walks until the next start
+            await self._bus.call("HSETNX", keys.INDEX, BEGUN, self._bus.clock.now_ms())
+
+    async def complete(self, sessions: Iterable[str]) -> bool:
+        """Return whether the indexes name all that these sessions left."""
+        since, letters = await self._bus.call("HMGET", keys.INDEX, BEGUN, LETTERS)
+        if since is None or letters is None:
+            return False
+        gone = self._bus.clock.now_ms() >= int(since) + OLD_MS
+        if gone and not int(
+            letters
+        ):  # a letter of a stage has no time to live, and no list of jobs names it
+            return True
+        return all(time_of(unique_of(name)) >= int(since) for name in sessions)
+
+    async def run(self) -> None:
+        """Index the dead letters and sessions of earlier versions, if that was not done yet. Raises BusDown, BusFull."""
+        if await self._bus.call("HGET", keys.INDEX, SESSIONS) is None:
+            await self.index_sessions()
+        if await self._bus.call("HGET", keys.INDEX, LETTERS) is None:
+            await self.index_letters()
+
+    async def index_sessions(self) -> None:
+        """Have the sweep look at every session once, which tells when to look again; then note that this was done."""
+        count = 0
+        for family in await self._bus.session_families():
+            for tenant in await self._bus.call("SMEMBERS", keys.tenants(family)):
+                index, cursor = keys.sessions(family, tenant.decode()), b"0"
+                while True:
+                    cursor, flat = await self._bus.call("ZSCAN", index, cursor, "COUNT", _ROWS)
+                    members = [part for name in flat[::2] for part in (0, tenant + b"/" + name)]
+                    if members:
+                        await self._bus.call("ZADD", keys.due(family), "NX", *members)
+                    count += len(members) // 2
+                    if cursor in {b"0", 0}:
+                        break
+        await self._bus.call("HSET", keys.INDEX, SESSIONS, count)
+        _log.info("sessions_indexed", sessions=count)
+
+    async def index_letters(self) -> None:
+        """Index every family's dead letters, then note that this was done."""
+        stages = 0
+        for family in await self._bus.condemned():
+            stages += await self._bus.index_letters(family)
+        await self._bus.call("HSET", keys.INDEX, LETTERS, stages)
+        _log.info("letters_indexed", of_stages=stages)
