@@ -102,7 +102,11 @@ class Leftovers:
             while rows := await self._bus.call("XRANGE", stream, start, "+", "COUNT", _ROWS):
                 found.read[JOURNAL] += len(rows)
                 for entry, flat in rows:
-                    job = dict(zip(flat[::2], flat[1::2], strict=True)).get(b"j", b"").decode()
+                    job = (
+                        dict(zip(flat[::2], flat[1::2], strict=True))
+                        .get(b"j", b"")
+                        .decode(errors="replace")
+                    )
                     if job in wanted:
                         found.entries.setdefault(stream, {})[entry] = job
                 start = "(" + rows[-1][0].decode()
