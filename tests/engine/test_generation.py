@@ -52,6 +52,30 @@ async def test_streams_of_many_jobs(bus: Any, desk: Desk) -> None:
     assert worker.generated() == sum(range(10, 40))
 
 
+async def test_a_job_whose_end_cannot_be_told(
+    bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected error as a generation is ended costs one more try: its client gets the same answer, and its end."""
+    async with running(bus) as worker:
+        finish, failed = worker.consumer.finish, []
+
+        async def breaks(lease: Any, result: Any, **more: Any) -> str:
+            if not failed:
+                failed.append(lease.job)
+                raise RuntimeError("boom")
+            return await finish(lease, result, **more)
+
+        monkeypatch.setattr(worker.consumer, "finish", breaks)
+        job = await desk.admit(work("hello", max_new=10))
+
+        pieces, result = await desk.result(job)
+        assert text_of(pieces) == said("hello", 10)
+        assert result.completion_tokens == 10
+        assert failed == [job]
+        assert worker.no_page_held()
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
 async def test_work_of_all_kinds(bus: Any, desk: Desk) -> None:
     """One worker: several prompts and choices, every way to end, log probabilities."""
     async with running(bus) as worker:

@@ -149,6 +149,28 @@ async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
     assert await bus.use(FAMILY) == {"gpu": (0, 0)}
 
 
+async def test_a_job_whose_end_cannot_be_told(
+    bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected error as a job is ended costs one more try of this job; its neighbours end as always."""
+    async with running(bus) as worker:
+        finish, failed = worker.consumer.finish, []
+
+        async def breaks(lease: Any, result: Any) -> str:
+            if not failed:
+                failed.append(lease.job)
+                raise RuntimeError("boom")
+            return await finish(lease, result)
+
+        monkeypatch.setattr(worker.consumer, "finish", breaks)
+        jobs = [await desk.admit([n]) for n in range(2, 6)]
+
+        for n, job in zip(range(2, 6), jobs, strict=True):
+            assert rows(await desk.end(job)) == [TinyModel.row([n])]
+    assert len(failed) == 1
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
 async def test_refusals(bus: Any, desk: Desk) -> None:
     """Work that is not for this model ends at once, without tries and without a dead letter."""
     async with running(bus) as worker:
