@@ -39,3 +39,13 @@ def test_no_service_imports_another() -> None:
     assert len({name for name, _ in found}) > 100
     assert strangers == []
     assert [name for name in torch if not name.startswith(TORCH)] == []
+
+
+def test_connections_to_redis_are_made_in_one_room() -> None:
+    """redis-py is used in `common/redis` alone; elsewhere only its errors are known."""
+    used = {
+        name
+        for name, module in _imports()
+        if module.split(".")[0] == "redis" and not module.startswith("redis.exceptions")
+    }
+    assert used == {"common/redis/address.py"}
