@@ -95,6 +95,11 @@ class Connection:
         self._policy.reachable_since = since
 
     @property
+    def in_flight(self) -> int:
+        """How many commands have no reply yet, those whose callers have left among them."""
+        return self._commands.in_flight + self._blocking.in_flight
+
+    @property
     def reachable(self) -> bool:
         """True if the last command reached Redis."""
         return self.reachable_since is not None

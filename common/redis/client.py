@@ -75,6 +75,11 @@ class RedisClient:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
+    @property
+    def in_flight(self) -> int:
+        """How many commands have no reply yet, those whose callers have left among them."""
+        return len(self._tasks)
+
     async def call(self, *command: Any, timeout_s: float | None = None) -> Any:
         """Run one command. OutOfMemoryError where the server is full, ResponseError for what else it refuses."""
         return await self.run(lambda redis: redis.execute_command(*command), timeout_s)

@@ -202,7 +202,7 @@ class Chaos:
         with contextlib.suppress(BusDown):
             await task
         for _ in range(200):  # commands whose waiter has left run to their end
-            if not any(bus._tasks for bus in self.buses[2:]):
+            if not any(bus.in_flight for bus in self.buses[2:]):
                 break
             await asyncio.sleep(0.002)
         after = self.snapshot()
