@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -18,11 +19,8 @@ A = TypeVar("A")
 STOP_S = 10.0
 
 
-class Portal:
-    """Runs coroutines in its own thread; callers of any thread wait for them, an event loop's thread included.
-
-    The thread is a daemon and starts at the first use, so a program that forgets to close can end.
-    """
+class _LoopThread:
+    """An event loop and the daemon thread that runs it; both begin at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +28,8 @@ class Portal:
         self._thread: threading.Thread | None = None
         self.closed = False
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop; RuntimeError once closed, or in the loop's own thread."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this client is closed")
@@ -40,28 +39,11 @@ class Portal:
                     target=self._loop.run_forever, name="spillway-client", daemon=True
                 )
                 self._thread.start()
-            return self._loop
-
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine to its end and return its result; an interrupt in the caller cancels it there."""
-        try:
-            loop = self._started()
             if threading.current_thread() is self._thread:
                 raise RuntimeError(
                     "a blocking call of the client in its own thread would wait for itself"
                 )
-        except RuntimeError:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise errors.APIConnectionError("the client was closed during the call") from None
-        except BaseException:
-            if not future.done():  # KeyboardInterrupt: it came here, not there
-                future.cancel()
-            raise
+            return self._loop
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `last`, then end the loop and its thread; idempotent, and safe at the interpreter's end."""
@@ -81,6 +63,45 @@ class Portal:
             thread.join(STOP_S)
             if not thread.is_alive():
                 loop.close()
+
+
+class Portal:
+    """Runs coroutines in its own thread; callers of any thread wait for them, an event loop's thread included.
+
+    The client and everything made from it hold the portal. It closes, and runs `last`, when the last of them is
+    gone, or when `close` is called. The thread is a daemon and starts at the first use, so a program that forgets
+    to close can end.
+    """
+
+    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._running = _LoopThread()
+        self._finalizer = weakref.finalize(self, self._running.close, last)
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls are refused."""
+        return self._running.closed
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine to its end and return its result; an interrupt in the caller cancels it there."""
+        try:
+            loop = self._running.loop()
+        except RuntimeError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise errors.APIConnectionError("the client was closed during the call") from None
+        except BaseException:
+            if not future.done():  # KeyboardInterrupt: it came here, not there
+                future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Run `last`, then end the loop and its thread; idempotent."""
+        self._finalizer()
 
 
 async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -78,14 +78,11 @@ class Transport:
     def open(self) -> aiohttp.ClientSession:
         """Return the session, made at first use inside the running loop."""
         if self._session is None or self._session.closed:
-            session = aiohttp.ClientSession(
+            self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_connections, ssl=self._ssl),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                middlewares=(_once,),
             )
-            # aiohttp repeats a GET or DELETE on its own after a broken connection, unseen; tries are ours to count.
-            if hasattr(session, "_retry_connection"):
-                session._retry_connection = False
-            self._session = session
         return self._session
 
     async def close(self) -> None:
@@ -300,6 +297,21 @@ class Transport:
     async def pause(self, attempt: int) -> None:
         """Wait as between two tries of a call."""
         await asyncio.sleep(retry.delay_s(attempt, None, random.random()))
+
+
+async def _once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request once: tries are ours to count.
+
+    aiohttp sends GET, PUT or DELETE a second time, unseen, when a kept connection breaks; only for these two errors.
+    """
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise  # aiohttp does not send again after this one, and its words name the address
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 class _DoneBefore(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -76,6 +75,7 @@ class SyncDocuments(Bound[DocumentsResource]):
 class Spillway(Bound[AsyncSpillway]):
     """A Spillway server for blocking code; use it with `with`, or `close()` it. Arguments as AsyncSpillway's.
 
+    A client that nobody closed closes by itself once it, its groups of calls, its sessions and its streams are gone.
     Its connections live in a thread of its own, so it works in plain scripts, in several threads at once, and in
     the thread of a running event loop (which then waits). Ctrl-C during a call ends the work at the server.
     """
@@ -100,9 +100,8 @@ class Spillway(Bound[AsyncSpillway]):
             max_connections=max_connections,
             ssl=ssl,
         )
-        portal = Portal()
+        portal = Portal(inner.close)
         super().__init__(portal, inner)
-        self._finalizer = weakref.finalize(self, portal.close, inner.close)
         self.chat = SyncChat(portal, inner.chat.completions)
         self.completions = SyncCompletions(portal, inner.completions)
         self.sessions = SyncSessions(portal, inner.sessions)
@@ -130,7 +129,7 @@ class Spillway(Bound[AsyncSpillway]):
 
     def close(self) -> None:
         """Close all connections and end the thread; idempotent."""
-        self._finalizer()
+        self._portal.close()
 
     def __enter__(self) -> Self:
         return self

@@ -218,6 +218,20 @@ async def test_delete_whose_answer_was_lost(server: Server) -> None:
             await client.collections.delete("c")
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_every_try_is_ours(server: Server, method: str) -> None:
+    """When a kept connection breaks, a call with no retries left is sent once: aiohttp sends nothing on its own."""
+    listed = says(200, {"object": "list", "data": []})
+    server.answers = [listed, breaks, listed]
+    async with sw.AsyncSpillway(server.url, max_retries=0) as client:
+        await client.models.list()
+        again = client.models.list() if method == "GET" else client.collections.delete("c")
+        with pytest.raises(sw.APIConnectionError):
+            await again
+
+    assert [request.method for request in server.seen] == ["GET", method]
+
+
 async def test_cut_body_is_retried(server: Server) -> None:
     """An answer that ends early is a broken connection, never half a result."""
 

@@ -127,6 +127,18 @@ def test_close_ends_thread_and_calls(beside: Generator) -> None:
         client.models.list()
 
 
+def test_a_chained_call(beside: Generator) -> None:
+    """A call, a session and a stream keep the client they were made from; the client ends with the last of them."""
+    assert sw.Spillway(beside.url).chat.completions.stream("hi").final().text == "one two three"
+    session = sw.Spillway(beside.url).session("s")
+    assert session.stream("hi").final().text == "one two three"
+    texts = sw.Spillway(beside.url).chat.completions.stream("hi").texts()
+    assert "".join(texts) == "one two three"
+    del session, texts
+
+    assert not [t for t in threading.enumerate() if t.name == "spillway-client"]
+
+
 def test_errors_cross_the_thread() -> None:
     """Errors are the async client's own."""
     with sw.Spillway("http://127.0.0.1:1", max_retries=0) as client:
@@ -179,7 +191,12 @@ def test_an_interrupt_ends_the_work(beside: Generator) -> None:
 
 def test_an_interrupted_stream_ends_before_it_is_closed() -> None:
     """Ctrl-C while a stream waits for its next piece is a KeyboardInterrupt, however long the stream takes to end."""
-    portal, ended = Portal(), []
+    ended: list[bool] = []
+
+    async def nothing() -> None:
+        pass
+
+    portal = Portal(nothing)
 
     async def pieces() -> AsyncIterator[int]:
         try:
@@ -195,8 +212,4 @@ def test_an_interrupted_stream_ends_before_it_is_closed() -> None:
             list(iterated(portal, pieces()))
         assert ended == [True]
     finally:
-
-        async def nothing() -> None:
-            pass
-
-        portal.close(nothing)
+        portal.close()

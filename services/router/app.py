@@ -27,7 +27,7 @@ from services.router.api import (
     sse,
     timeline,
 )
-from services.router.connection import Connection
+from services.router.connection import Connection, note_requests
 from services.router.context import ROUTER, Router
 from services.router.middleware import guard, outer
 
@@ -93,11 +93,8 @@ class Server:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._options: dict[str, Any] = {
-            "access_log": None,
-            "keepalive_timeout": min(HEADER_TIMEOUT_S, router.config.body_timeout_s),
-            "lingering_time": LINGER_S,
-        }
+        self._idle_s = min(HEADER_TIMEOUT_S, router.config.body_timeout_s)
+        self._options: dict[str, Any] = {"access_log": None, "lingering_time": LINGER_S}
         self._runner = web.AppRunner(
             build(router),
             handle_signals=False,
@@ -120,11 +117,12 @@ class Server:
     def _factory(self) -> Callable[[], asyncio.Protocol]:
         server = self._runner.server
         assert server is not None
+        note_requests(server)
         most, loop = self._router.config.max_connections, asyncio.get_running_loop()
 
         def make() -> Connection:
             metrics.CONNECTIONS.set(len(server.connections))
-            return Connection(server, most, loop=loop, **self._options)
+            return Connection(server, most, self._idle_s, loop=loop, **self._options)
 
         return make
 

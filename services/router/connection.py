@@ -20,38 +20,83 @@ _log = log.get("router")
 
 
 class Connection(RequestHandler):
-    """aiohttp's connection with our errors; a head that does not arrive in `keepalive_timeout` gets 408."""
+    """aiohttp's connection with our errors; closed after `idle_s` without a request, with 408 if a head had begun.
 
-    __slots__ = ("_begun", "_most")
+    Only public names of aiohttp are used: its own idle timer is set to never come first, and `note_requests` tells
+    when a head is complete.
+    """
 
-    def __init__(self, manager: web.Server, most: int, **options: Any) -> None:
-        super().__init__(manager, **options)
-        self._most = most
+    __slots__ = (
+        "_closes_at",
+        "_head_begun",
+        "_idle_s",
+        "_idle_timer",
+        "_most",
+        "_serving",
+        "_site",
+    )
+
+    def __init__(self, site: web.Server, most: int, idle_s: float, **options: Any) -> None:
+        super().__init__(site, keepalive_timeout=2 * idle_s, **options)
+        self._site: web.Server | None = site
+        self._most, self._idle_s = most, idle_s
+        self._closes_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._head_begun = self._serving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or say that there are too many connections, and close."""
-        if self._manager is None or len(self._manager.connections) >= self._most:
+        if self._site is None or len(self._site.connections) >= self._most:
             # Not checked by isinstance: uvloop's transports derive from nothing of asyncio's.
             cast("asyncio.Transport", transport).write(_raw(b"503 Service Unavailable", TOO_MANY))
             transport.close()
-            self._manager = None
+            self._site = None
             return
         super().connection_made(transport)
+        self._rest()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End; a connection that was one too many has never begun."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._site is not None:
+            self._site = None
+            super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; remember whether they began a head that is not complete yet."""
-        super().data_received(data)
-        self._begun = bool(data) and not self._messages and self._current_request is None
+        """Take bytes; outside of a request they begin the next one's head."""
+        if self._site is not None:
+            super().data_received(data)
+            self._head_begun = self._head_begun or (bool(data) and not self._serving)
 
-    def _process_keepalive(self) -> None:
-        waiting = self._waiter is not None and not self._waiter.done()
-        late = self._loop.time() >= self._next_keepalive_close_time
-        if waiting and late and getattr(self, "_begun", False) and self.transport is not None:
-            error = RequestTimeout(
-                f"the request's head did not arrive within {self.keepalive_timeout:g} s"
-            )
+    def begin(self) -> None:
+        """Note that a request's head is complete."""
+        self._serving, self._head_begun = True, False
+
+    def _rest(self) -> None:
+        """Wait for the next request, at most `idle_s`; one timer serves all of a connection's requests."""
+        loop = asyncio.get_running_loop()
+        self._serving, self._closes_at = False, loop.time() + self._idle_s
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_at(self._closes_at, self._look)
+
+    def _look(self) -> None:
+        # One round later, so that a request whose last bytes came in this round has begun.
+        asyncio.get_running_loop().call_soon(self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if self._idle_timer is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._serving or loop.time() < self._closes_at:
+            again_at = loop.time() + self._idle_s if self._serving else self._closes_at
+            self._idle_timer = loop.call_at(again_at, self._look)
+            return
+        if self._head_begun and self.transport is not None:
+            error = RequestTimeout(f"the request's head did not arrive within {self._idle_s:g} s")
             self.transport.write(_raw(b"408 Request Timeout", error))
-        super()._process_keepalive()
+        self.force_close()
 
     def handle_error(
         self,
@@ -85,7 +130,10 @@ class Connection(RequestHandler):
         """Send a response; what aiohttp refuses before the application is asked gets our shape, too."""
         if isinstance(resp, web.HTTPException):
             resp = _with_id(from_http(resp, request))
-        return await super().finish_response(request, resp, start_time)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._rest()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a fault; a body that was broken on its way is the client's, who has been told."""
@@ -93,6 +141,20 @@ class Connection(RequestHandler):
             _log.error(
                 "connection_failed", what=args[0] if args else "", exc_info=kw.get("exc_info")
             )
+
+
+def note_requests(site: web.Server) -> None:
+    """Make a site tell each `Connection` when a request of it begins."""
+    make = site.request_factory
+
+    def begun(*arguments: Any) -> web.BaseRequest:
+        request = make(*arguments)
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.begin()
+        return request
+
+    site.request_factory = begun
 
 
 def _with_id(response: web.Response) -> web.Response:
