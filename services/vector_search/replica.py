@@ -69,6 +69,7 @@ class Replica:
         self._announced: dict[Key, str] = {}
         self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stopping = asyncio.Event()
+        self._started_ms = bus.clock.now_ms()
         self._tidier = Tidier(
             self._holdings,
             bus,
@@ -215,7 +216,7 @@ class Replica:
             depth_tokens=_DEPTH_TOKENS,
             alpha_items_s=alpha,
             beta_s=beta,
-            started_ms=self._bus.clock.now_ms(),
+            started_ms=self._started_ms,
             pid=os.getpid(),
             service="vector_search",
         )

@@ -167,6 +167,27 @@ async def test_a_collection_is_served_from_its_first_write_to_its_end(
     await _until(lambda: _no_workers(mesh, family))
 
 
+async def test_its_start_is_the_process_start(mesh: Mesh, replica: Any) -> None:
+    """A replica that begins to serve another collection has not started anew: its uptime goes on."""
+    await replica()
+    started_by = mesh.bus.clock.now_ms()
+
+    async def later() -> bool:
+        return mesh.bus.clock.now_ms() > started_by
+
+    await _until(later)
+    for name in ("first", "second"):
+        record = await mesh.create(name)
+        family = Family(f"search.{record.id}", 0)
+
+        async def served(family: Family = family) -> bool:
+            return bool(await mesh.bus.workers(family))
+
+        await _until(served)
+        [worker] = await mesh.bus.workers(family)
+        assert worker.started_ms <= started_by
+
+
 async def test_a_restart_goes_on_where_it_stopped(mesh: Mesh, replica: Any) -> None:
     """Writes made while no replica runs are applied, and queries taken, before it is ready."""
     stop = await replica()
