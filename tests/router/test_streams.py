@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import uuid
 from collections.abc import AsyncIterator
@@ -337,3 +338,29 @@ async def test_the_openai_client_honours_a_refusal(
     await client.close()
     for response, _ in opened:
         response.close()
+
+
+async def test_who_leaves_after_done_is_answered(mesh: Mesh, model: Generator) -> None:
+    """Readers that reset their connection on seeing [DONE] are counted as answered (200), not as gone (499)."""
+    router = await asyncio.to_thread(mesh.add_router, f"r{uuid.uuid4().hex[:6]}")
+    url = await asyncio.to_thread(mesh.address, router)
+    await asyncio.to_thread(mesh.wait_ready, url)
+    body = json.dumps(asks(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(40):
+        reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+        writer.write(head + body)
+        assert (await reader.readuntil(b"data: [DONE]\n\n")).startswith(b"HTTP/1.1 200")
+        writer.transport.abort()
+    counted: dict[str, float] = {}
+    async with aiohttp.ClientSession() as session:
+        while sum(counted.values()) < 40:
+            async with session.get(
+                f"http://127.0.0.1:{router.ports()['health_port']}/metrics"
+            ) as got:
+                lines = (await got.text()).splitlines()
+            mine = [n for n in lines if n.startswith("spillway_requests_total{") and CHAT in n]
+            counted = {n.split('status="')[1][:3]: float(n.rsplit(" ", 1)[1]) for n in mine}
+
+    assert counted == {"200": 40}
+    await asyncio.to_thread(router.stop)

@@ -12,7 +12,13 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.messages import Event, GenerateResult, Piece
-from services.router.api.event_stream import copy, event_stream, last_event_id, streamed_body
+from services.router.api.event_stream import (
+    copy,
+    end,
+    event_stream,
+    last_event_id,
+    streamed_body,
+)
 from services.router.api.sources import Source
 from services.router.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.queue import grounding
@@ -132,8 +138,7 @@ async def stream(request: web.Request, answer: Answer, began: float) -> web.Stre
         raise
     if answer.owner:
         router.dispatch.delivered(answer.caller, answer.request)
-    with contextlib.suppress(ConnectionResetError):
-        await response.write_eof()
+    await end(response)
     return response
 
 

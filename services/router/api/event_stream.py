@@ -43,19 +43,29 @@ def last_event_id(request: web.Request) -> str:
 async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse) -> None:
     """Write frames as they come, and a comment after PING_S without one; TimeoutError for a reader slower than SLOW_S.
 
-    A task of its own pings, so that a frame costs no task.
+    A task of its own pings, so that a frame costs no task. Once the last frame is written the reader has all of it,
+    so one that leaves from then on has not left early: being cancelled then changes nothing.
     """
     wrote = [time.monotonic()]
     pinger = asyncio.create_task(_ping(response, wrote))
+    whole = False
     try:
         async with contextlib.aclosing(source):
             async for frame in source:
                 async with asyncio.timeout(SLOW_S):
                     await response.write(frame)
                 wrote[0] = time.monotonic()
+        whole = True
     finally:
         pinger.cancel()
-        await asyncio.gather(pinger, return_exceptions=True)
+        with contextlib.suppress(*((asyncio.CancelledError,) if whole else ())):
+            await asyncio.gather(pinger, return_exceptions=True)
+
+
+async def end(response: web.StreamResponse) -> None:
+    """Write the end of a stream that `copy` has written whole; its reader may have left by now."""
+    with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
+        await response.write_eof()
 
 
 async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:

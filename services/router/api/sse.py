@@ -16,7 +16,13 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.messages import Event
 from services.router.api import answers
-from services.router.api.event_stream import copy, event_stream, last_event_id, streamed_body
+from services.router.api.event_stream import (
+    copy,
+    end,
+    event_stream,
+    last_event_id,
+    streamed_body,
+)
 from services.router.api.sources import source_of
 from services.router.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.queue.dispatch import Caller
@@ -77,7 +83,7 @@ async def events(request: web.Request) -> web.StreamResponse:
             await copy(_frames(stream), response)
     except (TimeoutError, ConnectionResetError):
         return response
-    await response.write_eof()
+    await end(response)
     return response
 
 
