@@ -22,6 +22,7 @@ from common.errors import NotFound, RateLimited, Unauthenticated
 CHECK_S = 1.0
 WINDOW_US = 60_000_000
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+KEY_PREFIX = "sk-sw-"
 _KEY = re.compile(r"sk-sw-([a-z2-9]{12})-([A-Za-z0-9_-]{20,100})\Z")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 _CACHED = 10_000

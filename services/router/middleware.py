@@ -23,6 +23,7 @@ from common.errors import (
     Unavailable,
 )
 from common.ids import ulid
+from common.keys import KEY_PREFIX
 from services.router import metrics
 from services.router.api import pages
 from services.router.context import KEY, MODEL, REQUEST_ID, ROUTER, TENANT, reply
@@ -162,15 +163,22 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise Unavailable("this router is stopping; try again", code="draining", retry_after_s=1)
     if _CONTROL.search(request.rel_url.raw_path):
         raise InvalidRequest("the path holds a control character", code="invalid_path")
-    if router.keys_on:
-        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not text.strip():
-            raise Unauthenticated(
-                "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
-                code="missing_api_key",
-            )
-        key = await router.keys.check(text.strip())
+    text = _bearer(request)
+    if router.keys_on and not text:
+        raise Unauthenticated(
+            "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
+            code="missing_api_key",
+        )
+    # Where none is needed, clients that must send something send anything; what is meant as a key is held to be one.
+    if router.keys_on or (text.startswith(KEY_PREFIX) and router.config.keys != "off"):
+        key = await router.keys.check(text)
         request[KEY], request[TENANT] = key, key.tenant
     else:
         request[TENANT] = DEFAULT_TENANT
     return await handler(request)
+
+
+def _bearer(request: web.Request) -> str:
+    """Return the text a request sends as its key, "" if it sends none."""
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""

@@ -115,9 +115,16 @@ async def _warn_without_keys(router: Router) -> None:
     if router.keys_on and not await router.keys.any():
         _log.warning(
             "no_api_key",
-            why=f"{router.config.host} can be reached from other machines, so every request needs a key",
+            why=_why_keys(router.config),
             create="spillway keys create --tenant NAME",
         )
+
+
+def _why_keys(config: RouterConfig) -> str:
+    """Return why a router asks for keys, as the log says when there is none."""
+    if config.keys == "on":
+        return "SPILLWAY_KEYS is on, so every request needs a key, and there is none yet"
+    return f"{config.host} can be reached from other machines, so every request needs a key, and there is none yet"
 
 
 async def _drain(router: Router) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,7 +21,7 @@ from common.clock import SystemClock
 from common.config import Common
 from common.errors import NotFound, RateLimited, Unauthenticated
 from common.keys import Key, KeyStore
-from tests.router.mesh import Mesh
+from tests.router.mesh import Mesh, Process
 from tests.router.scripted import NAME, Generator
 from tests.router.talk import CHAT, asks
 from tests.router.test_streams import Told
@@ -257,6 +259,79 @@ async def test_no_key_no_answer(mesh: Mesh, keyed: str) -> None:
                     assert got.status == 401, (method, path)
             async with session.get("/livez") as got:
                 assert got.status == 200
+
+
+async def test_on_loopback_a_key_is_not_needed_but_held_to_be_one(mesh: Mesh) -> None:
+    """Where no key is needed, a wrong one is a 401, a right one is its tenant, and a placeholder is no key."""
+    secret = await _key(mesh, "acme")
+    wrong = secret[:-1] + ("0" if secret[-1] != "0" else "1")
+    made = {"name": "own", "dimension": 3, "model": None}
+    async with _session(mesh.url, secret) as own, own.post("/v1/collections", json=made) as got:
+        assert got.status == 201, await got.text()
+    expected = {None: 404, "none": 404, secret: 200, wrong: 401, "sk-sw-x-y": 401}
+    found = {}
+    for key in expected:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with (
+            aiohttp.ClientSession(mesh.url, headers=headers) as session,
+            session.get("/v1/collections/own") as got,
+        ):
+            found[key] = got.status
+
+    assert found == expected
+
+
+async def test_keys_off_are_not_looked_at(mesh: Mesh) -> None:
+    """With keys off whatever is sent as a key is ignored: somebody in front of the router has looked at it."""
+    router = await asyncio.to_thread(mesh.add_router, "unkeyed", "--keys", "off")
+    url = await asyncio.to_thread(mesh.address, router)
+    await asyncio.to_thread(mesh.wait_ready, url)
+    async with _session(url, "sk-sw-x-y") as session, session.get("/v1/models") as got:
+        assert got.status == 200
+    assert await asyncio.to_thread(router.stop) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "host", "why"),
+    [
+        ("on", "127.0.0.1", "SPILLWAY_KEYS is on"),
+        ("on", "0.0.0.0", "SPILLWAY_KEYS is on"),
+        ("auto", "0.0.0.0", "0.0.0.0 can be reached from other machines"),
+    ],
+)
+async def test_the_warning_without_a_key_says_why(
+    keys: str, host: str, why: str, mesh_without_keys: str, tmp_path: Path
+) -> None:
+    """A router that needs keys where there is none says which setting asks for them, and how to make one."""
+    process = Process(
+        "router", tmp_path, mesh_without_keys, "0", "--port", "0", "--keys", keys, "--host", host
+    )
+    await asyncio.to_thread(process.start().ports)
+    try:
+        said = await asyncio.to_thread(_line, process, "no_api_key")
+    finally:
+        await asyncio.to_thread(process.kill)
+
+    assert said["why"].startswith(why)
+    assert said["create"] == "spillway keys create --tenant NAME"
+
+
+@pytest.fixture
+def mesh_without_keys() -> Iterator[str]:
+    """The URL of a Redis server that nothing is in."""
+    server = Server("valkey").start()
+    yield server.url
+    server.stop()
+
+
+def _line(process: Process, event: str) -> dict[str, Any]:
+    """Wait for a line of a process' log."""
+    while True:
+        lines = [json.loads(text) for text in process.log.read_text().splitlines() if event in text]
+        if lines:
+            found: dict[str, Any] = lines[0]
+            return found
+        time.sleep(0.05)
 
 
 ROUTES = (
