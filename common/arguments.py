@@ -34,7 +34,11 @@ class Parser(argparse.ArgumentParser):
 def parser(cls: type[Common], prog: str) -> argparse.ArgumentParser:
     """Return a parser with --config, --instance and one flag per field of `cls`."""
     made = Parser(prog=prog, allow_abbrev=False, description=cls.__doc__)
-    made.add_argument("--config", metavar="FILE", help="a TOML file with fields as names")
+    made.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file; a name in it is a flag's or a variable's, as data-dir, data_dir or SPILLWAY_DATA_DIR",
+    )
     made.add_argument("--instance", metavar="NAME", default="0", help="tells replicas apart")
     for field in msgspec.structs.fields(cls):
         if field.name in SECRET_FIELDS:

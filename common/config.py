@@ -229,26 +229,21 @@ def load(
 ) -> C:
     """Build one service's config; ConfigError names what is wrong and what is expected.
 
-    Names of the file are the variables' without the prefix, in lower case. Entries of `args` that are None count as
-    not given.
+    The file takes a name as a field, a variable or a flag has it: `port`, `SPILLWAY_PORT`, `data_dir`, `data-dir`.
+    Entries of `args` that are None count as not given.
     """
     known, fields, values = known_names(), set(cls.__struct_fields__), {}
     path = file or env.get(f"{PREFIX}CONFIG")
-    for name, value in (_file_values(path) if path else {}).items():
-        if name.upper() not in known:
-            raise ConfigError(
-                f"config file {path}: unknown name {_shown(name)}; expected one of {_near(name, known)}"
-            )
+    for name, (written, value) in (_named(path, known) if path else {}).items():
         if name in fields:
-            values[name] = _value(cls, name, value, f"config file {path}: {name}")
+            values[name] = _value(cls, name, value, f"config file {path}: {written}")
     for variable, text in env.items():
         if not variable.startswith(PREFIX):
             continue
         name = variable.removeprefix(PREFIX)
         if name not in known:
-            raise ConfigError(
-                f"unknown variable {_clip(variable)}; expected one of {_near(name, known)}"
-            )
+            near = ", ".join(PREFIX + item for item in _near(name, known))
+            raise ConfigError(f"unknown variable {_clip(variable)}; expected one of {near}")
         if name.lower() in fields and text != "":
             values[name.lower()] = _value(cls, name.lower(), text, variable)
     for name, value in (args or {}).items():
@@ -257,8 +252,24 @@ def load(
     return cls(**values)
 
 
-def _near(name: str, known: frozenset[str]) -> str:
+def _named(path: str, known: frozenset[str]) -> dict[str, tuple[str, Any]]:
+    """Return a file's values by fields' names, each with its name as written; ConfigError for one unknown or double."""
+    found: dict[str, tuple[str, Any]] = {}
+    for written, value in _file_values(path).items():
+        name = written.lower().replace("-", "_").removeprefix(PREFIX.lower())
+        if name.upper() not in known:
+            near = ", ".join(item.lower() for item in _near(name, known))
+            raise ConfigError(
+                f"config file {path}: unknown name {_shown(written)}; expected one of {near}"
+            )
+        if name in found:
+            both = f"{_shown(found[name][0])} and {_shown(written)}"
+            raise ConfigError(f"config file {path}: {both} name one setting; expected one of them")
+        found[name] = written, value
+    return found
+
+
+def _near(name: str, known: frozenset[str]) -> list[str]:
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.4) or sorted(known)
-    return ", ".join(PREFIX + item for item in near)
+    return difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.4) or sorted(known)

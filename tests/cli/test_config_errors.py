@@ -19,7 +19,21 @@ CASES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "flag": ({}, ["--port", "x"], "--port is 'x'"),
     "no such file": ({}, ["--config", "/no/such.toml"], "/no/such.toml: No such file"),
     "not TOML": ({}, ["--config", "{tmp}/bad.toml"], "expected TOML"),
-    "unknown name in file": ({}, ["--config", "{tmp}/unknown.toml"], "unknown name 'prot'"),
+    "unknown name in file": (
+        {},
+        ["--config", "{tmp}/unknown.toml"],
+        "unknown name 'prot'; expected one of port,",
+    ),
+    "one setting twice in file": (
+        {},
+        ["--config", "{tmp}/twice.toml"],
+        "'data_dir' and 'data-dir' name one setting",
+    ),
+    "variable's name in file": (
+        {},
+        ["--config", "{tmp}/variable.toml"],
+        "variable.toml: SPILLWAY_PORT is 'x'",
+    ),
     "value in file": ({}, ["--config", "{tmp}/value.toml"], "value.toml: port is 'x'"),
     "durability": ({"SPILLWAY_DURABILITY": "replicated"}, [], "SPILLWAY_REDIS_URL"),
     "unknown durability": ({"SPILLWAY_DURABILITY": "maybe"}, [], "SPILLWAY_DURABILITY is 'maybe'"),
@@ -46,6 +60,8 @@ def test_sentence(
     (tmp_path / "bad.toml").write_text("= 1")
     (tmp_path / "unknown.toml").write_text("prot = 1")
     (tmp_path / "value.toml").write_text("port = 'x'")
+    (tmp_path / "twice.toml").write_text("data_dir = 'a'\ndata-dir = 'b'")
+    (tmp_path / "variable.toml").write_text("SPILLWAY_PORT = 'x'")
     env, words, expected = CASES[case]
     for name in [name for name in os.environ if name.startswith("SPILLWAY_")]:
         monkeypatch.delenv(name)

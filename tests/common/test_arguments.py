@@ -25,6 +25,31 @@ def test_flags_beat_variables_beat_file(tmp_path: Path) -> None:
     assert config.request_timeout_s == RouterConfig().request_timeout_s
 
 
+@pytest.mark.parametrize(
+    "name", ["max_texts", "max-texts", "MAX_TEXTS", "SPILLWAY_MAX_TEXTS", "spillway_max_texts"]
+)
+def test_names_in_the_file(name: str, tmp_path: Path) -> None:
+    """The file takes the names that help, documents and error messages give, and does not drop one silently."""
+    file = tmp_path / "c.toml"
+    file.write_text(f"{name} = 7\n")
+
+    assert parse(RouterConfig, ["--config", str(file)], {})[0].max_texts == 7
+
+
+def test_the_name_an_error_gives_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the message about an unknown name of the file offers can be written into the file."""
+    file = tmp_path / "c.toml"
+    file.write_text("max_text = 7\n")
+    with pytest.raises(SystemExit):
+        parse(RouterConfig, ["--config", str(file)], {})
+    offered = capsys.readouterr().err.split("expected one of ")[1].split(",")[0]
+    file.write_text(f"{offered} = 7\n")
+
+    assert parse(RouterConfig, ["--config", str(file)], {})[0].max_texts == 7
+
+
 def test_booleans_have_both_forms() -> None:
     """A yes-or-no field is given as --field or --no-field."""
     assert parse(SearchConfig, ["--redis-cluster"], {})[0].redis_cluster is True
