@@ -23,6 +23,18 @@ _TEXT = frozenset({
     ".php", ".pl", ".r", ".proto",
 })
 # fmt: on
+# Documents in formats that are not read: known by how a file begins (some are ASCII from end to end), and by name where
+# the beginning (a zip's, or OLE's) says no more than that it is binary.
+_PDF = "a PDF"
+_BEGINS = {b"%PDF-": _PDF, b"%!PS": "PostScript", b"{\\rtf": "rich text (RTF)"}
+_NAMED = {
+    ".pdf": _PDF,
+    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), "a word processor's document"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "a spreadsheet"),
+    **dict.fromkeys((".ppt", ".pptx", ".odp"), "a presentation"),
+    ".epub": "an e-book",
+}
+_PDF_HEAD_BYTES = 1024  # readers look for the mark in these, wherever it stands
 _NEVER = frozenset({"__pycache__", "node_modules", "venv"})
 _HEADING = re.compile(
     r"^(?:#{1,6}\s+(?P<atx>.+?)\s*#*|(?P<text>\S.*)\n[=~#*-]{3,})\s*$", re.MULTILINE
@@ -40,18 +52,23 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be read: a file's id, or with `folder` everything below it."""
+    """Something that could not be read: a file's id, or with `folder` everything below it.
+
+    `no_text`: it is a document of a kind that is never read, so what is stored under its id is not its text.
+    """
 
     id: str
     reason: str
     folder: bool = False
+    no_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that is not a document: binary, or empty."""
+    """A file that is not a document, and why: binary, or empty."""
 
     id: str
+    reason: str
 
 
 Found = Item | Problem | Skipped
@@ -63,6 +80,10 @@ class NotADocument(Exception):
 
 class Unreadable(Exception):
     """A file cannot be read as text; the message says why."""
+
+
+class UnreadFormat(Unreadable):
+    """A file is a document in a format that holds no plain text; the message names the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +145,10 @@ class Root:
         try:
             text = read(path, self.path if not named else None, self.max_bytes)
         except NotADocument as error:
-            return Problem(document_id, str(error)) if named else Skipped(document_id)
+            reason = str(error)
+            return Problem(document_id, reason) if named else Skipped(document_id, reason)
+        except UnreadFormat as error:
+            return Problem(document_id, str(error), no_text=True)
         except Unreadable as error:
             return Problem(document_id, str(error))
         except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
@@ -135,7 +159,7 @@ class Root:
         if suffix in {".html", ".htm"}:
             text, title = strip_html(text, title)
             if not text:
-                return Skipped(document_id)
+                return Skipped(document_id, "a page without text")
         metadata = {"source": self.source, "path": document_id, "title": title, "size": size_bytes}
         return Item(document_id, text, metadata)
 
@@ -162,9 +186,11 @@ def read(path: Path, root: Path | None, max_bytes: int) -> str:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotADocument("not a regular file")
+        data = file.read(_SNIFF_BYTES)
+        if kind := _unread_format(data, path.suffix.lower()):
+            raise UnreadFormat(f"{kind}, which is not read: convert it to text first")
         if status.st_size > max_bytes and path.suffix.lower() not in _TEXT:
             raise NotADocument("large, and no kind of text known by its name")
-        data = file.read(_SNIFF_BYTES)
         if b"\0" in data:
             raise NotADocument("binary, not text")
         data += file.read(max(0, max_bytes + 1 - len(data)))
@@ -181,6 +207,17 @@ def read(path: Path, root: Path | None, max_bytes: int) -> str:
     if not text.strip():
         raise NotADocument("empty")
     return text
+
+
+def _unread_format(data: bytes, suffix: str) -> str:
+    """Return the name of a document's format that is not read, "" for anything else; `data` is how it begins."""
+    for mark, kind in _BEGINS.items():
+        if data.startswith(mark):
+            return kind
+    text = suffix in _TEXT  # a text may speak of the mark
+    if not text and b"%PDF-" in data[:_PDF_HEAD_BYTES]:
+        return _PDF
+    return _NAMED.get(suffix, "") if b"\0" in data or suffix == ".pdf" else ""
 
 
 def title_of(text: str, suffix: str, name: str) -> str:

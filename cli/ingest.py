@@ -12,7 +12,7 @@ from typing import TextIO
 
 from spillway_client import AsyncSpillway, ConflictError, NotFoundError
 
-from cli.files import MAX_FILE_BYTES, Found, Item, Problem, Root
+from cli.files import MAX_FILE_BYTES, Found, Item, Problem, Root, Skipped
 from cli.http import add_server, say, talk
 from cli.upload import Counts, Stop, Upload
 
@@ -26,8 +26,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "ingest",
         help="put text files into a collection",
         description="Put the text files below each PATH into COLLECTION, created if missing. A document's id is its"
-        " path below PATH. Unchanged files are skipped, changed ones replaced; an interrupted run resumes by"
-        " running it again.",
+        " path below PATH. What is no text is skipped and named; documents in formats that are not read (PDF, word"
+        " processors' files, spreadsheets) count as failed, and the status is 1. Unchanged files are left alone,"
+        " changed ones replaced; an interrupted run resumes by running it again.",
     )
     parser.add_argument("collection")
     parser.add_argument("path", nargs="+", type=Path, help="folders or files")
@@ -132,15 +133,17 @@ class Progress:
         self._out = out
         self._tty = out.isatty()
         self._began = self._last = time.monotonic()
-        self._shown = 0
+        self._shown = {"failed": 0, "skipped": 0}
 
-    def __call__(self, counts: Counts, problem: Problem | None) -> None:
-        """Show where the run stands, and a problem at once."""
+    def __call__(self, counts: Counts, news: Problem | Skipped | None) -> None:
+        """Show where the run stands, and at once what failed or was skipped."""
         now = time.monotonic()
-        if problem is not None and self._shown < _SHOWN_PROBLEMS:
-            self._clear()
-            self._shown += 1
-            print(f"failed: {problem.id}: {problem.reason}", file=sys.stderr, flush=True)
+        if news is not None:
+            what = "failed" if isinstance(news, Problem) else "skipped"
+            if self._shown[what] < _SHOWN_PROBLEMS:
+                self._clear()
+                self._shown[what] += 1
+                print(f"{what}: {news.id}: {news.reason}", file=sys.stderr, flush=True)
         if now - self._last < (0.1 if self._tty else _LINE_EVERY_S):
             return
         self._last = now
@@ -155,9 +158,10 @@ class Progress:
         self._clear()
         took_s = time.monotonic() - self._began
         print(f"{collection}: {describe(counts)}; {took_s:.1f} s", file=self._out, flush=True)
-        hidden = len(counts.failed) - self._shown
-        if hidden > 0:
-            print(f"… and {hidden} more failed", file=sys.stderr)
+        for what, all_of_them in (("failed", counts.failed), ("skipped", counts.skipped)):
+            hidden = len(all_of_them) - self._shown[what]
+            if hidden > 0:
+                print(f"… and {hidden} more {what}", file=sys.stderr)
 
     def _line(self, counts: Counts, now: float) -> str:
         rate = counts.chunks / max(now - self._began, 0.001)
@@ -174,7 +178,7 @@ def describe(counts: Counts) -> str:
         f"{counts.stored} stored ({counts.chunks} chunks)",
         f"{counts.unchanged} unchanged",
         f"{counts.removed} removed",
-        f"{counts.skipped} not text",
+        f"{len(counts.skipped)} skipped",
         f"{len(counts.failed)} failed",
     ]
     return ", ".join(part for part in parts if not part.startswith("0 ") or "stored" in part)

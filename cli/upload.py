@@ -30,29 +30,29 @@ class Stop(Exception):
 
 @dataclass
 class Counts:
-    """What a run did, in documents; `failed` lists what could not be stored and why."""
+    """What a run did, in documents; `failed` lists what could not be stored and why, `skipped` what is no document."""
 
     stored: int = 0
     unchanged: int = 0
-    skipped: int = 0
     removed: int = 0
     chunks: int = 0
     failed: list[Problem] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
     @property
     def seen(self) -> int:
         """How many files or texts have been dealt with."""
-        return self.stored + self.unchanged + self.skipped + len(self.failed)
+        return self.stored + self.unchanged + len(self.skipped) + len(self.failed)
 
 
-Notice = Callable[[Counts, Problem | None], None]
+Notice = Callable[[Counts, Problem | Skipped | None], None]
 
 
 @dataclass
 class _Batch:
     items: list[Item] = field(default_factory=list)
     unchanged: int = 0
-    skipped: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     end: bool = False
 
@@ -114,15 +114,18 @@ class Upload:
             self._seen.add(item.id)
             if isinstance(item, Skipped):
                 self._seen.discard(item.id)
-                batch.skipped += 1
+                batch.skipped.append(item)
             elif isinstance(item, Problem):
+                if item.no_text:
+                    self._seen.discard(item.id)
                 batch.problems.append(item)
             elif self._stored.get(item.id) == document_hash(text=item.text, metadata=item.metadata):
                 batch.unchanged += 1
             else:
                 batch.items.append(item)
                 size += len(item.text)
-            looked_at = len(batch.items) + batch.unchanged + batch.skipped + len(batch.problems)
+            named = len(batch.skipped) + len(batch.problems)
+            looked_at = len(batch.items) + batch.unchanged + named
             if len(batch.items) >= BATCH_ITEMS or size >= BATCH_BYTES or looked_at >= 1000:
                 return batch
         batch.end = True
@@ -130,7 +133,9 @@ class Upload:
 
     def _note(self, batch: _Batch) -> None:
         self._counts.unchanged += batch.unchanged
-        self._counts.skipped += batch.skipped
+        for skipped in batch.skipped:
+            self._counts.skipped.append(skipped)
+            self._notice(self._counts, skipped)
         for problem in batch.problems:
             self._fail(problem)
         self._notice(self._counts, None)

@@ -84,8 +84,49 @@ def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "in" / "link.txt").symlink_to("../secret.txt")
     os.mkfifo(tmp_path / "in" / "pipe.txt")
 
-    assert all(isinstance(item, Skipped) for item in found(tmp_path / "in").values())
-    assert len(found(tmp_path / "in")) == 5
+    reasons = {i.id: i.reason for i in found(tmp_path / "in").values() if isinstance(i, Skipped)}
+    assert reasons == {
+        "image.png": "binary, not text",
+        "unknown.bin": "not UTF-8 text",
+        "empty.md": "empty",
+        "link.txt": "a link to outside the folder",
+        "pipe.txt": "not a regular file",
+    }
+
+
+ASCII_PDF = b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n%%EOF\n"
+UNREAD = {
+    "ascii.pdf": (ASCII_PDF, "a PDF"),
+    "late.pdf": (b"junk before it\n" + ASCII_PDF, "a PDF"),
+    "renamed.txt": (ASCII_PDF, "a PDF"),
+    "unnamed": (b"\n" + ASCII_PDF, "a PDF"),
+    "usual.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n\0", "a PDF"),
+    "large.pdf": (ASCII_PDF * 40, "a PDF"),
+    "broken.pdf": (b"no mark at all", "a PDF"),
+    "print.ps": (b"%!PS-Adobe-3.0\n/Times findfont\n", "PostScript"),
+    "letter.rtf": (b"{\\rtf1\\ansi Dear all}", "rich text (RTF)"),
+    "letter.docx": (b"PK\3\4\x14\0\6\0", "a word processor's document"),
+    "sums.xlsx": (b"PK\3\4\x14\0\6\0", "a spreadsheet"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_documents_of_other_formats_are_named(name: str, tmp_path: Path) -> None:
+    """A document that holds no plain text is a problem that names its format; its bytes are never stored as text."""
+    data, kind = UNREAD[name]
+    (tmp_path / name).write_bytes(data)
+    expected = Problem(name, f"{kind}, which is not read: convert it to text first", no_text=True)
+
+    assert found(tmp_path, max_bytes=1000) == {name: expected}
+    assert found(tmp_path / name, max_bytes=1000) == {name: expected}
+
+
+def test_texts_about_other_formats_are_texts(tmp_path: Path) -> None:
+    """A text that speaks of a format's mark is a text."""
+    (tmp_path / "formats.md").write_text("A PDF begins with %PDF-1.7, PostScript with %!PS.")
+    (tmp_path / "notes.doc").write_text("plain text under an old name")
+
+    assert all(isinstance(item, Item) for item in found(tmp_path).values())
 
 
 def test_links_inside_the_folder_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from spillway_client import Hit
 
-from cli.files import Problem
+from cli.files import Problem, Skipped
 from cli.http import NoServer, endpoint
 from cli.ingest import Progress, describe
 from cli.sample import standard_library
@@ -58,6 +58,23 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.getvalue().startswith("c: 0 stored (0 chunks), 25 failed; ")
     assert "\x1b" not in out.getvalue()
     assert (errors[0], errors[-1], len(errors)) == ("failed: f0: bad", "… and 5 more failed", 21)
+
+
+def test_what_is_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no document is named with the reason, on stderr, and counted in the summary; it is no failure."""
+    out, counts = io.StringIO(), Counts()
+    progress = Progress(out)
+    for n in range(25):
+        counts.skipped.append(Skipped(f"f{n}.png", "binary, not text"))
+        progress(counts, counts.skipped[-1])
+    counts.failed.append(Problem("a.pdf", "a PDF"))
+    progress(counts, counts.failed[-1])
+    progress.end(counts, "c")
+    errors = capsys.readouterr().err.splitlines()
+
+    assert out.getvalue().startswith("c: 0 stored (0 chunks), 25 skipped, 1 failed; ")
+    assert errors[0] == "skipped: f0.png: binary, not text"
+    assert errors[20:] == ["failed: a.pdf: a PDF", "… and 5 more skipped"]
 
 
 def arguments(**given: object) -> argparse.Namespace:

@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from spillway_client import AsyncSpillway
 
-from cli import upload
+from cli import main, upload
 from cli.files import Found, Item, Problem, Skipped
 from cli.upload import Counts, Stop, Upload
 from common.documents import document_hash
@@ -75,6 +76,11 @@ class Store:
             {"data": data, "has_more": more, "next": rest[limit - 1] if more else None}
         )
 
+    async def collection(self, _: web.Request) -> web.Response:
+        return web.json_response(
+            {"id": "c", "name": "c", "dimension": 3, "metric": "cosine", "model": "m", "created": 0}
+        )
+
     async def delete(self, request: web.Request) -> web.Response:
         ids = json.loads(await request.read())["ids"]
         for id_ in ids:
@@ -89,6 +95,7 @@ async def store() -> AsyncIterator[Store]:
     base = "/v1/collections/c/documents"
     app.add_routes(
         [
+            web.get("/v1/collections/c", state.collection),
             web.post(base, state.write),
             web.get(base, state.list),
             web.post(f"{base}/delete", state.delete),
@@ -134,13 +141,42 @@ async def test_prune(store: Store) -> None:
     found: list[Found] = [
         item("d0"),
         Problem("d1", "not UTF-8"),
-        Skipped("d2"),
+        Skipped("d2", "empty"),
         Problem("shut", "denied", folder=True),
     ]
     counts = await run(store, found, prune=lambda id_: not id_.endswith(".txt"))
 
     assert sorted(store.documents) == ["d0", "d1", "keep.txt", "other", "shut/x"]
-    assert (counts.removed, len(counts.failed), counts.skipped) == (3, 2, 1)
+    assert (counts.removed, len(counts.failed), counts.skipped) == (3, 2, [Skipped("d2", "empty")])
+
+
+async def test_prune_of_what_was_never_text(store: Store) -> None:
+    """The bytes that an earlier version stored for a PDF go with --prune; the PDF is named as failed."""
+    await run(store, [item("a.pdf"), item("b.md")])
+    pdf = Problem("a.pdf", "a PDF", no_text=True)
+    counts = await run(store, [pdf, item("b.md")], prune=lambda _: True)
+
+    assert sorted(store.documents) == ["b.md"]
+    assert (counts.removed, counts.failed) == (1, [pdf])
+
+
+async def test_the_command_names_what_it_leaves_out(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A PDF fails by name and the status is 1; an image is skipped by name, and alone it changes no status."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
+    words = ["ingest", "c", str(tmp_path), "--url", store.url]
+    first = await asyncio.to_thread(main.main, words)
+    assert (first, capsys.readouterr().err) == (0, "skipped: image.png: binary, not text\n")
+    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.4\n%%EOF\n")
+    second = await asyncio.to_thread(main.main, words)
+    said = capsys.readouterr()
+
+    assert second == 1
+    assert "failed: paper.pdf: a PDF, which is not read: convert it to text first\n" in said.err
+    assert "1 unchanged, 1 skipped, 1 failed; " in said.out
+    assert sorted(store.documents) == ["a.md"]
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])
