@@ -112,6 +112,7 @@ class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `history` counts the tokens at the head of the prompt that the session has already (0: the history is replaced);
     `messages` is the JSON list of this turn's messages as rendered, `shown` as the client sent them (empty: the same).
+    `retrieval` is the JSON object of that name of a grounded answer's response (empty: not grounded).
     """
 
     session: str
@@ -119,6 +120,7 @@ class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     history: int
     messages: bytes
     shown: bytes = b""
+    retrieval: bytes = b""
     ttl_s: int = 0
     keep_partial: bool = False
 
@@ -344,7 +346,7 @@ class Turn(Message, frozen=True):
 
     A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
     `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
-    cancelled or failed and kept.
+    cancelled or failed and kept. `retrieval` is as in SessionTurn.
     """
 
     job: str
@@ -357,6 +359,7 @@ class Turn(Message, frozen=True):
     at_ms: int
     shown: bytes = b""
     partial: bool = False
+    retrieval: bytes = b""
 
 
 class SessionRecord(Message, frozen=True):

@@ -28,10 +28,21 @@ def shown(record: SessionRecord) -> dict[str, Any]:
 
 
 def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Return a conversation in OpenAI's shape, as its client sent it; answers say how they ended."""
+    """Return a conversation in OpenAI's shape, as its client sent it.
+
+    Answers say how they ended, and grounded ones what they rest on (`retrieval`, as their response did).
+    """
     found: list[dict[str, Any]] = []
     for turn in turns:
         found += msgspec.json.decode(turn.shown or turn.messages)
-        answer = {"role": "assistant", "content": turn.answer, "finish_reason": turn.finish}
-        found.append(answer | ({"partial": True} if turn.partial else {}))
+        answer: dict[str, Any] = {
+            "role": "assistant",
+            "content": turn.answer,
+            "finish_reason": turn.finish,
+        }
+        if turn.partial:
+            answer["partial"] = True
+        if turn.retrieval:
+            answer["retrieval"] = msgspec.json.decode(turn.retrieval)
+        found.append(answer)
     return found

@@ -144,6 +144,7 @@ class Generation:
             finish=choice.finish or "cancelled",
             at_ms=now_ms,
             partial=partial,
+            retrieval=asked.retrieval,
         )
 
 

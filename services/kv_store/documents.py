@@ -20,6 +20,7 @@ MAX_TURNS = 100_000
 MAX_METADATA_BYTES = 65_536
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Tokens = list[Token]
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class Said(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -38,6 +39,26 @@ class TurnTokens(Struct, frozen=True, forbid_unknown_fields=True):
     output: Tokens
 
 
+class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A passage that an answer rests on: characters [start, end) of a document; `text` if its client asked for it."""
+
+    index: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    document_id: str
+    chunk: Count
+    start: Count
+    end: Count
+    score: Annotated[float, Meta(ge=-1e30, le=1e30)]
+    text: str | None = None
+
+
+class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a grounded answer rests on, as its response said."""
+
+    collection: str
+    found: Count
+    passages: list[PassageDocument]
+
+
 class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One turn; `shown` are its messages as sent, where passages were put into them; `at` is when it ended (s)."""
 
@@ -48,6 +69,7 @@ class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     shown: list[Said] | None = None
     partial: bool = False
     tokens: TurnTokens | None = None
+    retrieval: RetrievalDocument | None = None
 
 
 class SessionDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +96,9 @@ def turn_document(turn: Turn) -> TurnDocument:
         shown=msgspec.json.decode(turn.shown, type=list[Said]) if turn.shown else None,
         partial=turn.partial,
         tokens=TurnTokens(turn.history, turn.prompt, turn.output),
+        retrieval=(
+            msgspec.json.decode(turn.retrieval, type=RetrievalDocument) if turn.retrieval else None
+        ),
     )
 
 
@@ -155,6 +180,7 @@ def imported(document: SessionDocument, job: str, *, tokens: bool) -> list[Turn]
                 at_ms=round(turn.at * 1000),
                 shown=msgspec.json.encode(turn.shown) if turn.shown else b"",
                 partial=turn.partial,
+                retrieval=msgspec.json.encode(turn.retrieval) if turn.retrieval else b"",
             )
         )
     return turns

@@ -64,6 +64,12 @@ class Instance:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return json.loads(answer.read())
 
+    def delete(self, path: str) -> None:
+        """Delete what a route names."""
+        request = urllib.request.Request(self.url + path, method="DELETE")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read()
+
     def content(self, request: str) -> str:
         """Return what a generation has said, from its log."""
         url = f"{self.url}/v1/requests/{request}/events"

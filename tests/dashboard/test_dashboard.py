@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.dashboard.conftest import DOCUMENTS, HOSTILE, Instance
 from tests.router.mesh import Process
@@ -23,6 +23,10 @@ WATCH = """() => {
   const note = () => document.querySelectorAll("#state .words, .hint").forEach((e) => seen.add(e.textContent));
   new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
 }"""
+# The parts of the Sessions page that are wider than what holds them.
+OVERFLOWING = """() => [...document.querySelectorAll(".session-list, .session-list *, .transcript, .transcript *")]
+  .filter((e) => e.getBoundingClientRect().right > e.closest(".beside > *").getBoundingClientRect().right + 1)
+  .map((e) => e.className || e.tagName)"""
 VIEWS = ("mesh", "chat", "search", "sessions", "timeline")
 
 
@@ -35,6 +39,12 @@ def patience() -> None:
 def open_view(page: Page, instance: Instance, view: str) -> None:
     page.goto(f"{instance.url}/#/{view}")
     expect(page.locator("#state .words")).to_have_text("live")
+
+
+def bars(page: Page) -> list[float]:
+    """Return how long the bars of hits are, in percent of the longest they can be."""
+    widths = page.locator(".hit .bar-fill").evaluate_all("(all) => all.map((e) => e.style.width)")
+    return [round(float(width.removesuffix("%")), 1) for width in widths]
 
 
 def ask(page: Page, words: str) -> Any:
@@ -104,6 +114,8 @@ def test_a_search(page: Page, instance: Instance) -> None:
     scores = [float(text) for text in page.locator(".hit-score").all_inner_texts()]
     assert scores == sorted(scores, reverse=True)
 
+    assert bars(page) == [round(100 * max(0.0, score), 1) for score in scores]
+
     page.fill("#search-text", "a hostile page of stars")
     page.keyboard.press("Enter")
     hit = page.locator(".hit", has_text="A hostile page")
@@ -123,13 +135,7 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     answer = ask(page, "What does the ship Boutune carry?")
     # What the small model reads in the passages is not the page's affair; that it cites one is.
     expect(answer.locator(".said")).to_contain_text("The cargo of Boutune is")
-    cite = answer.locator(".cite").first
-    cite.click()
-    passage = answer.locator(".passage[open]")
-    expect(passage).to_have_count(1)
-    page_of = {d["id"]: d["text"].split("\n")[-1] for d in DOCUMENTS}
-    shown = passage.inner_text()
-    assert any(name in shown and text in shown for name, text in page_of.items())
+    opens_its_passages(answer)
 
     second = ask(page, "Who is in command of Boutune?")
     expect(second.locator(".meta a")).to_be_visible()
@@ -156,17 +162,47 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     page.goto(f"{instance.url}/#/sessions")
     page.get_by_role("button", name="What does the ship Boutune carry?").click()
     expect(page.locator(".transcript article")).to_have_count(4)
+    opens_its_passages(page.locator(".transcript article.assistant").first)
     expect(page.locator(".tiers")).to_contain_text("has it")
     for tier, number in (("device", r"^[1-9]\d*$"), ("host", r"^\d+$"), ("redis", r"^[1-9]\d*$")):
         expect(page.locator(f".tier[data-tier={tier}] .number")).to_have_text(re.compile(number))
     page.get_by_role("link", name="Go on in the chat").click()
     expect(page.locator(".log article")).to_have_count(4)
+    opens_its_passages(page.locator(".log article.assistant").first)
     page.go_back()
     page.get_by_role("button", name="What does the ship Boutune carry?").click()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete for good").click()
     expect(page.locator(".sessions [role=status]")).to_contain_text("nothing of it is left")
     assert instance.get("/v1/sessions")["data"] == []
+
+
+def opens_its_passages(answer: Locator) -> None:
+    """A click on an answer's first citation opens the passage it names, with its document's text."""
+    answer.locator(".cite").first.click()
+    passage = answer.locator(".passage[open]")
+    expect(passage).to_have_count(1)
+    page_of = {d["id"]: d["text"].split("\n")[-1] for d in DOCUMENTS}
+    shown = passage.inner_text()
+    assert any(name in shown and text in shown for name, text in page_of.items())
+
+
+def test_a_session_without_a_title(browser: Browser, instance: Instance) -> None:
+    """Its id stands for its title; neither it nor a long title makes the page or the list wider than the screen."""
+    untitled = instance.post("/v1/sessions", {})["id"]
+    titled = instance.post("/v1/sessions", {"metadata": {"title": "Wasserfall" * 20}})["id"]
+    for width in (360, 800, 1280):
+        context = browser.new_context(viewport={"width": width, "height": 740})
+        page = context.new_page()
+        for session in (untitled, titled):
+            page.goto(f"{instance.url}/#/sessions")
+            page.locator(f"[data-session='{session}'] button").click()
+            expect(page.locator(".transcript")).to_contain_text(session)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.evaluate(OVERFLOWING) == []
+        context.close()
+    for session in (untitled, titled):
+        instance.delete(f"/v1/sessions/{session}")
 
 
 def test_a_chat_by_keyboard(page: Page, instance: Instance) -> None:
@@ -222,6 +258,53 @@ def test_narrow_and_dark(browser: Browser, instance: Instance) -> None:
         context.close()
 
     assert papers[0] != papers[1]
+
+
+# What the page says where there is nothing.
+CLAIMS = re.compile(
+    r"no encoder|nothing was|nothing:|no session is kept|no collection|not known|idle",
+    re.IGNORECASE,
+)
+
+
+def test_without_a_key_nothing_is_claimed(page: Page, instance: Instance, keyed: str) -> None:
+    """Without a key, and with a wrong one, each view says that one is needed and none that there is nothing."""
+    instance.post("/v1/sessions", {"metadata": {"title": "unseen"}})
+    page.goto(keyed)
+    for view in ("mesh", "chat", "search", "sessions"):
+        page.goto(f"{keyed}/#/{view}")
+        page.get_by_role("button", name="Not now").or_(page.locator(f".{view}")).last.wait_for()
+        if page.get_by_role("dialog").is_visible():
+            page.get_by_role("button", name="Not now").click()
+        told = page.locator("#main [role=alert]:visible, #main [role=status]:visible")
+        expect(told).to_contain_text("A key is needed")
+        expect(page.locator("#main")).not_to_contain_text(CLAIMS, use_inner_text=True)
+        assert page.locator("#main .panel:visible, #main .hit, #main .session-list li").count() == 0
+    key_is(page, "sk-sw-wrong")
+    for view in ("mesh", "chat", "search", "sessions"):
+        page.goto(f"{keyed}/#/{view}")
+        if page.get_by_role("dialog").is_visible():
+            page.get_by_role("button", name="Not now").click()
+        told = page.locator("#main [role=alert]:visible, #main [role=status]:visible")
+        expect(told).to_contain_text("The router refused this key")
+        expect(page.locator("#main")).not_to_contain_text(CLAIMS, use_inner_text=True)
+    created = instance.spillway.run("keys", "create", "--tenant", "fresh")
+    page.goto(f"{keyed}/#/sessions")
+    key_is(page, next(word for word in created.stdout.split() if word.startswith("sk-sw-")))
+    expect(page.locator(".sessions")).to_contain_text("No session is kept")
+    page.evaluate("sessionStorage.clear()")
+    page.goto(f"{keyed}/#/chat")
+    page.goto(f"{keyed}/#/sessions")
+    expect(page.locator(".sessions [role=alert]")).to_contain_text("A key is needed")
+    expect(page.locator(".sessions")).not_to_contain_text(CLAIMS, use_inner_text=True)
+
+
+def key_is(page: Page, secret: str) -> None:
+    """Enter a key by the page's button."""
+    if not page.get_by_role("dialog").is_visible():
+        page.locator("#change-key").click()
+    page.fill("#key-text", secret)
+    page.get_by_role("button", name="Use this key").click()
 
 
 def test_keys_on(page: Page, instance: Instance, keyed: str) -> None:

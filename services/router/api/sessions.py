@@ -15,6 +15,7 @@ from services.router.context import MODEL, ROUTER, TENANT, Router, reply
 from services.router.queue.dispatch import Ask, Caller
 from services.router.text.asks import Parcel, choose
 from services.router.text.bodies import check_metadata, decode
+from services.router.text.grounding import with_citations
 from services.router.text.replies import View
 from services.router.text.session_bodies import SessionBody, SessionChangeBody, SessionImportBody
 from services.router.text.tokens import Spec
@@ -99,7 +100,7 @@ async def get(request: web.Request) -> web.Response:
         )
     body = shown(record) | {"running": await _running(router, record)}
     if include:
-        body["messages"] = messages(await router.bus.turns(record.id))
+        body["messages"] = with_citations(messages(await router.bus.turns(record.id)))
     return reply(msgspec.json.encode(body))
 
 

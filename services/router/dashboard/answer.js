@@ -36,6 +36,16 @@ export class Answer {
     if (choice.finish_reason) this.finish = choice.finish_reason;
   }
 
+  // An answer of a conversation that the server kept: what it rests on can be opened as when it was given.
+  static kept({ content, retrieval, citations, finish_reason: finish }) {
+    const answer = new Answer();
+    answer.take({ retrieval, choices: [{ delta: { content, citations }, finish_reason: finish }] });
+    answer.element.removeAttribute("aria-busy");
+    answer.note("");
+    answer.#cite();
+    return answer.element;
+  }
+
   note(words) {
     this.hint.hidden = !words;
     text(this.hint, words);

@@ -12,6 +12,11 @@ export class ApiError extends Error {
   get away() {
     return this.status === 0 && this.code !== "aborted";
   }
+
+  // A key is missing or wrong: nothing is known, so nothing may be said to be empty.
+  get locked() {
+    return this.status === 401;
+  }
 }
 
 export const key = {
@@ -51,11 +56,15 @@ async function refusal(response) {
   const told = await response.json().catch(() => ({}));
   const message = told.error?.message ?? `the router answered ${response.status}`;
   if (response.status === 401) keyNeeded.dispatchEvent(new CustomEvent("needed", { detail: message }));
-  return new ApiError(message, {
+  return new ApiError(response.status === 401 ? locked(message) : message, {
     status: response.status,
     code: told.error?.code ?? "",
     retry: response.headers.get("x-should-retry") === "true",
   });
+}
+
+function locked(message) {
+  return key.get() ? `The router refused this key: ${message}. The button Key takes another one.` : "A key is needed to see this. The button Key takes one.";
 }
 
 export async function ask(path, options) {

@@ -58,8 +58,21 @@ export class Chat {
     if (models.status === "fulfilled") this.#generators(models.value.body.data);
     if (found.status === "fulfilled") this.#collections(found.value);
     if (sessions.status === "fulfilled") this.#sessions(sessions.value.body.data);
+    this.#unlock([found, models, sessions].find(({ reason }) => reason?.locked)?.reason);
     if (argument && argument !== this.chosen) await this.#choose(argument);
     this.input.focus({ preventScroll: true });
+  }
+
+  // Says that a key is missing or wrong, until one is taken; what another key could see is no longer offered.
+  #unlock(refusal) {
+    if (refusal) {
+      this.collection.replaceChildren();
+      this.#sessions([]);
+      this.#complain(refusal.message);
+    } else if (this.locked) {
+      this.#complain("");
+    }
+    this.locked = Boolean(refusal);
   }
 
   #collections(found) {
@@ -97,7 +110,7 @@ export class Chat {
     if (session === NEW || session === NONE) return;
     try {
       const { body } = await ask(`/v1/sessions/${segment(session)}?include=messages`);
-      const turns = body.messages.filter(({ role }) => role !== "system").map(({ role, content }) => said(role, content));
+      const turns = body.messages.filter(({ role }) => role !== "system").map(said);
       if (turns.length) this.log.replaceChildren(...turns);
       this.fresh.hidden = false;
       this.#down();
@@ -124,7 +137,7 @@ export class Chat {
     this.#complain("");
     const answer = new Answer();
     this.hello.remove();
-    this.log.append(said("user", words), answer.element);
+    this.log.append(said({ role: "user", content: words }), answer.element);
     this.input.value = "";
     this.#grow();
     this.#busy(true);
@@ -204,7 +217,10 @@ function titleOf({ metadata, turns, updated }) {
   return `${title}, ${ago(updated)}`;
 }
 
-export function said(role, words) {
-  const label = role === "user" ? "Question" : "Answer";
-  return h("article", { class: `turn ${role}`, "aria-label": label }, h("p", { class: "said" }, words));
+// One message of a conversation.
+export function said(message) {
+  const { role, content } = message;
+  if (role === "assistant") return Answer.kept(message);
+  const label = role === "user" ? "Question" : "Instructions";
+  return h("article", { class: `turn ${role}`, "aria-label": label }, h("p", { class: "said" }, content));
 }

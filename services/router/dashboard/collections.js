@@ -3,9 +3,13 @@
 import { ask } from "./api.js";
 import { h } from "./dom.js";
 
-export async function names() {
+export async function all() {
   const { body } = await ask("/v1/collections");
-  return body.data.map((one) => one.name).sort();
+  return body.data.sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+export async function names() {
+  return (await all()).map((one) => one.name);
 }
 
 // Fills a select, keeping what is chosen where it still exists; `first` is the option of none.

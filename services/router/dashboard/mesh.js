@@ -19,7 +19,7 @@ export class Mesh {
     this.note = h("p", { class: "note", role: "status", hidden: true });
     this.element = h(
       "div",
-      { class: "view mesh" },
+      { class: "view mesh unknown" },
       h("h1", { class: "unseen" }, "Mesh"),
       this.note,
       h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
@@ -32,7 +32,7 @@ export class Mesh {
 
   set(mesh) {
     this.note.hidden = true;
-    this.element.classList.remove("stale");
+    this.element.classList.remove("stale", "unknown");
     this.lanes.set(mesh);
     this.overflow.set(mesh);
     this.workers.set(mesh);
@@ -54,7 +54,9 @@ export class Mesh {
   lost(error) {
     this.note.hidden = false;
     this.element.classList.add("stale");
-    text(this.note, error.status === 401 ? "The router wants a key." : `${sentence(error.message)} What stands here is old; the page keeps trying.`);
+    this.element.classList.toggle("unknown", error.locked || this.element.classList.contains("unknown"));
+    const old = this.element.classList.contains("unknown") ? "" : "What stands here is old; ";
+    text(this.note, error.locked ? error.message : `${sentence(error.message)} ${old ? `${old}the` : "The"} page keeps trying.`);
   }
 }
 

@@ -1,7 +1,7 @@
 // Collections, and what a search finds in one: scores and passages.
 
 import { ask, segment } from "./api.js";
-import { names } from "./collections.js";
+import { all } from "./collections.js";
 import { h, text } from "./dom.js";
 import { count, many, seconds } from "./format.js";
 import { remember, timelineOf } from "./recent.js";
@@ -28,16 +28,20 @@ export class Search {
       this.hits,
     );
     this.chosen = "";
+    this.metrics = new Map(); // collection -> metric
   }
 
   async show() {
     try {
-      const found = await names();
+      const known = await all();
+      const found = known.map(({ name }) => name);
+      this.metrics = new Map(known.map(({ name, metric }) => [name, metric]));
       this.#complain(found.length ? "" : "There is no collection yet: `spillway ingest NAME FOLDER` makes one.");
       if (!found.includes(this.chosen)) this.chosen = found.includes("handbook") ? "handbook" : (found[0] ?? "");
       this.list.replaceChildren(...found.map((name) => this.#choice(name)));
       this.input.focus({ preventScroll: true });
     } catch (error) {
+      if (error.locked) [this.list, this.hits, this.status].forEach((element) => element.replaceChildren());
       this.#complain(error.message);
     }
   }
@@ -70,7 +74,7 @@ export class Search {
       });
       remember(request, words);
       const took = (performance.now() - began) / 1000;
-      this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, body.data[0].score)));
+      this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, this.metrics.get(this.chosen))));
       this.status.replaceChildren(`${many(body.data.length, "hit")} in ${seconds(took)} · `, h("a", { href: timelineOf(request) }, "timeline"));
     } catch (error) {
       this.hits.replaceChildren();
@@ -87,15 +91,28 @@ export class Search {
   }
 }
 
-function hitOf({ id, score, start, end, text: words, metadata }, best) {
+// A score on its metric's own scale, 0 to 1, so that a poor best hit looks poor: the cosine itself, or how near a distance
+// is to none. A dot product has no bounds, so it has no bar.
+const SCALES = {
+  cosine: { of: (score) => Math.max(0, Math.min(1, score)), words: "cosine, from 0 to 1" },
+  l2: { of: (score) => 1 / (1 + Math.max(0, -score)), words: "1 / (1 + distance), from 0 to 1" },
+};
+
+function barOf(score, metric) {
+  const scale = SCALES[metric];
+  if (!scale) return null;
   const fill = h("span", { class: "bar-fill" });
-  fill.style.width = `${best > 0 ? Math.max(0, Math.min(100, (100 * score) / best)) : 0}%`;
+  fill.style.width = `${100 * scale.of(score)}%`;
+  return h("div", { class: "bar thin", "aria-hidden": "true", title: scale.words }, fill);
+}
+
+function hitOf({ id, score, start, end, text: words, metadata }, metric) {
   const title = typeof metadata?.title === "string" ? metadata.title : "";
   return h(
     "li",
     { class: "hit" },
     h("div", { class: "hit-head" }, h("strong", {}, title || id), title ? h("span", { class: "under mono" }, id) : null, h("span", { class: "hit-score number" }, score.toFixed(3))),
-    h("div", { class: "bar thin", "aria-hidden": "true" }, fill),
+    barOf(score, metric),
     h("p", { class: "passage-text" }, words ?? "(stored without text)"),
     h("p", { class: "hint" }, `characters ${count(start ?? 0)} to ${count(end ?? 0)}`),
   );

@@ -50,8 +50,17 @@ export class Sessions {
       this.empty.hidden = this.list.children.length > 0;
       this.#complain("");
     } catch (error) {
+      if (error.locked) this.#forget();
       this.#complain(error.message);
     }
+  }
+
+  // Without a key nothing is known: neither that there is a session nor that there is none.
+  #forget() {
+    this.list.replaceChildren();
+    this.more.hidden = this.empty.hidden = this.opened.hidden = this.done.hidden = true;
+    this.tiers.stop();
+    this.current = null;
   }
 
   #item(session) {
@@ -95,7 +104,7 @@ export class Sessions {
       h("p", { class: "hint" }, `${session.model} · version ${count(session.version)} · kept for ${seconds(Math.max(0, Math.floor(ends)))} more${session.running ? " · a turn is running" : ""}`),
       h("div", { class: "row" }, h("a", { class: "button", href: `#/chat/${encodeURIComponent(session.id)}` }, "Go on in the chat"), remove),
       this.tiers.element,
-      ...session.messages.map(({ role, content }) => said(role, content)),
+      ...session.messages.map(said),
     );
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -168,10 +169,12 @@ def generation(
     *,
     messages: Messages | None = None,
     forced: str | None = None,
+    retrieval: dict[str, Any] | None = None,
 ) -> Generation:
     """Return the job of a chat: `messages` instead of the asked ones where passages were put into them.
 
-    `forced` is an answer to give instead of computing one. `spec` is this process' own of `ask.model`.
+    `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.
+    `spec` is this process' own of `ask.model`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history)
@@ -185,6 +188,7 @@ def generation(
             shown=b"" if given == ask.messages else msgspec.json.encode(ask.messages),
             ttl_s=history.ttl_s,
             keep_partial=ask.keep_partial,
+            retrieval=b"" if retrieval is None else msgspec.json.encode(retrieval),
         )
     answer = None if forced is None else load(spec.path).written(forced)
     return generation_of(

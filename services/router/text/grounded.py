@@ -90,11 +90,8 @@ def grounded(
             return False
 
     kept = budget(passages, fits)
-    made = build(kept)
-    return Grounded(
-        made,
-        shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages),
-    )
+    told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
+    return Grounded(build(kept, retrieval=told), told)
 
 
 def _build(
@@ -104,13 +101,14 @@ def _build(
     passages: Sequence[Passage],
     *,
     forced: bool = True,
+    retrieval: dict[str, Any] | None = None,
 ) -> Generation:
     assert ask.retrieval is not None
     *before, last = ask.messages
     content = render(spec.grounding_template, passages, last["content"])
     messages = [*before, {**last, "content": content}]
     if passages or not forced:
-        return generation(ask, spec, history, messages=messages)
+        return generation(ask, spec, history, messages=messages, retrieval=retrieval)
     answer = nothing_found(ask.retrieval.collection)
     # It is said whole, whatever the client's limits: they are meant for what a model computes.
     tokens = len(load(spec.path).written(answer))
@@ -118,4 +116,4 @@ def _build(
         ask.options, max_new=max(ask.options.max_new, tokens), min_new=0, stop=[]
     )
     plain = msgspec.structs.replace(ask, options=options)
-    return generation(plain, spec, history, messages=messages, forced=answer)
+    return generation(plain, spec, history, messages=messages, forced=answer, retrieval=retrieval)

@@ -237,6 +237,16 @@ def cited(answer: str, passages: Sequence[Passage]) -> list[Citation]:
     return citations.found
 
 
+def with_citations(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a session's messages; each answer that rests on passages says where it cites them, as its response did."""
+    for message in messages:
+        if "retrieval" in message:
+            passages = msgspec.convert(message["retrieval"]["passages"], list[Passage])
+            found = cited(message["content"], passages)
+            message["citations"] = [msgspec.to_builtins(one) for one in found]
+    return messages
+
+
 def shown(
     collection: str, found: int, passages: Sequence[Passage], *, include_text: bool
 ) -> dict[str, Any]:
