@@ -49,6 +49,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     health_port: Port = 0
     drain_s: Seconds = 30.0
     partitions: Annotated[int, Meta(ge=1, le=256)] = 1
+    # Families of searches and writes; 0: one on one Redis, 16 on a Cluster.
+    search_partitions: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
 class PagesConfig(Common, frozen=True):

@@ -66,6 +66,7 @@ class SearchWork(Message, frozen=True, tag="search"):
     ef: int | None = None
     exact: bool = False
     after: str | None = None
+    shard: int = 0
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):
@@ -80,6 +81,7 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
     with_text: bool = True
     with_vectors: bool = False
     after: str | None = None
+    shard: int = 0
 
 
 class RequestWork(Message, frozen=True, tag="request"):
@@ -406,7 +408,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Write(Message, frozen=True):
-    """One entry of `{search.<collection>/<shard>}:writes`.
+    """One entry of `{search/<p>}:writes:<collection>/<shard>`.
 
     (request, index) identifies it: a repeated write, after a router died in between, is applied once. `router` is
     the journal to ring when it is synced. `drop` removes the whole collection.

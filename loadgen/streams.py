@@ -71,7 +71,7 @@ class Streams:
         """Find the held search's id on the bus: its answer, which names it, is yet to come."""
         client = redis.asyncio.from_url(self._mesh.redis_url, decode_responses=True)
         try:
-            async for key in client.scan_iter(match="{search.*:job:*"):
+            async for key in client.scan_iter(match="{search/*:job:*"):
                 if await client.hget(key, "state") in ("queued", "running"):
                     return str(key).partition(":job:")[2]
         finally:

@@ -98,24 +98,29 @@ def own(worker: str) -> str:
     return f"w.{worker}"
 
 
-def writes(family: Family) -> str:
+def writes(family: Family, collection: str, shard: int) -> str:
     """A shard's writes, read in order by every replica."""
-    return f"{tag(family)}:writes"
+    return f"{tag(family)}:writes:{collection}/{shard}"
 
 
-def applied(family: Family) -> str:
+def written(family: Family) -> str:
+    """The stream that names a shard whenever something is written to it; the writes themselves are the truth."""
+    return f"{tag(family)}:written"
+
+
+def applied(family: Family, collection: str, shard: int) -> str:
     """Replica to the id it has applied and synced."""
-    return f"{tag(family)}:applied"
+    return f"{tag(family)}:applied:{collection}/{shard}"
 
 
-def blocked(family: Family) -> str:
+def blocked(family: Family, collection: str, shard: int) -> str:
     """Why a shard's writes are not applied at present, with a TTL."""
-    return f"{tag(family)}:blocked"
+    return f"{tag(family)}:blocked:{collection}/{shard}"
 
 
-def snapshots(family: Family) -> str:
+def snapshots(family: Family, collection: str, shard: int) -> str:
     """Replica to the id its snapshot covers."""
-    return f"{tag(family)}:snapshots"
+    return f"{tag(family)}:snapshots:{collection}/{shard}"
 
 
 def session(session_id: str) -> str:

@@ -47,9 +47,9 @@ _OUTCOMES = {"result": "ok"}
 def lane_label(family: Family, cls: str) -> str:
     """Return a lane's name for metrics, `embed.minilm/0:gpu`.
 
-    The lanes of all collections count as one, `search:cpu`, and workers' own lanes as `own`: there may be many.
+    The lanes of all searches count as one, `search:cpu`, and workers' own lanes as `own`: there may be many.
     """
-    name = "search" if family.name.startswith("search.") else str(family)
+    name = family.name if family.name == "search" else str(family)
     return f"{name}:{'own' if cls.startswith('w.') else cls}"
 
 

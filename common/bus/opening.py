@@ -38,6 +38,7 @@ async def open_bus(
             for call in bus.callers():
                 await durability.check(call, config.durability)
             await bus.claim_scripts()
+            await bus.agree_on_partitions()
         except (BusDown, MixedScripts, RedisError, OSError) as error:
             health.set("bus", ready=False, why=str(error))
             _log.warning("bus_awaited", error=str(error))

@@ -10,13 +10,14 @@ from common.bus import keys, unreadable
 from common.bus.admission import Door
 from common.bus.roster import hash_of
 from common.errors import Conflict
-from common.ids import Family, family_of
+from common.ids import Family, family_of, ulid
 from common.messages import CollectionRecord, DeadLetter, ModelCard, decode, encode
 
 CLAIM_S = 24 * 3600
 BODY_HASH_BYTES = 16
 LETTERS = 20  # read at once: a letter holds its job
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
+CHANGES = "{collections}:changes"
 
 
 class Registry(Door):
@@ -80,6 +81,7 @@ class Registry(Door):
         """Register a collection; False if the tenant has one of that name."""
         field = f"{record.tenant}/{record.name}"
         if await self.call("HSETNX", COLLECTIONS, field, encode(record)):
+            await self.collections_changed()
             return True
         stored = await self.collection(record.tenant, record.name)
         return stored is not None and stored.id == record.id  # the reply to an earlier try was lost
@@ -97,12 +99,15 @@ class Registry(Door):
 
     async def replace_collection(self, old: CollectionRecord, new: CollectionRecord) -> bool:
         """Let the name of `old` mean `new`, and remember that `old` is gone; False if it means another by now."""
-        return await self._swap(old, new)
+        swapped = await self._swap(old, new)
+        await self.collections_changed()
+        return swapped
 
     async def remove_collection(self, record: CollectionRecord) -> None:
         """Unregister a collection and remember its id, so that no replica brings it back."""
         await self.call("SADD", REMOVED, record.id)
         await self._swap(record, None)
+        await self.collections_changed()
 
     async def _swap(self, old: CollectionRecord, new: CollectionRecord | None) -> bool:
         """Compare and set: a name that means `old` means `new` from now on, or nothing; False if it means another."""
@@ -118,6 +123,20 @@ class Registry(Door):
             if await self.script("swap", [COLLECTIONS, REMOVED], [field, raw, value, old.id]):
                 return True
             tried = True
+
+    async def unname_collection(self, record: CollectionRecord) -> None:
+        """Let the name of a collection mean none; it lives on under another one."""
+        await self.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
+        await self.collections_changed()
+
+    async def collections_changed(self) -> None:
+        """Say that the collections were changed, after they were: replicas read them again."""
+        await self.call("SET", CHANGES, ulid())
+
+    async def collection_changes(self) -> bytes | None:
+        """Return a mark that is another one after each change of the collections; None if there is none yet."""
+        raw: bytes | None = await self.call("GET", CHANGES)
+        return raw
 
     async def removed_collections(self) -> set[str]:
         """Return the ids of collections that were removed."""

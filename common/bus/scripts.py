@@ -25,8 +25,11 @@ SCRIPTS = (
     "cancel",
     "reap",
 )
-# Each changes the keys of one job, claim, registry, API key or session in one step.
-HELPERS = ("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index")
+# Each changes the keys of one job, claim, registry, API key, session or shard in one step.
+HELPERS = (
+    *("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index"),
+    *("write", "merge", "hold"),
+)
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20

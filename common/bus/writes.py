@@ -1,27 +1,44 @@
-"""Writes to a shard's state: a stream without a group, which every replica reads in order."""
+"""Writes to a shard's state: a stream without a group, which every replica reads in order.
+
+Shards are spread over the families `{search/<p>}` by their collection's id. One bounded stream of each family,
+`written`, names the shards that were written to, so that whoever applies writes reads one stream while all are idle.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from common.bus import keys, unreadable
 from common.bus.connection import BusDown, BusFull
 from common.bus.journal import Journal
-from common.bus.registry import Registry
+from common.bus.registry import COLLECTIONS, Registry
 from common.bus.roster import hash_of
-from common.errors import Unavailable, rebuild
+from common.errors import ConfigError, Unavailable, rebuild
 from common.ids import Family
 from common.messages import BadMessage, Event, Write, decode, encode
 
+SEARCH = "search"
+PARTITIONS = "{collections}:partitions"
+CLUSTER_PARTITIONS = 16
+MOST_WRITTEN = 8192  # names kept in `written`; a reader further behind compares every shard instead
+WRITTEN_AT_ONCE = 1000
+_STREAMS_AT_ONCE = 128
+_ENTRIES_AT_ONCE = 64
+START = "0-0"
 Shard = tuple[str, int]
 
 
-def shard_family(collection: str, shard: int) -> Family:
-    """Return the family of one shard of a collection (by its id)."""
-    return Family(f"search.{collection}", shard)
+class Written(NamedTuple):
+    """Shards written to since the last look, and where the next look goes on; `gap`: there may be more of them."""
+
+    shards: set[Shard]
+    after: str
+    gap: bool
 
 
 def id_pair(entry: str) -> tuple[int, int]:
@@ -38,6 +55,35 @@ def write_bell(collection: str, shard: int) -> str:
 class Writes(Registry):
     """Both sides of a shard's write stream."""
 
+    @property
+    def search_partitions(self) -> int:
+        """How many families searches and writes are spread over; every process must be told the same number."""
+        return self.config.search_partitions or (CLUSTER_PARTITIONS if self.cluster else 1)
+
+    def search_families(self) -> list[Family]:
+        """Return every family of searches and writes."""
+        return [Family(SEARCH, number) for number in range(self.search_partitions)]
+
+    def search_family(self, collection: str) -> Family:
+        """Return the family in which a collection (by its id) is written and searched, all its shards."""
+        return Family(SEARCH, zlib.crc32(collection.encode()) % self.search_partitions)
+
+    async def agree_on_partitions(self) -> None:
+        """Note how many families searches are spread over; ConfigError if collections lie in another number."""
+        mine = str(self.search_partitions).encode()
+        with contextlib.suppress(BusFull):  # then it is noted at a later start
+            if await self.call("SET", PARTITIONS, mine, "NX"):
+                return
+        noted = await self.call("GET", PARTITIONS)
+        if noted in {None, mine}:
+            return
+        if await self.call("EXISTS", COLLECTIONS):
+            raise ConfigError(
+                f"SPILLWAY_SEARCH_PARTITIONS makes {mine.decode()} families of searches, but the collections on this "
+                f"Redis lie in {noted.decode()}; set it to {noted.decode()}"
+            )
+        await self.call("SET", PARTITIONS, mine)
+
     async def append_write(self, collection: str, shard: int, write: Write) -> str:
         """Append a write; returns its entry id. Raises BusFull above the bus' limit."""
         info = (await self.call("INFO", "memory")) if not self.cluster else b""
@@ -45,8 +91,11 @@ class Writes(Registry):
         maximum = int(limits.get(b"maxmemory", 0))
         if maximum and int(limits[b"used_memory"]) > 0.85 * maximum:
             raise BusFull("the bus is full; writes are refused, try again later", retry_after_s=5)
-        name = keys.writes(shard_family(collection, shard))
-        entry: bytes = await self.call("XADD", name, "*", "w", encode(write))
+        family = self.search_family(collection)
+        names = [keys.writes(family, collection, shard), keys.written(family)]
+        entry: bytes = await self.script(
+            "write", names, [encode(write), f"{collection}/{shard}", MOST_WRITTEN]
+        )
         return entry.decode()
 
     async def await_applied(
@@ -56,23 +105,23 @@ class Writes(Registry):
 
         Unavailable (`disk_full`) while a replica says that it cannot store and too few others have.
         """
-        family = shard_family(collection, shard)
-        bell = journal.bell(write_bell(collection, shard), family)
+        bell = journal.bell(write_bell(collection, shard), self.search_family(collection))
         try:
             while True:
-                rows = hash_of(await self.call("HGETALL", keys.applied(family)))
-                if sum(id_pair(v.decode()) >= id_pair(entry) for v in rows.values()) >= ack:
+                rows = await self.applied(collection, shard)
+                if sum(id_pair(at) >= id_pair(entry) for at in rows.values()) >= ack:
                     return True
                 left_s = (deadline_ms - self.clock.now_ms()) / 1000
                 if left_s <= 0:
                     return False
                 await bell.wait(min(left_s, 1.0))
-                await self._check_blocked(family)
+                await self._check_blocked(collection, shard)
         finally:
             bell.close()
 
-    async def _check_blocked(self, family: Family) -> None:
-        code = await self.call("GET", keys.blocked(family))
+    async def _check_blocked(self, collection: str, shard: int) -> None:
+        name = keys.blocked(self.search_family(collection), collection, shard)
+        code = await self.call("GET", name)
         if code is not None:
             raise rebuild(
                 code.decode(),
@@ -84,50 +133,78 @@ class Writes(Registry):
 
     async def publish_blocked(self, collection: str, shard: int, code: str, for_s: float) -> None:
         """Tell who waits for writes why they are not applied; holds `for_s` seconds, "" ends it at once."""
-        name = keys.blocked(shard_family(collection, shard))
+        name = keys.blocked(self.search_family(collection), collection, shard)
         await self.call(*(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name)))
 
+    # -- reading writes
+
+    async def last_written(self, family: Family) -> str:
+        """Return where a reader of `await_written` that has compared every shard begins."""
+        rows = await self.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else START
+
+    async def await_written(self, family: Family, after: str, block_ms: int = 1000) -> Written:
+        """Wait up to `block_ms` for writes to any shard of a family, and return which shards have some.
+
+        With `gap` names may have been missed, as more were written than are kept, or Redis lost what it held: then
+        every shard must be compared.
+        """
+        name = keys.written(family)
+        reply = await self.blocking(
+            *("XREAD", "COUNT", WRITTEN_AT_ONCE, "BLOCK", block_ms, "STREAMS", name, after)
+        )
+        rows = reply[0][1] if reply else []
+        shards = {shard for _, flat in rows if (shard := _shard(flat)) is not None}
+        last = rows[-1][0].decode() if rows else after
+        gap = len(rows) >= WRITTEN_AT_ONCE and await self._trimmed(name, after)
+        return Written(shards, last, gap)
+
+    async def _trimmed(self, name: str, after: str) -> bool:
+        oldest = await self.call("XRANGE", name, "-", "+", "COUNT", 1)
+        return bool(oldest) and id_pair(oldest[0][0].decode()) > id_pair(after)
+
+    async def last_write(self, collection: str, shard: int) -> str:
+        """Return the id of a shard's newest write, "0-0" if there is none."""
+        name = keys.writes(self.search_family(collection), collection, shard)
+        rows = await self.call("XREVRANGE", name, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else START
+
     async def read_writes(
-        self, after: Mapping[Shard, str], block_ms: int = 1000
+        self, after: Mapping[Shard, str]
     ) -> list[tuple[str, int, str, Write | BadMessage]]:
-        """Return the next writes of several shards, in order within each; waits up to `block_ms`.
+        """Return the next writes of several shards, in order within each; at most 64 of each, at once.
 
         A write that cannot be decoded comes as BadMessage, so that a replica can count it and go on.
         """
-        shards = {keys.writes(shard_family(*shard)): shard for shard in after}
-        groups = [[name] for name in shards] if self.cluster else [list(shards)]
-        replies = await asyncio.gather(
-            *(self._xread(group, shards, after, block_ms) for group in groups)
-        )
-        found: list[tuple[str, int, str, Write | BadMessage]] = []
-        for reply in replies:
-            for name, rows in reply or ():
-                collection, number = shards[name.decode()]
-                for entry, flat in rows:
-                    found.append((collection, number, entry.decode(), _write(flat)))
-        return found
+        groups: defaultdict[Family, list[Shard]] = defaultdict(list)
+        for shard in after:
+            groups[self.search_family(shard[0])].append(shard)
+        asked = [
+            (family, shards[first : first + _STREAMS_AT_ONCE])
+            for family, shards in groups.items()
+            for first in range(0, len(shards), _STREAMS_AT_ONCE)
+        ]
+        replies = await asyncio.gather(*(self._xread(f, shards, after) for f, shards in asked))
+        return [row for reply in replies for row in reply]
 
     async def _xread(
-        self,
-        names: Sequence[str],
-        shards: Mapping[str, Shard],
-        after: Mapping[Shard, str],
-        block_ms: int,
-    ) -> list[Any]:
-        if not names:
-            await asyncio.sleep(block_ms / 1000)
-            return []
-        last = [after[shards[name]] for name in names]
-        command = ("XREAD", "COUNT", 64, "BLOCK", block_ms, "STREAMS", *names, *last)
-        reply: list[Any] = await self.blocking(*command)
-        return reply
+        self, family: Family, shards: Sequence[Shard], after: Mapping[Shard, str]
+    ) -> list[tuple[str, int, str, Write | BadMessage]]:
+        names = {keys.writes(family, *shard): shard for shard in shards}
+        last = [after[shard] for shard in shards]
+        reply = await self.call("XREAD", "COUNT", _ENTRIES_AT_ONCE, "STREAMS", *names, *last)
+        return [
+            (*names[name.decode()], entry.decode(), _write(flat))
+            for name, rows in reply or ()
+            for entry, flat in rows
+        ]
 
     async def publish_applied(
         self, collection: str, shard: int, replica: str, entry: str, rings: Sequence[str]
     ) -> None:
         """Publish what a replica has applied and synced, and ring the routers that wait."""
-        family = shard_family(collection, shard)
-        await self.call("HSET", keys.applied(family), replica, entry)
+        family = self.search_family(collection)
+        await self.call("HSET", keys.applied(family, collection, shard), replica, entry)
         event = encode(Event(index=0, kind="progress"))
         for router in set(rings):
             journal = keys.journal(family, router)
@@ -139,30 +216,48 @@ class Writes(Registry):
             except BusDown:
                 return
 
+    async def publish_opened(self, collection: str, shard: int, replica: str, entry: str) -> None:
+        """Publish that a replica holds a shard from now on, and wake the routers that wait for that."""
+        family = self.search_family(collection)
+        names = [keys.use(family), keys.applied(family, collection, shard), keys.room(family)]
+        await self.script("hold", names, [replica, entry])
+
     async def applied(self, collection: str, shard: int) -> dict[str, str]:
         """Return replica -> the id it has applied and synced."""
-        rows = hash_of(await self.call("HGETALL", keys.applied(shard_family(collection, shard))))
+        name = keys.applied(self.search_family(collection), collection, shard)
+        rows = hash_of(await self.call("HGETALL", name))
         return {name.decode(): entry.decode() for name, entry in rows.items()}
 
     async def publish_snapshot(self, collection: str, shard: int, replica: str, entry: str) -> None:
         """Publish what a replica's snapshot covers; trims below what every registered replica's covers."""
-        family = shard_family(collection, shard)
+        family = self.search_family(collection)
+        name = keys.snapshots(family, collection, shard)
         with contextlib.suppress(
             BusFull
         ):  # a full Redis refuses the note, and needs the trimming most
-            await self.call("HSET", keys.snapshots(family), replica, entry)
-        replicas = set(hash_of(await self.call("HGETALL", keys.applied(family))))
-        covered = hash_of(await self.call("HGETALL", keys.snapshots(family)))
-        covered[replica.encode()] = entry.encode()
+            await self.call("HSET", name, replica, entry)
+        replicas = set(await self.applied(collection, shard))
+        rows = hash_of(await self.call("HGETALL", name))
+        covered = {name.decode(): entry.decode() for name, entry in rows.items()} | {replica: entry}
         if replicas <= set(covered):
-            low = min((value.decode() for value in covered.values()), key=id_pair)
-            await self.call("XTRIM", keys.writes(family), "MINID", low)
+            low = min(covered.values(), key=id_pair)
+            await self.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
     async def drop_shard(self, collection: str, shard: int) -> None:
-        """Delete a removed shard's stream and registers (its lanes end with their jobs)."""
-        family = shard_family(collection, shard)
-        for name in (keys.writes(family), keys.applied(family), keys.snapshots(family)):
-            await self.call("DEL", name)
+        """Delete a removed shard's stream and registers."""
+        family = self.search_family(collection)
+        for name in (keys.writes, keys.applied, keys.snapshots, keys.blocked):
+            await self.call("DEL", name(family, collection, shard))
+
+
+def _shard(flat: list[bytes]) -> Shard | None:
+    """Return the shard an entry of `written` names; None for one that names none."""
+    try:
+        collection, _, number = flat[1].decode().rpartition("/")
+        return collection, int(number)
+    except (IndexError, ValueError):
+        unreadable.note("written", "expected <collection>/<shard>")
+        return None
 
 
 def _write(flat: Sequence[bytes]) -> Write | BadMessage:

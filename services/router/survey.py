@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,21 +14,19 @@ from common.ids import Family
 from common.messages import WorkerRecord
 from services.router.batches import Batches
 from services.router.context import Router
-from services.router.queue.writing import shard_families
 
 FRESH_S = 0.8
 SESSIONS = Family("sessions")
 ENCODERS = ("embed", "rerank")  # the kinds of families that spill
-# Shards read at once: those in use, and some of the others in turn.
-MOST_SHARDS = 16
 
 
 class FamilyState(NamedTuple):
-    """One family's lanes by class, and its workers, those that live and those that are lost."""
+    """One family's lanes by class, its workers, living and lost, and how many shards are searched there."""
 
     family: Family
     lanes: dict[str, LaneState]
     workers: list[tuple[WorkerRecord, bool]]
+    shards: int = 0
 
 
 class Survey:
@@ -38,41 +37,29 @@ class Survey:
         self._lock = asyncio.Lock()
         self._read_at: float | None = None
         self._states: list[FamilyState] = []
-        self._shards: dict[Family, FamilyState] = {}
-        self._turn = 0
 
     async def states(self) -> list[FamilyState]:
-        """Return the state of every family, shards of collections last; BusDown if Redis is away."""
+        """Return the state of every family, those of searches last; BusDown if Redis is away."""
         async with self._lock:
             now = self._router.clock.monotonic()
             if self._read_at is None or now - self._read_at >= FRESH_S:
                 await self._read()
                 self._read_at = self._router.clock.monotonic()
-        return [*self._states, *self._shards.values()]
+        return self._states
 
     async def _read(self) -> None:
         router = self._router
         requests = [Family("request", n) for n in range(router.config.partitions)]
         families = [*await router.families(), *requests, SESSIONS]
-        shards = [f for r in await router.bus.collections() for f in shard_families(r)]
-        some = self._some(shards)
-        states = await asyncio.gather(*(self._family(f) for f in (*families, *some)))
-        self._states = states[: len(families)]
-        self._shards |= {state.family: state for state in states[len(families) :]}
-        for gone in set(self._shards) - set(shards):
-            del self._shards[gone]
+        shards = Counter[Family]()
+        for record in await router.bus.collections():
+            shards[router.bus.search_family(record.id)] += record.shards
+        every = (*families, *sorted(shards))
+        self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
 
-    def _some(self, shards: list[Family]) -> list[Family]:
-        used = self._router.dispatch.families
-        chosen = [f for f in shards if f in used][: MOST_SHARDS // 2]
-        rest = [f for f in shards if f not in chosen]
-        room = min(MOST_SHARDS - len(chosen), len(rest))
-        begin, self._turn = self._turn, self._turn + room
-        return chosen + [rest[(begin + i) % len(rest)] for i in range(room)]
-
-    async def _family(self, family: Family) -> FamilyState:
+    async def _family(self, family: Family, shards: int) -> FamilyState:
         bus = self._router.bus
-        return FamilyState(family, await bus.lanes(family), await bus.roster(family))
+        return FamilyState(family, await bus.lanes(family), await bus.roster(family), shards)
 
 
 # -- as the API shows it -------------------------------------------------------------------------------
@@ -84,16 +71,16 @@ def kind_of(family: Family) -> str:
 
 
 def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
-    """Return every lane; those of all collections' shards are one. `models` maps a family's name to its model."""
+    """Return every lane; those of all searches are one. `models` maps a family's name to its model."""
     found: dict[str, dict[str, Any]] = {}
-    for family, lanes, workers in states:
+    for family, lanes, workers, shards in states:
         for cls in [name for name in lanes if not name.startswith("w.")]:
             kind = kind_of(family)
             name = f"search:{cls}" if kind == "search" else f"{family}:{cls}"
             serving = [record for record, alive in workers if alive and cls in record.classes]
             own = [lanes[w] for r in serving if (w := f"w.{r.worker}") in lanes]
             lane = found.setdefault(name, _empty(name, kind, cls, models.get(family.name)))
-            lane["shards"] += kind == "search"
+            lane["shards"] += shards
             _add(lane, lanes[cls], own, serving)
     return list(found.values())
 
@@ -173,7 +160,7 @@ def workers_of(
     `hop_s` is the way from the end of a job to its client, which depths in queries have to allow for.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for family, _, workers in states:
+    for family, _, workers, shards in states:
         kind = kind_of(family)
         of = family.name if family.name in models else kind
         alive_here = {process_of(record) for record, alive in workers if alive}
@@ -182,6 +169,7 @@ def workers_of(
             if not alive and process in alive_here:
                 continue  # an incarnation given up by a process that goes on
             shown = _worker(record, alive=alive, kind=kind, model=models.get(family.name))
+            shown["shards"] = shards
             shown["family"] = str(family) if family.name in models else None
             shown["depth"]["queries_open"] = open_queries(record, hop_s)
             shown["measured"] = batches.points(family, record.worker)
@@ -220,12 +208,11 @@ def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) 
         },
         "batches": record.batches,
         "last_batch": last if record.batches else None,
-        "shards": int(kind == "search"),
     }
 
 
 def _join(known: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add another shard's consumer of the same process."""
+    """Add the consumer of another of the same process' families."""
     if other["state"] == "ready" or known["state"] == "lost":
         known["state"] = other["state"]
     known["shards"] += other["shards"]

@@ -33,6 +33,8 @@ def execute(
             return _together(unit.open(), [work for work in works if isinstance(work, SearchWork)])
         except SpillwayError:
             pass  # one of them is bad: each alone
+        except Exception:  # noqa: BLE001 - whose fault it is shows when each runs alone
+            _log.exception("queries_failed", collection=unit.collection, shard=unit.number)
     outcomes: list[Result | SpillwayError] = []
     for work in works:
         try:

@@ -1,9 +1,10 @@
-"""The query loop of one shard: jobs in from its family's lanes, batched by what they ask, results out."""
+"""The query loop of one family: jobs in from its lanes, batched by shard and by what they ask, results out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
@@ -14,9 +15,9 @@ from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
     InvalidRequest,
-    NotFound,
     SpillwayError,
     TooLarge,
+    Unavailable,
 )
 from common.messages import (
     BadMessage,
@@ -27,11 +28,13 @@ from common.messages import (
 )
 from common.waiting import wait
 from services.vector_search.execute import alike, execute
+from services.vector_search.holdings import Holdings
 from services.vector_search.unit import Unit
 
 MAX_JOBS = 128
+MOST_HELD = 1024  # with those that wait for a shard to be opened or to get as far as they ask
 MAX_QUERIES = 256
-_RUNNERS = 2
+_RUNNERS = 2  # batches of one shard at a time: one computes while the next is made
 _AFTER_S = 10.0
 _PREDICTED_S = 1.0
 _WAIT_S = 1.0
@@ -41,23 +44,39 @@ T = TypeVar("T")
 
 
 class Job(NamedTuple):
-    """A leased job, read and understood."""
+    """A leased job, read and understood, with its shard; jobs of one `key` may run as one, of None alone."""
 
     lease: Lease
     work: SearchWork | DocumentsWork
     generation: int
+    unit: Unit
+    key: bytes | None
 
 
 class QueryLoop:
-    """Serves one unit's queries until `stopping`; compute runs on `pool`, never on the event loop."""
+    """Serves one family's queries until `stopping`; compute runs on `pool`'s `threads`, never on the event loop.
 
-    def __init__(self, unit: Unit, consumer: Consumer, pool: Executor, clock: Clock) -> None:
-        self.unit = unit
+    A job of a collection that `holdings` does not have is answered why, and no other's is.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        consumer: Consumer,
+        pool: Executor,
+        clock: Clock,
+        *,
+        threads: int,
+    ) -> None:
         self.consumer = consumer
+        self._holdings = holdings
         self._pool = pool
         self._clock = clock
+        self._runners = max(_RUNNERS, threads + 1)
         self._pending: list[Job] = []
         self._running = 0
+        self._busy: Counter[Unit] = Counter()  # batches that run, of each shard
+        self._parked = 0  # jobs that wait for their shard
         self._waiting: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -66,7 +85,7 @@ class QueryLoop:
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end what runs and hand over the rest. The consumer has started."""
         reader = asyncio.create_task(self._read())
-        runners = [asyncio.create_task(self._work()) for _ in range(_RUNNERS)]
+        runners = [asyncio.create_task(self._work()) for _ in range(self._runners)]
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait({reader, *runners, stop}, return_when=asyncio.FIRST_COMPLETED)
         self._stopping = True
@@ -90,7 +109,8 @@ class QueryLoop:
 
     async def _read(self) -> None:
         while not self._stopping:
-            room = MAX_JOBS - len(self.consumer.held)
+            held = len(self.consumer.held)
+            room = min(MAX_JOBS - (held - self._parked), MOST_HELD - held)
             if room <= 0:
                 self._room.clear()
                 await wait(self._room, _WAIT_S)
@@ -110,14 +130,16 @@ class QueryLoop:
         try:
             if lease.deadline_ms <= self._clock.now_ms():
                 raise DeadlineExceeded("the deadline passed in the queue")
-            job = Job(lease, self._understand(lease), self.consumer.generation)
+            work = self._understand(lease)
         except SpillwayError as error:
             self._spawn(self._refuse(lease, error))
             return
-        if job.work.after is not None:
-            self._spawn(self._when_reached(job, job.work.after))
+        generation = self.consumer.generation
+        unit = self._holdings.units.get((work.collection, work.shard))
+        if unit is None or work.after is not None:
+            self._spawn(self._prepare(lease, work, generation))
         else:
-            self._queue(job)
+            self._queue(Job(lease, work, generation, unit, alike(work)))
 
     def _understand(self, lease: Lease) -> SearchWork | DocumentsWork:
         try:
@@ -126,24 +148,45 @@ class QueryLoop:
             raise InvalidRequest(str(error)) from error
         if not isinstance(work, SearchWork | DocumentsWork):
             raise InvalidRequest(f"{type(work).__name__} on a search lane; expected a search")
-        if work.collection != self.unit.collection:
-            raise NotFound(
-                f"collection {work.collection} is not served here", code="collection_not_found"
-            )
         return work
 
-    async def _when_reached(self, job: Job, after: str) -> None:
-        left_s = (job.lease.deadline_ms - self._clock.now_ms()) / 1000
+    async def _prepare(
+        self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
+    ) -> None:
+        """Queue a job once its shard is open and has applied as much as it asks for."""
+        self._parked += 1
         try:
-            await self.unit.reach(after, min(left_s, _AFTER_S))
+            unit = await self._shard_of(lease, work)
         except SpillwayError as error:
-            await self._refuse(job.lease, error)
+            await self._refuse(lease, error)
             return
-        self._queue(job)
+        except Exception as error:  # noqa: BLE001 - else the job would be held for ever
+            _log.exception("shard_not_found", collection=work.collection, shard=work.shard)
+            why = f"the collection could not be looked up: {type(error).__name__}"
+            await self._refuse(lease, Unavailable(why, code="search_failed"))
+            return
+        finally:
+            self._parked -= 1
+            self._room.set()
+        self._queue(Job(lease, work, generation, unit, alike(work)))
 
     def _queue(self, job: Job) -> None:
         self._pending.append(job)
         self._arrived.set()
+
+    async def _shard_of(self, lease: Lease, work: SearchWork | DocumentsWork) -> Unit:
+        left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
+        try:
+            async with asyncio.timeout(left_s):
+                unit = await self._holdings.find(work.collection, work.shard)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                "the deadline passed while the collection was being opened"
+            ) from error
+        if work.after is not None:
+            left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
+            await unit.reach(work.after, min(left_s, _AFTER_S))
+        return unit
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -160,28 +203,42 @@ class QueryLoop:
                 await wait(self._arrived, _WAIT_S)
                 continue
             self._running += 1
+            self._busy[batch[0].unit] += 1
             self.consumer.working(_PREDICTED_S)
             try:
                 await self._run(batch)
             finally:
                 self._running -= 1
+                self._rest(batch[0].unit)
                 if not self._running:
                     self.consumer.idle()
                 self._room.set()
 
+    def _rest(self, unit: Unit) -> None:
+        """A batch of a shard is over: jobs that waited for its turn may run."""
+        self._busy[unit] -= 1
+        if not self._busy[unit]:
+            del self._busy[unit]
+        self._arrived.set()
+
     def _form(self) -> list[Job]:
-        """Take the oldest jobs that can run as one: searches that ask alike, or one read of documents."""
+        """Take the oldest jobs that can run as one: searches that ask alike, or one read of documents.
+
+        Jobs of a shard that has as many batches running as it may wait, and others go before them.
+        """
         held = [job for job in self._pending if job.generation == self.consumer.generation]
-        if not held:
-            self._pending = []
+        first = next((job for job in held if self._busy[job.unit] < _RUNNERS), None)
+        if first is None:
+            self._pending = held
             return []
-        key, queries = alike(held[0].work), 0
+        queries = 0
         batch: list[Job] = []
         rest: list[Job] = []
         for job in held:
-            fits = job is held[0] or (
-                key is not None
-                and alike(job.work) == key
+            fits = job is first or (
+                first.key is not None
+                and job.key == first.key
+                and job.unit is first.unit
                 and queries + job.lease.items <= MAX_QUERIES
             )
             (batch if fits else rest).append(job)
@@ -198,7 +255,7 @@ class QueryLoop:
         if not batch:
             return
         began, span = time.monotonic(), self.consumer.spans.batch(job.lease for job in batch)
-        outcomes = await self._compute(execute, self.unit, [job.work for job in batch])
+        outcomes = await self._compute(execute, batch[0].unit, [job.work for job in batch])
         span.end()
         self.consumer.progressed()
         self.consumer.ran(sum(job.lease.items for job in batch), 0, time.monotonic() - began)

@@ -280,6 +280,11 @@ class Shard:
             "recall": round(index.recall, 4),
         }
 
+    @property
+    def chunks(self) -> int:
+        """How many vectors a search looks at, at most."""
+        return self._index.live
+
     def probe(self, queries: int) -> float:
         """Return the seconds that one batch of that many searches takes, document lookups included."""
         rng = np.random.default_rng(queries)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from common import log
 from common.bus import Bus, BusDown, BusFull
+from common.bus.writes import Shard as Key
 from common.waiting import wait
-from services.vector_search.holdings import Holdings, Key
+from services.vector_search.holdings import Holdings
 
 _SNAPSHOT_S = 30.0
 _SNAPSHOT_CHECK_S = 1.0
@@ -45,14 +46,18 @@ class Tidier:
         self._writer = writer
         self._pool = ThreadPoolExecutor(1, "tidy", initializer=_be_nice)
         self._work = asyncio.Event()
+        self._touched: set[Key] = set()  # shards that may have something to do
         self._snapshots: dict[Key, float] = {}
 
-    def wake(self) -> None:
-        """Say that there may be something to do."""
+    def wake(self, key: Key | None = None) -> None:
+        """Say that there may be something to do, for a shard or besides."""
+        if key is not None:
+            self._touched.add(key)
         self._work.set()
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a shard that is gone."""
+        self._touched.discard(key)
         self._snapshots.pop(key, None)
 
     def close(self) -> None:
@@ -62,26 +67,36 @@ class Tidier:
     async def finish(self) -> None:
         """Take last snapshots, so that the next start is quick."""
         await self._snapshot_all()
-        await self._keep_graphs()
+        await self._keep_graphs(self._holdings.units)
 
     async def run(self) -> None:
         """Index, compact and audit, whenever there is need, until the stop."""
-        audited = asyncio.get_running_loop().time()
+        time = asyncio.get_running_loop().time
+        every_s = min(self._audit_s, _SNAPSHOT_S) / 2
+        audited, rounded = time(), time() - every_s
         while not self._stopping.is_set():
             self._work.clear()
-            busy = False
-            for unit in list(self._holdings.units.values()):
-                if unit.shard is not None and not self._stopping.is_set():
-                    busy |= await self._tidied(unit.shard.maintain) or False
-            now = asyncio.get_running_loop().time()
-            due = now - audited >= self._audit_s
-            audited = now if due else audited
-            for unit in list(self._holdings.units.values()):
-                if unit.shard is not None and (due or unit.shard.audit_due):
-                    await self._tidied(unit.shard.audit)
-            if not busy:
-                await self._keep_graphs()
-                await wait(self._work, min(self._audit_s, _SNAPSHOT_S) / 2)
+            if time() - rounded >= every_s:
+                rounded = time()
+                self._touched |= self._holdings.units.keys()
+            touched, self._touched = self._touched, set()
+            for key in touched:
+                unit = self._holdings.units.get(key)
+                if unit is None or unit.shard is None or self._stopping.is_set():
+                    continue
+                if await self._tidied(unit.shard.maintain):
+                    self._touched.add(key)
+            due = time() - audited >= self._audit_s
+            audited = time() if due else audited
+            await self._audit(due=due)
+            if not self._touched:
+                await self._keep_graphs(touched)
+                await wait(self._work, every_s)
+
+    async def _audit(self, *, due: bool) -> None:
+        for unit in list(self._holdings.units.values()):
+            if unit.shard is not None and (due or unit.shard.audit_due):
+                await self._tidied(unit.shard.audit)
 
     async def _tidied(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
@@ -113,9 +128,10 @@ class Tidier:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.publish_snapshot(*key, self._replica, covered)
 
-    async def _keep_graphs(self) -> None:
-        for unit in list(self._holdings.units.values()):
-            if unit.shard is not None:
+    async def _keep_graphs(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            unit = self._holdings.units.get(key)
+            if unit is not None and unit.shard is not None:
                 await self._tidied(unit.shard.keep_graph)
 
 

@@ -240,7 +240,7 @@ async def test_forgets(bus: Bus, family: Family) -> None:
 
 async def test_writes(bus: Bus) -> None:
     """Bad entries of a shard's writes come as such, in order, so that a replica counts them and goes on."""
-    name = keys.writes(Family("search.c"))
+    name = keys.writes(bus.search_family("c"), "c", 0)
     for fields in STREAM_POISON:
         await bus.call("XADD", name, "*", *fields)
     write = Write(request="r", index=0, router="r1")

@@ -257,17 +257,17 @@ async def test_writes(bus: Bus) -> None:
         document = Document(id=str(index), hash="h", chunks=[])
         write = Write(request="r", index=index, router="r1", upserts=[document])
         ids.append(await bus.append_write("c", 0, write))
-    found = await bus.read_writes({("c", 0): "0-0", ("c", 1): "0-0"}, 10)
+    found = await bus.read_writes({("c", 0): "0-0", ("c", 1): "0-0"})
     assert [entry for _, _, entry, _ in found] == ids
     assert [w.index for *_, w in found if isinstance(w, Write)] == list(range(5))
-    later = await bus.read_writes({("c", 0): ids[2]}, 10)
+    later = await bus.read_writes({("c", 0): ids[2]})
     assert [entry for _, _, entry, _ in later] == ids[3:]
     for replica in ("one", "two"):
         await bus.publish_applied("c", 0, replica, ids[4], ["r1"])
     await bus.publish_snapshot("c", 0, "one", ids[3])
-    assert len(await bus.read_writes({("c", 0): "0-0"}, 10)) == 5
+    assert len(await bus.read_writes({("c", 0): "0-0"})) == 5
     await bus.publish_snapshot("c", 0, "two", ids[2])
-    left = await bus.read_writes({("c", 0): "0-0"}, 10)
+    left = await bus.read_writes({("c", 0): "0-0"})
     assert [entry for _, _, entry, _ in left] == ids[2:]
 
 

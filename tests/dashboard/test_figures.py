@@ -152,11 +152,11 @@ def test_a_worker_as_it_is_told(clock: Clock) -> None:
     assert (told["measured"], told["tokens_lately"]) == ([(8, 600, 0.41)], 1200)
 
 
-def test_a_collections_shard_names_no_family(clock: Clock) -> None:
-    """A collection's id would be told by it."""
-    shard = FamilyState(Family("search.secret"), {}, [(V100, True)])
-    [told] = workers_of([shard], MODELS, Batches(clock), hop_s=0.0)
-    assert told["family"] is None
+def test_a_worker_of_searches_tells_its_shards_and_no_family(clock: Clock) -> None:
+    """Those of all its families are one worker's."""
+    searches = [FamilyState(Family("search", n), {}, [(V100, True)], 2 + n) for n in range(2)]
+    [told] = workers_of(searches, MODELS, Batches(clock), hop_s=0.0)
+    assert (told["family"], told["shards"]) == (None, 5)
 
 
 def test_the_last_minute(clock: Clock) -> None:

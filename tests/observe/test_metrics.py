@@ -113,7 +113,7 @@ def told() -> Iterator[Series]:
 
 def _settled(told: Series) -> bool:
     lanes = {row["lane"] for row in told.get("spillway_lane_depth", ())}
-    searched = any(lane.startswith("search.") for lane in lanes)
+    searched = any(lane.startswith("search/") for lane in lanes)
     return searched and "spillway_index_recall_ratio" in told
 
 

@@ -228,4 +228,5 @@ async def _pretend_old_encoder(mesh: Mesh, name: str) -> None:
     assert record is not None
     old = msgspec.structs.replace(record, fingerprint="0" * 32)
     await bus.call("HSET", "{collections}:records", f"default/{name}", encode(old))
+    await bus.collections_changed()
     await bus.close()

@@ -15,7 +15,7 @@ from common.messages import CollectionRecord
 from services.router.queue.policy import Hops, Policy
 from services.router.queue.room import Room
 from services.router.queue.run import Run, Tools
-from services.router.queue.writing import await_served, shard_families
+from services.router.queue.writing import await_served
 from services.router.text.asks import Parcel
 from tests.bus.kit import EMBED, RESULT, WORK, Hand, must, new_job, open_bus
 from tests.servers import Server
@@ -147,29 +147,29 @@ async def test_a_word_during_the_refusal_is_not_lost(room: Room) -> None:
     place.leave()
 
 
-async def test_a_collection_is_served_when_its_replica_starts(
+async def test_a_collection_is_served_when_a_replica_holds_it(
     bus: Bus, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for a new collection's shards is woken by the start of the replica that serves them."""
+    """Who waits for a new collection's shards is woken by the replica that has opened them."""
     monkeypatch.setattr("services.router.queue.writing.READY_S", FOR_EVER_S)
     record = CollectionRecord(
         id=ulid(), tenant="t", name="c", dimension=1, metric="cosine", shards=2
     )  # fmt: skip
-    looks: list[Family] = []
-    workers = bus.workers
+    looks: list[int] = []
+    applied = bus.applied
 
-    async def noted(family: Family) -> Any:
-        looks.append(family)
-        return await workers(family)
+    async def noted(collection: str, shard: int) -> Any:
+        looks.append(shard)
+        return await applied(collection, shard)
 
-    monkeypatch.setattr(bus, "workers", noted)
+    monkeypatch.setattr(bus, "applied", noted)
     waiting = asyncio.create_task(await_served(bus, room, record))
-    for family in shard_families(record):
-        await until(lambda family=family: family in looks)
+    for shard in range(record.shards):
+        await until(lambda shard=shard: shard in looks)
         for _ in range(300):
             await bus.call("PING")
-        assert looks.count(family) == 1
-        await Hand(bus, family, "v", "search").join()
+        assert looks.count(shard) == 1
+        await bus.publish_opened(record.id, shard, "r", "0-0")
     async with asyncio.timeout(60):
         await waiting
     assert len(looks) == 4

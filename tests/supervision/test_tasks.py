@@ -59,7 +59,8 @@ TASKS = {
     ],
     "vector_search": [
         "services.vector_search.replica:Replica._follow",
-        "services.vector_search.replica:Replica._apply_writes",
+        "services.vector_search.applier:Applier.run",
+        "services.vector_search.applier:Applier.listen",
         "services.vector_search.tidy:Tidier.run",
         "services.vector_search.tidy:Tidier.take_snapshots",
         "services.vector_search.service:_watch",

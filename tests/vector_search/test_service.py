@@ -22,6 +22,7 @@ from common.messages import (
     Event,
     SearchWork,
     Work,
+    Write,
     decode_result,
     encode,
 )
@@ -57,7 +58,7 @@ class Mesh:
         return entry
 
     async def ask(self, record: CollectionRecord, work: Work, items: int = 1) -> Event:
-        family = Family(f"search.{record.id}", 0)
+        family = self.bus.search_family(record.id)
         job = job_id(family, ulid())
         payload = encode(work)
         deadline = self.deadline()
@@ -140,10 +141,6 @@ async def _gone(path: Path) -> bool:
     return not await asyncio.to_thread(path.exists)
 
 
-async def _no_workers(mesh: Mesh, family: Family) -> bool:
-    return not await mesh.bus.workers(family)
-
-
 async def _registered(mesh: Mesh, record: CollectionRecord) -> bool:
     return await mesh.bus.collection("default", record.name) == record
 
@@ -162,9 +159,11 @@ async def test_a_collection_is_served_from_its_first_write_to_its_end(
     bad = await mesh.ask(record, SearchWork(collection=record.id, vectors=b"123", k=1))
     assert (bad.kind, bad.code) == ("error", "dimension_mismatch")
     await mesh.bus.remove_collection(record)
-    family = Family(f"search.{record.id}", 0)
+    await mesh.bus.append_write(record.id, 0, Write(record.id, 1, ROUTER, drop=True))
     await _until(lambda: _gone(tmp_path / "search" / "0" / record.id))
-    await _until(lambda: _no_workers(mesh, family))
+    gone = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
+    assert (gone.kind, gone.code) == ("error", "collection_not_found")
+    assert await mesh.bus._scan(f"*{record.id}*") == []
 
 
 async def test_its_start_is_the_process_start(mesh: Mesh, replica: Any) -> None:
@@ -178,7 +177,7 @@ async def test_its_start_is_the_process_start(mesh: Mesh, replica: Any) -> None:
     await _until(later)
     for name in ("first", "second"):
         record = await mesh.create(name)
-        family = Family(f"search.{record.id}", 0)
+        family = mesh.bus.search_family(record.id)
 
         async def served(family: Family = family) -> bool:
             return bool(await mesh.bus.workers(family))
@@ -198,7 +197,7 @@ async def test_a_restart_goes_on_where_it_stopped(mesh: Mesh, replica: Any) -> N
         record.id, 0, write(1, [document("b", np.eye(DIMENSION)[1])], request=record.id)
     )
     await replica()
-    assert len(await mesh.bus.workers(Family(f"search.{record.id}"))) == 1
+    assert len(await mesh.bus.workers(mesh.bus.search_family(record.id))) == 1
     assert await mesh.bus.applied(record.id, 0) == {"r-1": entry}
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "b"]
 

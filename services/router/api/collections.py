@@ -22,7 +22,7 @@ from common.messages import (
 from services.router.context import ROUTER, TENANT, Router, reply
 from services.router.queue.dispatch import SEARCH_CLASSES, Ask, Caller
 from services.router.queue.plans import ReembedPlan
-from services.router.queue.writing import await_served, shard_families
+from services.router.queue.writing import await_served
 from services.router.text.asks import Parcel, choose
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.replies import View
@@ -147,9 +147,9 @@ async def get(request: web.Request) -> web.Response:
 async def _stats(
     router: Router, caller: Caller, record: CollectionRecord, shard: int
 ) -> DocumentsResult:
-    work = DocumentsWork(collection=record.id, op="stats", limit=1, with_text=False)
+    work = DocumentsWork(collection=record.id, op="stats", limit=1, with_text=False, shard=shard)
     ask = Ask(
-        shard_families(record)[shard],
+        router.bus.search_family(record.id),
         SEARCH_CLASSES,
         Parcel(encode(work), 1, 0),
         View(kind="stats"),

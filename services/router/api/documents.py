@@ -15,7 +15,7 @@ from services.router.context import MODEL, ROUTER, Router, reply
 from services.router.queue.dispatch import EMBED_CLASSES, SEARCH_CLASSES, Ask
 from services.router.queue.embedding import checked_encoder
 from services.router.queue.plans import DeletePlan, WritePlan
-from services.router.queue.writing import shard_families, shard_of
+from services.router.queue.writing import shard_of
 from services.router.text import collections, replies
 from services.router.text.asks import Parcel
 from services.router.text.bodies import DeleteBody, check_id, check_json, decode
@@ -50,7 +50,7 @@ async def store(request: web.Request) -> web.Response:
         family = await router.cards.family(record.model, record.id)
         await router.dispatch.foresee(family, EMBED_CLASSES, texts, tokens, caller.deadline_ms)
     await router.dispatch.foresee(
-        shard_families(record)[0], SEARCH_CLASSES, 1, 0, caller.deadline_ms
+        router.bus.search_family(record.id), SEARCH_CLASSES, 1, 0, caller.deadline_ms
     )
     plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
     view = View(kind="write", model=record.model or "")
@@ -144,9 +144,9 @@ async def _read(
     router: Router, request: web.Request, record: CollectionRecord, shard: int, work: DocumentsWork
 ) -> tuple[str, DocumentsResult]:
     ask = Ask(
-        shard_families(record)[shard],
+        router.bus.search_family(record.id),
         SEARCH_CLASSES,
-        Parcel(encode(work), 1, 0),
+        Parcel(encode(msgspec.structs.replace(work, shard=shard)), 1, 0),
         View(kind="documents"),
     )
     name, result = await router.run(request, router.caller(request), ask)

@@ -24,7 +24,6 @@ from services.router.queue.outcomes import error_of
 from services.router.queue.plans import GroundPlan
 from services.router.queue.refusals import refusal
 from services.router.queue.searching import QUERIES_AT_ONCE
-from services.router.queue.writing import shard_families
 from services.router.text.chats import ChatAsk
 from services.router.text.collections import SearchAsk
 from services.router.text.grounded import Question, question_of
@@ -101,7 +100,7 @@ async def ask_of(router: Router, caller: Caller, chat: ChatAsk) -> Ask:
     question: Question = await router.pool.run(
         partial(question_of, chat, specs[chat.model], past, encoder, record.query_prompt, earlier)
     )
-    card, families = await router.cards.card(chat.model), shard_families(record)
+    card, family = await router.cards.card(chat.model), router.bus.search_family(record.id)
     view = View(
         kind="chat",
         model=chat.model,
@@ -115,13 +114,13 @@ async def ask_of(router: Router, caller: Caller, chat: ChatAsk) -> Ask:
     # What even an empty lane could not hold without a passage is refused here, and what no shard could find in time.
     charged = door(router, family, question.generation, view).charge_tokens
     count = len(question.tokens)
-    await router.dispatch.foresee(families[0], SEARCH_CLASSES, count, 0, caller.deadline_ms)
+    await router.dispatch.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
     bounds = await router.encoder_limits()
     plan = GroundPlan(
         collection=record,
         search=_search(retrieval, question.tokens),
         parcel=(bounds.parcel_items, bounds.parcel_tokens),
-        queries=router.depths.get(families[0].name, (QUERIES_AT_ONCE, 0))[0],
+        queries=router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0],
         chat=chat,
         view=view,
     )

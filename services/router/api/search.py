@@ -12,7 +12,6 @@ from services.router.queue.dispatch import SEARCH_CLASSES, Ask
 from services.router.queue.embedding import checked_encoder
 from services.router.queue.plans import SearchPlan
 from services.router.queue.searching import QUERIES_AT_ONCE, search_parcels
-from services.router.queue.writing import shard_families
 from services.router.text import collections
 from services.router.text.pool import INLINE_TEXT_BYTES
 from services.router.text.replies import View
@@ -44,14 +43,13 @@ async def create(request: web.Request) -> web.Response:
         checked_encoder(record, await router.cards.specs())
     view = View(kind="search", model=record.model or "", many=ask.many)
     tokens = sum(map(len, ask.tokens))
-    families = shard_families(record)
-    most = router.depths.get(families[0].name, (QUERIES_AT_ONCE, 0))[0]
-    if not ask.tokens and len(families) == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
+    family = router.bus.search_family(record.id)
+    most = router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0]
+    if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
         parcels = search_parcels(record, ask, ask.vectors, 0, most)
-        return await router.answer(
-            request, caller, Ask(families[0], SEARCH_CLASSES, parcels[0], view)
-        )
-    await router.dispatch.foresee(families[0], SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
+        only = Ask(family, SEARCH_CLASSES, parcels[0], view)
+        return await router.answer(request, caller, only)
+    await router.dispatch.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
     bounds = await router.encoder_limits()
     plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
     several = router.several(caller.tenant, "search", plan, view, tokens)

@@ -19,7 +19,6 @@ from services.router.api.requests import request_of
 from services.router.context import ROUTER, TENANT, Router, reply
 from services.router.queue.grounding import STAGE
 from services.router.queue.outcomes import error_of
-from services.router.queue.writing import shard_families
 
 MOST_JOBS = 32
 MOST_FAMILIES = 256
@@ -71,8 +70,9 @@ async def _children(router: Router, tenant: str, request: str) -> list[Stage]:
 
 async def _candidates(router: Router, tenant: str) -> list[tuple[Family, str]]:
     """Return the families, with a stage that runs there, in which a tenant's request may have jobs."""
-    shards = [f for r in await router.bus.collections(tenant) for f in shard_families(r)]
-    searched = [(f, stage) for f in shards[:MOST_FAMILIES] for stage in _SEARCHED]
+    collections = await router.bus.collections(tenant)
+    where = sorted({router.bus.search_family(record.id) for record in collections})
+    searched = [(f, stage) for f in where[:MOST_FAMILIES] for stage in _SEARCHED]
     computed = [
         (family, stage)
         for family in await router.families()

@@ -7,8 +7,8 @@ from typing import cast
 
 import msgspec
 
-from common.bus import BusDown, keys
-from common.bus.writes import shard_family
+from common.bus import BusDown
+from common.bus.writes import START
 from common.documents import document_hash
 from common.errors import Conflict, SpillwayError, Unprocessable
 from common.messages import (
@@ -28,7 +28,6 @@ from services.router.queue.writing import (
     body_of,
     documents_of,
     reembed_lock,
-    shard_families,
     store,
 )
 from services.router.text.asks import Parcel
@@ -58,7 +57,7 @@ async def reembed(run: Run, plan: ReembedPlan) -> RequestResult:
                 await _undo(run, old, shadow)
             raise
         await drop_shards(run, old)
-    await bus.call("HDEL", "{collections}:records", f"{new.tenant}/.{new.name}")
+    await bus.unname_collection(shadow_of(new))
     await bus.call("DEL", reembed_lock(old))
     body = {"object": "collection", "name": new.name, "id": new.id, "documents": done}
     return body_of(
@@ -110,11 +109,10 @@ async def _copy(
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
     done, page = 0, 0
-    for shard, family in enumerate(shard_families(old)):
-        newest = await run.tools.bus.call(
-            "XREVRANGE", keys.writes(shard_family(old.id, shard)), "+", "-", "COUNT", 1
-        )
-        after = newest[0][0].decode() if newest else None
+    family = run.tools.bus.search_family(old.id)
+    for shard in range(old.shards):
+        newest = await run.tools.bus.last_write(old.id, shard)
+        after = newest if newest != START else None
         cursor: str | None = None
         while True:
             work = DocumentsWork(
@@ -125,6 +123,7 @@ async def _copy(
                 limit=PAGE,
                 with_text=True,
                 with_vectors=False,
+                shard=shard,
             )
             _, results = await run.gather(
                 f"page{_letters(page)}", [family], SEARCH_CLASSES, [Parcel(encode(work), 1, 0)]

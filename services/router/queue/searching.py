@@ -12,7 +12,6 @@ from services.router.queue.dispatch import SEARCH_CLASSES
 from services.router.queue.embedding import embed, encoder_of
 from services.router.queue.plans import SearchPlan
 from services.router.queue.run import Run
-from services.router.queue.writing import shard_families
 from services.router.text import replies
 from services.router.text.asks import Parcel
 from services.router.text.collections import SearchAsk
@@ -34,6 +33,7 @@ def search_work(record: CollectionRecord, ask: SearchAsk, vectors: bytes, shard:
         ef=ask.ef,
         exact=ask.exact,
         after=(after[shard] if shard < len(after) else None) or None,
+        shard=shard,
     )
 
 
@@ -73,10 +73,10 @@ async def find(
     vectors = ask.vectors
     if ask.tokens:
         vectors = await embed(run, "embed", await encoder_of(run, record), ask.tokens, parcel)
-    families = shard_families(record)
+    family = run.tools.bus.search_family(record.id)
     per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
-    _, results = await run.gather("search", families, SEARCH_CLASSES, flat)
+    _, results = await run.gather("search", [family], SEARCH_CLASSES, flat)
     found = [cast("SearchResult", result) for result in results]
     return merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
 

@@ -13,7 +13,6 @@ import msgspec
 
 from common.bus import Bus
 from common.errors import Conflict, DeadlineExceeded, NotFound
-from common.ids import Family
 from common.messages import (
     Chunk,
     CollectionRecord,
@@ -46,27 +45,22 @@ def shard_of(document: str, shards: int) -> int:
     return zlib.crc32(document.encode()) % shards
 
 
-def shard_families(record: CollectionRecord) -> list[Family]:
-    """Return the family of every shard of a collection."""
-    return [Family(f"search.{record.id}", shard) for shard in range(record.shards)]
-
-
 async def await_served(bus: Bus, room: Room, record: CollectionRecord) -> None:
-    """Wait a little until a replica serves every shard, so that the next request finds one."""
+    """Wait a little until a replica holds every shard, so that the next request finds one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
-            for family in shard_families(record):
-                await _served(bus, room, family)
+            for shard in range(record.shards):
+                await _served(bus, room, record, shard)
 
 
-async def _served(bus: Bus, room: Room, family: Family) -> None:
+async def _served(bus: Bus, room: Room, record: CollectionRecord, shard: int) -> None:
+    family = bus.search_family(record.id)
     place = room.place(family, 1.0)
     try:
         while True:
             place.look()
             await bus.ask_for_room(family)  # before the look, so that a start after it is told
-            bus.forget_roster(family)
-            if await bus.workers(family):
+            if await bus.applied(record.id, shard):
                 return
             await place.wait(READY_S)
     finally:
@@ -77,18 +71,22 @@ async def known_of(
     run: Run, record: CollectionRecord, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
     """Return what the collection already holds of `ids`."""
-    families = shard_families(record)
-    jobs: list[tuple[int, Parcel]] = []
+    parcels: list[Parcel] = []
     for shard in range(record.shards):
         mine = [name for name in ids if shard_of(name, record.shards) == shard]
         for first in range(0, len(mine), KNOWN_AT_ONCE):
             some = mine[first : first + KNOWN_AT_ONCE]
             work = DocumentsWork(
-                collection=record.id, op="get", ids=some, limit=len(some), with_text=False
+                collection=record.id,
+                op="get",
+                ids=some,
+                limit=len(some),
+                with_text=False,
+                shard=shard,
             )
-            jobs.append((shard, Parcel(encode(work), 1, 0)))
-    where = [families[shard] for shard, _ in jobs]
-    _, results = await run.gather("known", where, SEARCH_CLASSES, [parcel for _, parcel in jobs])
+            parcels.append(Parcel(encode(work), 1, 0))
+    family = run.tools.bus.search_family(record.id)
+    _, results = await run.gather("known", [family], SEARCH_CLASSES, parcels)
     found = (doc for result in results for doc in cast("DocumentsResult", result).documents)
     return {doc.id: doc for doc in found}
 

@@ -1,0 +1,220 @@
+"""How a replica applies writes: one listener a family names the shards that have some, and only those are read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from common import log
+from common.bus import Bus, BusDown, BusFull
+from common.bus.writes import Shard as Key
+from common.bus.writes import id_pair
+from common.errors import SpillwayError
+from common.ids import Family
+from common.messages import BadMessage, Write
+from common.waiting import wait
+from services.vector_search import metrics
+from services.vector_search.holdings import Holdings
+from services.vector_search.shard import Shard
+from services.vector_search.unit import Unit
+
+_BLOCK_MS = 1000
+_RETRY_S = 1.0
+_LOST_S = 0.2
+_IDLE_S = 30.0
+_CHECK_LOOKS = 10  # empty looks after which a listener makes sure that Redis has not gone back
+Entry = tuple[str, Write | BadMessage]
+T = TypeVar("T")
+_log = log.get("vector_search")
+
+
+class Applier:
+    """Applies the writes of every shard in `holdings`; `applied` is called with a shard's key after each batch."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        bus: Bus,
+        stopping: asyncio.Event,
+        *,
+        replica: str,
+        writer: Executor,
+        applied: Callable[[Key], None],
+        looked: Callable[[], None],
+    ) -> None:
+        self._holdings = holdings
+        self._bus = bus
+        self._stopping = stopping
+        self._replica = replica
+        self._writer = writer
+        self._applied = applied
+        self._looked = looked
+        self._waiting: set[Key] = set()  # shards that may have writes to read
+        self._work = asyncio.Event()
+        self._put_off: dict[Key, float] = {}
+        self._announced: dict[Key, str] = {}
+        self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def look(self, keys: Iterable[Key]) -> None:
+        """Read the writes of these shards as soon as possible."""
+        self._waiting.update(keys)
+        self._work.set()
+
+    def wake(self) -> None:
+        """Look whether to stop."""
+        self._work.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a shard that is gone."""
+        self._waiting.discard(key)
+        for memory in (self._put_off, self._announced, self._announcing):
+            memory.pop(key, None)
+
+    # -- listening
+
+    async def listen(self, family: Family) -> None:
+        """Learn which shards of a family have new writes, until the stop."""
+        after: str | None = None
+        empty = 0
+        while not self._stopping.is_set():
+            try:
+                if after is None:
+                    after = await self._bus.last_written(family)
+                    self.look(self._of(family))
+                news = await self._bus.await_written(family, after, _BLOCK_MS)
+                self.look(news.shards)
+                after = None if news.gap else news.after
+                empty = 0 if news.shards else empty + 1
+                if empty >= _CHECK_LOOKS and after is not None:
+                    empty = 0
+                    after = await self._checked(family, after)
+            except BusDown:
+                after = None  # what comes back may be older, or empty
+                await wait(self._stopping, _LOST_S)
+
+    async def _checked(self, family: Family, after: str) -> str | None:
+        """Return `after`, or None if Redis lost what was written up to there: emptied, or an older copy."""
+        if id_pair(await self._bus.last_written(family)) >= id_pair(after):
+            return after
+        for key in self._of(family):
+            self._announced.pop(key, None)
+        return None
+
+    def _of(self, family: Family) -> list[Key]:
+        return [key for key in self._holdings.units if self._bus.search_family(key[0]) == family]
+
+    # -- applying
+
+    async def run(self) -> None:
+        """Read and apply what there is, until the stop."""
+        while not self._stopping.is_set():
+            self._work.clear()
+            after = self._due()
+            if not after:
+                self._looked()
+                await wait(self._work, self._pause_s())
+                continue
+            self._waiting -= after.keys()
+            try:
+                entries = await self._bus.read_writes(after)
+            except BusDown:
+                self._waiting |= after.keys()
+                await wait(self._stopping, _LOST_S)
+                continue
+            batches: dict[Key, list[Entry]] = defaultdict(list)
+            for collection, number, entry, write in entries:
+                batches[collection, number].append((entry, write))
+            self._waiting |= batches.keys()  # there may be more
+            for key in after:
+                await self._apply(key, batches.get(key, []))
+            self._looked()
+
+    def _due(self) -> dict[Key, str]:
+        now, due = asyncio.get_running_loop().time(), {}
+        for key in list(self._waiting):
+            unit = self._holdings.units.get(key)
+            if unit is None or unit.shard is None:
+                self._waiting.discard(key)  # looked at when it is opened
+            elif self._put_off.get(key, 0.0) <= now:
+                due[key] = unit.shard.applied
+        return due
+
+    def _pause_s(self) -> float:
+        times = [at for key, at in self._put_off.items() if key in self._waiting]
+        now = asyncio.get_running_loop().time()
+        return min(max(min(times, default=now + _IDLE_S) - now, 0.0), _IDLE_S)
+
+    async def _apply(self, key: Key, batch: list[Entry]) -> None:
+        unit = self._holdings.units.get(key)
+        if unit is None or unit.shard is None:
+            return
+        shard = unit.shard
+        if batch and not await self._store(key, shard, batch):
+            return
+        if batch:
+            unit.advanced()
+            self._applied(key)
+        if shard.dropped:
+            await self._holdings.drop(key[0])
+            return
+        rings = [write.router for _, write in batch if isinstance(write, Write)]
+        if rings or self._announced.get(key) != shard.applied:
+            await self._announce(unit, shard, rings)
+
+    async def _store(self, key: Key, shard: Shard, batch: list[Entry]) -> bool:
+        """Apply a batch; False if that must be tried again later, which routers are told."""
+        try:
+            with metrics.APPLY_SECONDS.time():
+                await self._run(apply_batch, shard, batch)
+        except SpillwayError as error:
+            metrics.DISK_FULL.inc()
+            _log.error("writes_put_off", collection=key[0], code=error.code, why=error.message)
+            self._put_off[key] = asyncio.get_running_loop().time() + _RETRY_S
+            await self._flag(key, error.code)
+            return False
+        if self._put_off.pop(key, None) is not None:
+            await self._flag(key, "")
+        return True
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._writer, function, *args))
+
+    # -- telling
+
+    async def catch_up(self) -> None:
+        """Publish again what did not reach the bus."""
+        for key, unit in list(self._holdings.units.items()):
+            if unit.shard is not None and self._announced.get(key) != unit.shard.applied:
+                await self._announce(unit, unit.shard, [])
+
+    async def _announce(self, unit: Unit, shard: Shard, rings: list[str]) -> None:
+        """Publish what is applied; one at a time a shard, so that an older id never overwrites a newer one."""
+        key = unit.collection, unit.number
+        with contextlib.suppress(BusDown, BusFull):  # `catch_up` tries again
+            async with self._announcing[key]:
+                applied = shard.applied
+                if key not in self._announced:
+                    await self._bus.publish_opened(*key, self._replica, applied)
+                if rings or key in self._announced:
+                    await self._bus.publish_applied(*key, self._replica, applied, rings)
+                self._announced[key] = applied
+
+    async def _flag(self, key: Key, code: str) -> None:
+        """Tell routers why writes are not applied, for as long as that is so."""
+        with contextlib.suppress(BusDown, BusFull):
+            await self._bus.publish_blocked(*key, code, 3 * _RETRY_S)
+
+
+def apply_batch(shard: Shard, batch: list[Entry]) -> None:
+    """Apply entries of one shard in order, with one sync for all."""
+    for entry, write in batch:
+        if isinstance(write, BadMessage):
+            shard.skip(entry)
+        else:
+            shard.apply(entry, write)
+    shard.sync()
