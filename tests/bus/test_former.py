@@ -83,24 +83,24 @@ async def test_killed_at_every_step(
 ) -> None:
     """Ended before or after any command, and begun anew, the move loses nothing and doubles nothing."""
     ids, steps, done = _ids_of(11), 0, False
-    persist = bus._persist
+    run = bus._run
     left: int | None = None
     tag = keys.tag(bus.search_family("c1"))
 
-    async def counted(client: Any, command: Any, timeout_s: float) -> Any:
+    async def counted(client: Any, work: Any, timeout_s: float) -> Any:
         nonlocal left
         if left is not None:
             left -= 1
             if left == 0:
                 raise Killed
-        reply = await persist(client, command, timeout_s)
+        reply = await run(client, work, timeout_s)
         if left is not None:
             left -= 1
             if left == 0:
                 raise Killed
         return reply
 
-    monkeypatch.setattr(bus, "_persist", counted)
+    monkeypatch.setattr(bus, "_run", counted)
     monkeypatch.setattr(bus, "_synced", float("inf"))  # nothing besides is sent
     while not done:
         steps += 1
