@@ -44,7 +44,7 @@ class Indexing:
         return all(time_of(unique_of(name)) >= int(since) for name in sessions)
 
     async def run(self) -> None:
-        """Index the dead letters and sessions of earlier versions, if that was not done yet. Raises BusDown, BusFull."""
+        """Index the dead letters and sessions of earlier versions, if that was not done yet. BusDown, BusFull."""
         if await self._bus.call("HGET", keys.INDEX, SESSIONS) is None:
             await self.index_sessions()
         if await self._bus.call("HGET", keys.INDEX, LETTERS) is None:
