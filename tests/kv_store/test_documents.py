@@ -22,6 +22,28 @@ SAID = st.builds(
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 
 
+COUNTS = st.integers(0, 2**31 - 1)
+PASSAGES = st.builds(
+    documents.PassageDocument,
+    index=st.integers(1, 2**31 - 1),
+    document_id=TEXTS,
+    chunk=COUNTS,
+    start=COUNTS,
+    end=COUNTS,
+    score=st.floats(-1, 1),
+    text=st.none() | TEXTS,
+)
+RETRIEVALS = st.one_of(
+    st.just(b""),
+    st.builds(
+        documents.RetrievalDocument,
+        collection=TEXTS,
+        found=COUNTS,
+        passages=st.lists(PASSAGES, max_size=2),
+    ).map(msgspec.json.encode),
+)
+
+
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Turn]:
     """Turns as a worker appends them."""
@@ -40,6 +62,7 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
             at_ms=draw(st.integers(0, 2**43)),
             shown=msgspec.json.encode(shown) if shown else b"",
             partial=draw(st.booleans()),
+            retrieval=draw(RETRIEVALS),
         )
         held = history + len(turn.prompt) + len(turn.output)
         turns.append(turn)

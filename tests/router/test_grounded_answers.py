@@ -113,18 +113,25 @@ async def test_nothing_found_is_said_without_the_model(http: aiohttp.ClientSessi
 
 
 async def test_a_conversation_finds_what_it_leans_on(http: aiohttp.ClientSession) -> None:
-    """A later turn of a session that names nothing is answered from the page of the turn before."""
+    """A later turn that names nothing is answered from the page of the turn before.
+
+    The session keeps what its answers rest on and where they cite it, as their responses said.
+    """
     town = next(page for page in handbook.pages() if page.who.kind == "town")
     _, made, _ = await post(http, {}, "/v1/sessions")
+    given = []
     for number, text in enumerate((f"Who is the mayor of {town.who.name}?", "And its river?"), 1):
         status, answer, _ = await post(http, asks(text, session=made["id"]))
         assert (status, answer["session"]["version"]) == (200, number), answer
         check(answer, town.name)
+        given.append((answer["retrieval"], answer["choices"][0]["message"]["citations"]))
     async with http.get(f"/v1/sessions/{made['id']}?include=messages") as response:
         shown = await response.json()
 
     said = [m["content"] for m in shown["messages"] if m["role"] == "user"]
     assert said == [f"Who is the mayor of {town.who.name}?", "And its river?"]
+    kept = [(m["retrieval"], m["citations"]) for m in shown["messages"] if m["role"] == "assistant"]
+    assert kept == given
 
 
 @pytest.mark.soak  # a real worker takes long to come back
