@@ -1,0 +1,62 @@
+"""Every route answers what was recorded, but for ids and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.guards import plain, record
+from tests.guards.checkout import ROOT, Checkout
+
+NAMES = sorted(path.stem.replace("_", " ") for path in record.PLACE.glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[dict[str, dict[str, Any]]]:
+    """What this tree answers to the whole scenario."""
+    yield dict(record.transcripts(Checkout()))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_those_recorded(name: str, played: dict[str, dict[str, Any]]) -> None:
+    """`python -m tests.guards.record` accepts an intended change."""
+    assert list(plain.differences(record.load(name), played[name])) == []
+
+
+@pytest.mark.timeout(600)
+def test_every_transcript_is_compared(played: dict[str, dict[str, Any]]) -> None:
+    """No part of the scenario goes without a recorded transcript."""
+    assert sorted(played) == NAMES
+
+
+def test_every_operation_is_recorded() -> None:
+    """Each method of each path of docs/openapi.yaml has an answer other than a refused method or key."""
+    document = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text(encoding="utf-8"))
+    wanted = {
+        f"{method.upper()} {path}"
+        for path, item in document["paths"].items()
+        for method in ("get", "post", "patch", "delete")
+        if method in item
+    }
+    asked = {
+        exchange["asked"].partition("?")[0]
+        for name in NAMES
+        for exchange in record.load(name).values()
+        if isinstance(exchange, dict) and exchange.get("status") in {200, 201}
+    }
+    missing = [each for each in sorted(wanted) if not any(_fits(each, one) for one in asked)]
+
+    assert missing == []
+
+
+def _fits(operation: str, asked: str) -> bool:
+    """Return whether a request is one of an operation: its parts are the same, or stand for any."""
+    parts, given = operation.split("/"), asked.split("/")
+    return len(parts) == len(given) and all(
+        part == one or (part.startswith("{") and one != "")
+        for part, one in zip(parts, given, strict=True)
+    )
