@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from typing import Any
 
 from tests.guards import plain
@@ -194,9 +196,6 @@ def encoding(script: Script) -> None:
 
 
 def _numbers(reply: Reply) -> list[float]:
-    import base64  # noqa: PLC0415
-    import struct  # noqa: PLC0415
-
     raw = base64.b64decode(reply.json["data"][0]["embedding"])
     return [round(each, 3) for each in struct.unpack(f"<{len(raw) // 4}f", raw)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ NAMES = sorted(path.stem.replace("_", " ") for path in record.PLACE.glob("*.json
 
 
 @pytest.fixture(scope="module")
-def played() -> Iterator[dict[str, dict[str, Any]]]:
+def played() -> dict[str, dict[str, Any]]:
     """What this tree answers to the whole scenario."""
-    yield dict(record.transcripts(Checkout()))
+    return dict(record.transcripts(Checkout()))
 
 
 @pytest.mark.timeout(600)
