@@ -13,7 +13,7 @@ JOBS ?= 3
 NAME ?=
 ID ?=
 
-.PHONY: help setup setup-full up test soak lint format bench lock clean
+.PHONY: help setup setup-full up test guards soak lint format bench lock clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="
 
 test: setup ## run the tests (ARGS="-k name")
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+guards: setup ## compare with an earlier checkout: recorded answers, kills, speed (ARGS="--against PATH")
+	@$(BIN)/python -m tests.guards.run $(ARGS)
 
 soak: setup ## run the long tests in pieces that resume (NAME=piece, ARGS=--list)
 	@$(BIN)/python scripts/soak.py $(NAME) $(ARGS)
