@@ -41,7 +41,8 @@ TEXTS = {
     "bread": "Knead the dough, let it rise, and bake it until it is brown.",
     "stars/sun": "A star shines because hydrogen is fused into helium inside it.",
 }
-LATE = "late"
+NEAREST = {"vector": [0, 1, 0], "k": 3}
+LATE = "4"  # the point whose deletion a write takes back that no replica has applied
 LANES = ("{embed.minilm/0}:lane:gpu", "{chat.spillway-demo/0}:lane:gpu")
 QUESTIONS = ("Where does water go?", "How do I make a loaf?", "Why does the sun give light?")
 OPENING = "Remember the old mill by the river, and the dam above it. " * 12
@@ -99,12 +100,16 @@ def collections(script: Script) -> dict[str, Any]:
         if made.status != 200:
             raise RuntimeError(f"not stored: {made}")
     script.ask("DELETE", "/v1/collections/points/documents/4")
+    script.ask(
+        "POST", "/v1/collections/texts/documents", {"documents": [{"id": "gone", "text": "x"}]}
+    )
+    script.ask("DELETE", "/v1/collections/texts/documents/gone")
     script.ask("DELETE", "/v1/collections/removed")
     listed = script.ask("GET", "/v1/collections").json["data"]
     return {
         "collections": sorted(listed, key=lambda each: str(each["name"])),
         "hits": {text: search(script, "texts", {"text": text, "k": 1}) for text in QUESTIONS},
-        "nearest": search(script, "points", {"vector": [3, 1, 0], "k": 3}),
+        "nearest": search(script, "points", NEAREST),
     }
 
 
@@ -141,13 +146,13 @@ def dead(instance: Instance) -> Any:
     return json.loads(instance.said("dead-letters", "list", "--json"))
 
 
-def unfinished(instance: Instance, script: Script) -> dict[str, Any]:
+def unfinished(instance: Instance, script: Script, made: dict[str, Any]) -> dict[str, Any]:
     """Stop who would do the work, ask for some, and return what was asked once it is in Redis."""
     for name in ("vector_search-0", "gpu_worker-0"):
         os.kill(instance.note(name)["pid"], signal.SIGSTOP)
     bus = redis.Redis(unix_socket_path=str(instance.data_dir / "redis.sock"))
     before = length(bus)
-    document = {"id": LATE, "vector": [9, 1, 0]}
+    document = {"id": "unborn", "vector": [-9, 1, 0]}
     asked = (
         ("POST", "/v1/collections/points/documents", {"documents": [document]}),
         ("POST", EMBED, {"input": "a text that nobody embeds"}),
@@ -157,6 +162,9 @@ def unfinished(instance: Instance, script: Script) -> dict[str, Any]:
     for each in asked:
         threading.Thread(target=_ask, args=(script, *each, headers), daemon=True).start()
     until(lambda: length(bus) >= before + len(asked), "the work is in Redis", 20)
+    (points,) = [each for each in made["collections"] if each["name"] == "points"]
+    writes = f"{{search.{points['id']}/0}}:writes"
+    bus.xadd(writes, bus.xrange(writes)[0][1])  # the first one again
     queued = [job for name in LANES for job in _queued(bus, name)]
     return {"late": LATE, "queued": queued, "dead_letter": convict(instance, bus)}
 
@@ -209,7 +217,7 @@ def make(checkout: Checkout, folder: Path) -> dict[str, Any]:
         script = Script(instance.url, made["keys"]["alpha"])
         made |= collections(script)
         made["sessions"] = sessions(script)
-        made |= unfinished(instance, script)
+        made |= unfinished(instance, script, made)
     finally:
         instance.kill()
     return made

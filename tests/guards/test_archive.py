@@ -69,9 +69,9 @@ def check_collections(instance: Instance) -> None:
         text: archive.search(script, "texts", {"text": text, "k": 1}) for text in archive.QUESTIONS
     }
     assert list(plain.differences(MADE["hits"], hits)) == []
-    near = archive.search(script, "points", {"vector": [3, 1, 0], "k": 3})
+    near = archive.search(script, "points", archive.NEAREST)
     assert list(plain.differences(MADE["nearest"], near)) == []
-    assert script.ask("GET", "/v1/collections/points/documents/4").status == 404
+    assert script.ask("GET", "/v1/collections/texts/documents/gone").status == 404
     assert script.ask("GET", "/v1/collections/removed").status == 404
 
 
