@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import tarfile
 import tempfile
@@ -34,6 +35,7 @@ SETTINGS = {
     "SPILLWAY_DISK_BYTES": "6000000",
     "SPILLWAY_PAGES_TTL_S": "316224000",
 }
+_REQUEST = re.compile(rb"request~0~[0-9a-z]{26}")
 FOR_EVER_S = 316_224_000
 CHAT, EMBED = "/v1/chat/completions", "/v1/embeddings"
 TEXTS = {
@@ -164,7 +166,8 @@ def unfinished(instance: Instance, script: Script, made: dict[str, Any]) -> dict
     until(lambda: length(bus) >= before + len(asked), "the work is in Redis", 20)
     (points,) = [each for each in made["collections"] if each["name"] == "points"]
     writes = f"{{search.{points['id']}/0}}:writes"
-    bus.xadd(writes, bus.xrange(writes)[0][1])  # the first one again
+    first = bus.xrange(writes)[0][1][b"w"]
+    bus.xadd(writes, {"w": _REQUEST.sub(lambda m: m[0][:-4] + b"zzzz", first)})  # as another's
     queued = [job for name in LANES for job in _queued(bus, name)]
     return {"late": LATE, "queued": queued, "dead_letter": convict(instance, bus)}
 

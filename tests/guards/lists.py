@@ -67,9 +67,10 @@ def _metric(call: ast.Call) -> str:
 
 
 def _labels(call: ast.Call) -> list[str]:
+    """Return what stands where labels do: texts, or one list of them."""
     given = [*call.args[2:], *(word.value for word in call.keywords if word.arg == "labelnames")]
-    tuples = [arg for arg in given if isinstance(arg, ast.Tuple | ast.List)]
-    return [each.value for arg in tuples[:1] for each in arg.elts if _is_text(each)]
+    lists = [arg.elts for arg in given if isinstance(arg, ast.Tuple | ast.List)]
+    return [each.value for each in (lists[0] if lists else given) if _is_text(each)]
 
 
 def _is_text(node: Any) -> bool:

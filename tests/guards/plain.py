@@ -19,6 +19,7 @@ _PLAIN = (
     (_WORKER, "<worker>"),
     (re.compile(r"127\.0\.0\.1:\d+"), "<address>"),
     (re.compile(r"\b\d{13}-\d+\b"), "<position>"),
+    (re.compile(r"\b\d{5,10}\b"), "<bytes>"),
     (re.compile(r"\bfp_[0-9a-f]{10}\b"), "fp_<fingerprint>"),
 )
 _SECONDS, _MILLISECONDS = (1.6e9, 4e9), (1.6e12, 4e12)

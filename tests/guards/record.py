@@ -25,12 +25,6 @@ WHOLE = {
 }
 # Instances without a place for pages below the worker: none is wanted, and the one that is wanted is away.
 BARE = {"no tier": "none", "tier away": "unix:///nonexistent/pages.sock"}
-# Known faults of the tree that was recorded first: what each of these codes is answered with.
-RIGHT = {
-    "pin_over_budget": (409, "invalid_request_error"),
-    "no_page_tier": (409, "invalid_request_error"),
-    "pages_down": (503, "server_error"),
-}
 
 
 def transcripts(checkout: Checkout) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -49,16 +43,6 @@ def play(instance: Instance, part: Any) -> Any:
         return part(instance.start())
     finally:
         instance.kill()
-
-
-def righted(exchanges: dict[str, Any]) -> dict[str, Any]:
-    """Return a transcript with the right status for the codes that were once answered with 500."""
-    for exchange in exchanges.values():
-        if isinstance(exchange, dict) and "error" in (exchange.get("body") or ()):
-            error = exchange["body"]["error"]
-            if error.get("code") in RIGHT:
-                exchange["status"], error["type"] = RIGHT[error["code"]]
-    return exchanges
 
 
 def path_of(name: str) -> Path:
@@ -87,7 +71,7 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="the tree that answers")
     args = parser.parse_args()
     for name, exchanges in transcripts(Checkout(args.checkout)):
-        save(name, righted(exchanges))
+        save(name, exchanges)
         print(f"{name}: {len(exchanges)} exchanges")
 
 
