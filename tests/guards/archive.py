@@ -152,7 +152,7 @@ def unfinished(instance: Instance, script: Script, made: dict[str, Any]) -> dict
     """Stop who would do the work, ask for some, and return what was asked once it is in Redis."""
     for name in ("vector_search-0", "gpu_worker-0"):
         os.kill(instance.note(name)["pid"], signal.SIGSTOP)
-    bus = redis.Redis(unix_socket_path=str(instance.data_dir / "redis.sock"))
+    bus: Any = redis.Redis(unix_socket_path=str(instance.data_dir / "redis.sock"))
     before = length(bus)
     document = {"id": "unborn", "vector": [-9, 1, 0]}
     asked = (
@@ -172,7 +172,7 @@ def unfinished(instance: Instance, script: Script, made: dict[str, Any]) -> dict
     return {"late": LATE, "queued": queued, "dead_letter": convict(instance, bus)}
 
 
-def _queued(bus: redis.Redis, lane: str) -> list[str]:
+def _queued(bus: Any, lane: str) -> list[str]:
     """Return the jobs of a lane, whose records are kept for ever: Redis would drop them before anyone opens them."""
     jobs = [fields[b"j"].decode() for _, fields in bus.xrange(lane)]
     for name in [key for job in jobs for key in bus.scan_iter(f"*{job}*")]:
@@ -180,7 +180,7 @@ def _queued(bus: redis.Redis, lane: str) -> list[str]:
     return jobs
 
 
-def convict(instance: Instance, bus: redis.Redis) -> Any:
+def convict(instance: Instance, bus: Any) -> Any:
     """Write a dead letter as a conviction does, of a job like one that is queued; return how it is listed."""
     _, fields = bus.xrange(LANES[0])[0]
     job, tenant = fields[b"j"].decode(), "alpha"
@@ -201,7 +201,7 @@ def convict(instance: Instance, bus: redis.Redis) -> Any:
     return found
 
 
-def length(bus: redis.Redis) -> int:
+def length(bus: Any) -> int:
     """Return how many entries the streams of jobs and writes hold."""
     names = [*bus.scan_iter("*:lane:*"), *bus.scan_iter("*:writes")]
     return sum(int(bus.xlen(name)) for name in names)

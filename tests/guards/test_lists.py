@@ -1,4 +1,4 @@
-"""Routes, settings and metrics are those that were accepted; `python -m tests.guards.lists` accepts a change."""
+"""Routes, settings and metrics are those that were accepted; `python -m tests.guards.names` accepts a change."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import difflib
 import pytest
 import yaml
 
-from tests.guards import lists
+from tests.guards import names
 from tests.guards.checkout import ROOT
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
     """What this tree has."""
-    return lists.every()
+    return names.every()
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", sorted(path.stem for path in lists.PLACE.glob("*.txt")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in names.PLACE.glob("*.txt")))
 def test_names_are_those_accepted(name: str, found: dict[str, list[str]]) -> None:
     """No name is gone, new or changed without being accepted."""
-    changed = list(difflib.unified_diff(lists.load(name), found[name], "accepted", "found", n=0))
-    assert changed == [], "\n".join([*changed, "accept it: python -m tests.guards.lists"])
+    changed = list(difflib.unified_diff(names.load(name), found[name], "accepted", "found", n=0))
+    assert changed == [], "\n".join([*changed, "accept it: python -m tests.guards.names"])
 
 
 @pytest.mark.timeout(600)
 def test_every_list_is_compared(found: dict[str, list[str]]) -> None:
     """No list goes without its file, and none is empty."""
-    assert sorted(found) == sorted(path.stem for path in lists.PLACE.glob("*.txt"))
+    assert sorted(found) == sorted(path.stem for path in names.PLACE.glob("*.txt"))
     assert [name for name, lines in found.items() if not lines] == []
 
 
@@ -41,4 +41,4 @@ def test_the_routes_are_those_documented() -> None:
         for method in ("get", "put", "post", "patch", "delete")
         if method in item
     }
-    assert set(lists.routes()) - {"GET /", "GET /dashboard/{file}"} == documented
+    assert set(names.routes()) - {"GET /", "GET /dashboard/{file}"} == documented

@@ -1,4 +1,4 @@
-"""Names that others rely on: routes, settings, metrics. `python -m tests.guards.lists` accepts an intended change."""
+"""Names that others rely on: routes, settings, metrics. `python -m tests.guards.names` accepts an intended change."""
 
 from __future__ import annotations
 
