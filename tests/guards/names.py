@@ -70,7 +70,8 @@ def _labels(call: ast.Call) -> list[str]:
     """Return what stands where labels do: texts, or one list of them."""
     given = [*call.args[2:], *(word.value for word in call.keywords if word.arg == "labelnames")]
     lists = [arg.elts for arg in given if isinstance(arg, ast.Tuple | ast.List)]
-    return [each.value for each in (lists[0] if lists else given) if _is_text(each)]
+    texts: list[Any] = [each for each in (lists[0] if lists else given) if _is_text(each)]
+    return [str(each.value) for each in texts]
 
 
 def _is_text(node: Any) -> bool:
