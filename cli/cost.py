@@ -11,7 +11,7 @@ from typing import Any
 
 from cli.trace import read
 from common.cost import fleet
-from common.cost.fleet import Comparison, Device, Fleet, Load
+from common.cost.fleet import Fleet, FleetComparison, OfferedLoad, PricedDevice
 from common.errors import ConfigError
 
 HELP = "what a recorded load costs, with spill and without"
@@ -107,7 +107,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _device(flag: str, text: str) -> Device:
+def _device(flag: str, text: str) -> PricedDevice:
     try:
         alpha_s, beta_s = (float(part) for part in text.split(","))
     except ValueError:
@@ -116,13 +116,13 @@ def _device(flag: str, text: str) -> Device:
         raise ConfigError(
             f"{flag} is {text[:100]!r}: expected seconds a query, above 0, and seconds a batch, such as 0.018,0.27"
         )
-    return Device(alpha_s, beta_s)
+    return PricedDevice(alpha_s, beta_s)
 
 
 # -- what is printed ------------------------------------------------------------------------------
 
 
-def _load(load: Load, slo_s: float) -> str:
+def _load(load: OfferedLoad, slo_s: float) -> str:
     seconds, name = load.duration_s, "s"
     for size, longer in ((60, "min"), (60, "h"), (24, "days")):
         if seconds < 2 * size:
@@ -144,7 +144,7 @@ def _depths(accelerator: int, cpu: int) -> str:
     )
 
 
-def _table(costs: tuple[Comparison, Comparison]) -> list[str]:
+def _table(costs: tuple[FleetComparison, FleetComparison]) -> list[str]:
     rows = ["by          served by         instances     per hour      per month   saving"]
     for name, each in zip(("peak", "average"), costs, strict=True):
         rows.append(_row(name, "accelerator only", each.alone, ""))
@@ -158,7 +158,10 @@ def _row(name: str, what: str, found: Fleet, saved: str) -> str:
 
 
 def _document(
-    load: Load, depths: tuple[int, int], slo_s: float, costs: tuple[Comparison, Comparison]
+    load: OfferedLoad,
+    depths: tuple[int, int],
+    slo_s: float,
+    costs: tuple[FleetComparison, FleetComparison],
 ) -> dict[str, Any]:
     return {
         "trace": load._asdict(),

@@ -10,10 +10,10 @@ import sys
 from typing import Any
 
 from cli.office import add_place, with_bus
-from common.bus import Bus, Journal, NewJob
+from common.bus import Bus, NewJob, Notifications
 from common.errors import ConfigError
 from common.ids import Family, family_of, job_id, ulid
-from common.messages import BadMessage, DeadLetter, GenerateWork, SessionTurn, decode_work
+from common.wire.messages import BadMessage, DeadLetter, GenerateWork, SessionTurn, decode_work
 
 HELP = "list, show and replay convicted jobs"
 
@@ -118,7 +118,7 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     router = f"cli-{ulid()}"
     deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
     turn = _turn(letter)
-    journal = Journal(bus, router)
+    journal = Notifications(bus, router)
     await journal.start()
     try:
         admission = await bus.admit(

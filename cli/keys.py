@@ -11,7 +11,7 @@ from typing import Any
 from cli.office import add_place, with_bus
 from common.bus import Bus
 from common.errors import ConfigError
-from common.keys import Key, KeyStore
+from common.registry.api_keys import ApiKey, KeyStore
 
 HELP = "create, list, rotate and revoke API keys"
 
@@ -86,10 +86,10 @@ async def _create(args: argparse.Namespace, store: KeyStore) -> int:
     return 0
 
 
-def _show(keys: list[Key], *, as_json: bool) -> int:
+def _show(keys: list[ApiKey], *, as_json: bool) -> int:
     if as_json:
         shown = [
-            {name: getattr(key, name) for name in Key.__struct_fields__ if name != "digest"}
+            {name: getattr(key, name) for name in ApiKey.__struct_fields__ if name != "digest"}
             for key in keys
         ]
         print(json.dumps(shown, indent=2))

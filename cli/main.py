@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from common import log, metrics
@@ -27,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "cost": ("cli.cost", "add", "run", "what a recorded load costs, with spill and without"),
     "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
     "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),
-    "bench": ("loadgen.cli", "add", "run", "measure: benchmarks by their id"),
+    "bench": ("bench.cli", "add", "run", "measure: benchmarks by their id"),
 }
 
 
@@ -40,10 +41,22 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, add, _, help_text) in COMMANDS.items():
         if name == chosen:  # the others' modules are not needed
-            getattr(importlib.import_module(module), add)(subparsers)
+            getattr(_load(name, module), add)(subparsers)
         else:
             subparsers.add_parser(name, help=help_text)
     return parser
+
+
+def _load(name: str, module: str) -> Any:
+    """Import a command's module; `bench` lies beside the installed packages, in a checkout only."""
+    if name == "bench":
+        checkout = Path(__file__).resolve().parent.parent
+        if not (checkout / "bench").is_dir():
+            raise ConfigError(
+                "spillway bench measures a checkout; expected the repository, not an installed package"
+            )
+        sys.path.insert(0, str(checkout))
+    return importlib.import_module(module)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args: Any = _parser(chosen).parse_args(words)
         module, _, run, _ = COMMANDS[args.command]
-        status: int = getattr(importlib.import_module(module), run)(args)
+        status: int = getattr(_load(args.command, module), run)(args)
     except ConfigError as error:
         sys.stderr.write(f"spillway: {log.mask(str(error))}\n")
         return 2

@@ -32,7 +32,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedProcess:
     """One process to run; parts of a lower `stage` start earlier and stop later."""
 
     name: str
@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class InstancePlan:
     """One instance to be: where it lives, what it runs, and where it is reached.
 
     `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine.
@@ -92,31 +92,33 @@ class Plan:
             flags += ["--health-port", str(self.config.health_port + index)]
         return flags
 
-    def redis(self) -> Part:
+    def redis(self) -> PlannedProcess:
         """Return the embedded server, its config written."""
         path = embedded.write_config(self.instance, self.config)
         server = embedded.binary(self.config)
-        return Part(REDIS, [str(server), str(path)], 0, signal.SIGTERM)
+        return PlannedProcess(REDIS, [str(server), str(path)], 0, signal.SIGTERM)
 
-    def redis_pages(self) -> Part:
+    def redis_pages(self) -> PlannedProcess:
         """Return the embedded server for KV pages, its config written."""
         path = embedded.write_pages_config(self.instance, self.config)
-        return Part(REDIS_PAGES, [str(embedded.binary(self.config)), str(path)], 0)
+        return PlannedProcess(REDIS_PAGES, [str(embedded.binary(self.config)), str(path)], 0)
 
-    def services(self) -> list[Part]:
+    def services(self) -> list[PlannedProcess]:
         """Return the services; the router has the highest stage: it drains while the others work."""
         after = 3 + self.overflow_workers
         worker = [*self._flags(2), "--chat-model", self.chat.value]
         parts = [
-            Part("vector_search", python("services.vector_search", *self._flags(1)), 1),
-            Part("kv_store", python("services.kv_store", *self._flags(after)), 1),
-            Part("gpu_worker", python("services.gpu_worker", *worker), 1),
+            PlannedProcess("vector_search", python("services.vector_search", *self._flags(1)), 1),
+            PlannedProcess("kv_store", python("services.kv_store", *self._flags(after)), 1),
+            PlannedProcess("gpu_worker", python("services.gpu_worker", *worker), 1),
         ]
         for number in range(self.overflow_workers):
             flags = [*self._flags(3 + number, number), "--role", "overflow"]
-            parts.append(Part(f"cpu_worker-{number}", python("services.cpu_worker", *flags), 1))
+            parts.append(
+                PlannedProcess(f"cpu_worker-{number}", python("services.cpu_worker", *flags), 1)
+            )
         flags = [*self._flags(0), "--port", str(self.port)]
-        return [*parts, Part("router", python("services.router", *flags), 2)]
+        return [*parts, PlannedProcess("router", python("services.router", *flags), 2)]
 
 
 def _check_port(host: str, port: int) -> int:
@@ -140,7 +142,7 @@ def _check_port(host: str, port: int) -> int:
         return found
 
 
-def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
+def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
     """Check everything that can be known before the start; ConfigError says what is wrong."""
     file = args.get("config") or env.get("SPILLWAY_CONFIG") or None
     given = {name: args.get(name) for name in ("data_dir", "port", "sample")}
@@ -165,7 +167,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
         child_env["SPILLWAY_REDIS_URL"] = instance.redis_url
     if not config.pages_url:
         child_env["SPILLWAY_PAGES_URL"] = instance.pages_url
-    return Plan(
+    return InstancePlan(
         instance=instance,
         config=config,
         router=router,
@@ -178,7 +180,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> Plan:
     )
 
 
-def with_port(plan: Plan) -> Plan:
+def with_port(plan: InstancePlan) -> InstancePlan:
     """Return the plan with a port that is free now."""
     port = _check_port(plan.router.host, plan.port)
     return dataclasses.replace(plan, port=port)

@@ -16,11 +16,12 @@ import uvloop
 
 from cli import embedded
 from cli.console import Console, plain
-from cli.plan import REDIS, REDIS_PAGES, Part, Plan, with_port
+from cli.plan import REDIS, REDIS_PAGES, InstancePlan, PlannedProcess, with_port
 from cli.process import Process, why_ended
-from common import durability, log
+from common import log
 from common.clock import SystemClock
 from common.errors import ConfigError, SpillwayError
+from common.redis import durability
 
 _ASK_S = 20.0
 SERVERS = (REDIS, REDIS_PAGES)  # what has no health port, and says in its log when it is ready
@@ -33,7 +34,7 @@ class StartFailed(Exception):
 class Supervisor:
     """Runs one plan until told to stop."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: InstancePlan, console: Console) -> None:
         self.plan = plan
         self.instance = plan.instance
         self.stopping = asyncio.Event()
@@ -122,7 +123,7 @@ class Supervisor:
 
     # -- the start ----------------------------------------------------------------------------------
 
-    def _start(self, part: Part) -> Process:
+    def _start(self, part: PlannedProcess) -> Process:
         process = Process(
             part.name,
             part.argv,
@@ -202,7 +203,7 @@ class Supervisor:
 
     # -- the run --------------------------------------------------------------------------------------
 
-    async def run(self, done: Callable[[Plan], None]) -> int:
+    async def run(self, done: Callable[[InstancePlan], None]) -> int:
         """Start, serve until told to stop, stop; return the exit status. `done` is called when all is ready."""
         timeout = aiohttp.ClientTimeout(total=_ASK_S + 10)
         async with aiohttp.ClientSession(timeout=timeout) as self._http:
@@ -230,7 +231,7 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _load_sample(self, done: Callable[[Plan], None]) -> None:
+    async def _load_sample(self, done: Callable[[InstancePlan], None]) -> None:
         if self.plan.config.sample and self.plan.open_to_all:
             self._sample = "loading"
             self._write_note()
@@ -287,7 +288,7 @@ class Supervisor:
                 self._console.step(process.name, f"killed: not stopped within {drain_s:g} s")
 
 
-def supervise(plan: Plan, console: Console, done: Callable[[Plan], None]) -> int:
+def supervise(plan: InstancePlan, console: Console, done: Callable[[InstancePlan], None]) -> int:
     """Run an instance in this process until it is stopped; return the exit status."""
     plan.instance.prepare()
     with plan.instance.locked():
@@ -303,7 +304,9 @@ def supervise(plan: Plan, console: Console, done: Callable[[Plan], None]) -> int
             return 1
 
 
-async def _supervised(plan: Plan, console: Console, done: Callable[[Plan], None]) -> int:
+async def _supervised(
+    plan: InstancePlan, console: Console, done: Callable[[InstancePlan], None]
+) -> int:
     supervisor = Supervisor(plan, console)
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -17,7 +17,7 @@ _EXPECTED = "expected JSON lines or CSV"
 Kind = Literal["whole", "fraction", "date", "nonsense"]
 
 
-class Trace(NamedTuple):
+class RecordedLoad(NamedTuple):
     """Times in seconds from the first arrival, rising, and the queries of each; whether ms was a guess."""
 
     times_s: list[float]
@@ -25,7 +25,7 @@ class Trace(NamedTuple):
     guessed: bool
 
 
-def read(path: Path, unit: Literal["auto", "s", "ms"] = "auto") -> Trace:
+def read(path: Path, unit: Literal["auto", "s", "ms"] = "auto") -> RecordedLoad:
     """Read the arrivals of a file, in whatever order they stand; ConfigError names file, line and what is expected.
 
     A line has `timestamp_ms`, or `timestamp`, in `unit` (auto: ms if all of them are whole numbers, else s) or as a
@@ -54,7 +54,7 @@ def read(path: Path, unit: Literal["auto", "s", "ms"] = "auto") -> Trace:
     in_ms = guessed or ((unit == "ms" or field == _FIELDS[0]) and "date" not in kinds)
     first, scale = arrivals[0][0], 1000 if in_ms else 1
     times = [(at - first) / scale for at, _ in arrivals]
-    return Trace(times, [count for _, count in arrivals], guessed)
+    return RecordedLoad(times, [count for _, count in arrivals], guessed)
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cli.console import READY, Console
 from cli.instance import Instance
-from cli.plan import Plan, make
+from cli.plan import InstancePlan, make
 from cli.supervisor import supervise
 from common import log, metrics
 from common.config import Common
@@ -63,7 +63,7 @@ def _short(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _command(plan: Plan) -> tuple[str, str]:
+def _command(plan: InstancePlan) -> tuple[str, str]:
     """Return how this user calls the command, and what tells it which instance."""
     script = Path(sys.executable).with_name("spillway")
     command = "spillway" if shutil.which("spillway") else _short(script)
@@ -71,7 +71,7 @@ def _command(plan: Plan) -> tuple[str, str]:
     return command, "" if default else f" --data-dir {shlex.quote(_short(plan.instance.data_dir))}"
 
 
-def _welcome(plan: Plan, console: Console) -> None:
+def _welcome(plan: InstancePlan, console: Console) -> None:
     command, where = _command(plan)
     body = '{"input": "water over the dam"}'
     console.say()
@@ -88,7 +88,7 @@ def _welcome(plan: Plan, console: Console) -> None:
     console.say()
 
 
-def _detach(args: argparse.Namespace, plan: Plan) -> int:
+def _detach(args: argparse.Namespace, plan: InstancePlan) -> int:
     """Start the supervisor as a session of its own; return when it is ready, or 1 with its log's tail."""
     plan.instance.prepare()
     flags = []
@@ -135,7 +135,7 @@ def _detach(args: argparse.Namespace, plan: Plan) -> int:
     return status if status in {1, 2} else 1
 
 
-def _detached(plan: Plan, pid: int) -> int:
+def _detached(plan: InstancePlan, pid: int) -> int:
     url = Instance.at(plan.config.data_dir).read_note("supervisor").get("url", plan.url)
     command, where = _command(plan)
     print(f"spillway: ready at {url} (process {pid}); `{command} down{where}` stops it")

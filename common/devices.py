@@ -33,7 +33,7 @@ class Accelerator(msgspec.Struct, frozen=True):
     node: int | None = None
 
 
-class Node(msgspec.Struct, frozen=True):
+class NumaNode(msgspec.Struct, frozen=True):
     """One NUMA node and all of its cores."""
 
     index: int
@@ -48,7 +48,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     cores: tuple[int, ...]
     physical: tuple[tuple[int, ...], ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[NumaNode, ...]
     accelerators: tuple[Accelerator, ...] = ()
     abilities: tuple[str, ...] = ()
     quota_cores: float | None = None
@@ -186,13 +186,13 @@ def _physical(root: Path, cores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     return tuple(sorted({tuple(sorted(group)) for group in siblings}))
 
 
-def _nodes(root: Path, cores: tuple[int, ...]) -> tuple[Node, ...]:
+def _nodes(root: Path, cores: tuple[int, ...]) -> tuple[NumaNode, ...]:
     """Return the nodes that have cores; one of all `cores` where the kernel does not place each of them."""
     files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
     found = sorted((_number(path.parent.name), _cores(_read(path))) for path in files)
     if set(cores) <= {core for _, its in found for core in its}:
-        return tuple(Node(index, its) for index, its in found if its)
-    return (Node(0, cores),)
+        return tuple(NumaNode(index, its) for index, its in found if its)
+    return (NumaNode(0, cores),)
 
 
 def _abilities(root: Path) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from loadgen.cli_load import main
+from loadgen.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.messages import SessionRecord
+from common.wire.messages import SessionRecord
 from services.kv_store.erase import Eraser
 
 FAMILY, TENANT = Family("chat.deletions"), "bench"

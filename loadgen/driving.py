@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from loadgen import arrivals
-from loadgen.loop import Loop, Timed
+from loadgen.loop import LoadLoop, Timed
 
 R = TypeVar("R", bound=Timed)
 T = TypeVar("T")
 
 
 async def driven(
-    load: Loop[R],
+    load: LoadLoop[R],
     options: argparse.Namespace,
     done: Callable[[], Sequence[T]],
     told: Callable[[Sequence[T]], tuple[dict[str, Any], str]],
@@ -39,7 +39,7 @@ async def driven(
 
 
 async def _watch(
-    load: Loop[R],
+    load: LoadLoop[R],
     done: Callable[[], Sequence[T]],
     told: Callable[[Sequence[T]], tuple[dict[str, Any], str]],
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from loadgen import stats
 from loadgen.bodies import Request
-from loadgen.loop import Loop
-from loadgen.target import Answer, Target
+from loadgen.loop import LoadLoop
+from loadgen.target import Target, TargetAnswer
 
 REFUSED = frozenset({429, 503})
 
@@ -39,7 +39,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Run:
+class RequestRun:
     """What a loop did; `cpu_s` are the load generator's own CPU seconds."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -72,16 +72,16 @@ class Run:
         return found
 
 
-Check = Callable[[Request, Answer], None]
+Check = Callable[[Request, TargetAnswer], None]
 
 
-class Load(Loop[Run]):
+class LoadRun(LoadLoop[RequestRun]):
     """Runs loops against one target; `check` sees every request with its answer."""
 
     def __init__(
         self, target: Target, requests: Sequence[Request], check: Check | None = None
     ) -> None:
-        super().__init__(Run())
+        super().__init__(RequestRun())
         self._target = target
         self._requests = itertools.cycle(requests)
         self._check = check
@@ -91,9 +91,9 @@ class Load(Loop[Run]):
         """Return what has been answered so far, for live progress."""
         return self.run.samples
 
-    def fresh(self) -> Run:
+    def fresh(self) -> RequestRun:
         """Return a run that has done nothing."""
-        return Run()
+        return RequestRun()
 
     def full(self, due: float, now: float) -> None:
         """Record a request that found too many open."""

@@ -25,7 +25,7 @@ class Timed(Protocol):
 R = TypeVar("R", bound=Timed)
 
 
-class Loop(abc.ABC, Generic[R]):
+class LoadLoop(abc.ABC, Generic[R]):
     """Runs `one` again and again; what it did is gathered in `run`."""
 
     def __init__(self, run: R) -> None:

@@ -39,7 +39,7 @@ class _Running:
     restarts: int = 0
 
 
-class Mesh:
+class LocalMesh:
     """Processes in one data directory; use as `async with Mesh(path, services) as mesh`.
 
     Beside the bus' Redis there is one for pages, of SPILLWAY_PAGES_BYTES, if a service keeps pages and none is named.

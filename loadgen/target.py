@@ -14,7 +14,7 @@ from loadgen.bodies import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TargetAnswer:
     """What came back: the status (0: no HTTP answer), the error's code if any, and the body."""
 
     status: int
@@ -63,7 +63,7 @@ class Target:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, request: Request, headers: dict[str, str] | None = None) -> Answer:
+    async def send(self, request: Request, headers: dict[str, str] | None = None) -> TargetAnswer:
         """POST one request and read its answer whole; no retries, no exceptions."""
         if self._session is None:
             raise RuntimeError("Target is used outside its `async with`")
@@ -74,10 +74,10 @@ class Target:
                 body = await response.read()
                 status = response.status
         except TimeoutError:
-            return Answer(0, "client_timeout", b"")
+            return TargetAnswer(0, "client_timeout", b"")
         except (aiohttp.ClientError, OSError) as error:
-            return Answer(0, type(error).__name__, b"")
-        return Answer(status, _code(body) if status >= 400 else "", body)
+            return TargetAnswer(0, type(error).__name__, b"")
+        return TargetAnswer(status, _code(body) if status >= 400 else "", body)
 
 
 def _code(body: bytes) -> str:

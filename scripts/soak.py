@@ -57,18 +57,18 @@ def pieces() -> dict[str, Piece]:
     """Return every piece by name."""
     found = [Piece(name, path) for name, path in test_files().items()]
     for row, more in BENCH.items():
-        found.append(Piece(f"bench/{row}", words=("loadgen.cli", row, *more)))
+        found.append(Piece(f"bench/{row}", words=("bench.cli", row, *more)))
     for row, (module, *flags) in FAULTS.items():
         minutes = str(
             (PIECE_S - 3 * CLOSE_S) // 60
         )  # a mesh must start, and be looked over at the end
         limit = ("--minutes", minutes) if module == "f1" else ()
-        found.append(Piece(f"bench/{row}", words=(f"loadgen.faults.{module}", *flags, *limit)))
+        found.append(Piece(f"bench/{row}", words=(f"chaos.{module}", *flags, *limit)))
     return {piece.name: piece for piece in found}
 
 
 def test_files() -> dict[str, str]:
-    """Return the test files that do more in the soak: `bus/model` is tests/bus/test_model.py."""
+    """Return the test files that do more in the soak: `unit/pages/codec` is tests/unit/pages/test_codec.py."""
     found = {}
     for root in (ROOT / "tests", ROOT / "client" / "tests"):
         for path in sorted(root.rglob("test_*.py")):
@@ -76,8 +76,8 @@ def test_files() -> dict[str, str]:
                 continue
             inner = path.relative_to(root).with_suffix("").as_posix()
             name = inner.removeprefix("test_") if "/" not in inner else inner.replace("/test_", "/")
-            # What tests/faults does at length are the rows of the benchmarks.
-            if not name.startswith("faults/"):
+            # What tests/faults/rows does at length are the rows of the benchmarks.
+            if not name.startswith("faults/rows/"):
                 prefix = "client/" if root.parent.name == "client" else ""
                 found[f"{prefix}{name}"] = str(path.relative_to(ROOT))
     return found
@@ -89,7 +89,7 @@ def _read_with_helpers(path: Path) -> list[str]:
     names = {name.replace(".", "/") for name in HELPER.findall(text)} - {"tests/conftest"}
     helpers = [ROOT / f"{name}.py" for name in sorted(names)]
     beside = path.parent / "conftest.py"
-    helpers += [beside] if beside.parent.parent.name == "tests" else []
+    helpers += [beside] if beside.parent != ROOT / "tests" else []
     return [text, *(each.read_text(encoding="utf-8") for each in helpers if each.is_file())]
 
 
@@ -177,7 +177,7 @@ def _row(piece: Piece, result: dict[str, Any], _seed: int, extra: list[str]) -> 
     """Measure a row, or go on with it; a level that it missed is a failure."""
     path = PLACE / f"{piece.name.rpartition('/')[2]}.json"
     status = execute([*piece.words, "--json", str(path), *extra], 1)
-    left = status == LEFT and piece.words[0].startswith("loadgen.faults.")
+    left = status == LEFT and piece.words[0].startswith("chaos.")
     met = json.loads(path.read_text(encoding="utf-8"))["met"] if path.exists() else {}
     missed = [what for what, word in met.items() if word == "missed"]
     result |= {

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import core as hypothesis_core
 
-from tests.servers import Cluster, Server
+from tests.support.servers import Cluster, Server
 
 PROFILE = os.environ.get("SPILLWAY_PROFILE", "test")
 SEED = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))

@@ -6,21 +6,21 @@ from typing import Any
 
 from common.bus.admission import Admission, JobState, NewJob
 from common.bus.connection import BusDown, BusFull
-from common.bus.consumer import Consumer as _Consumer
-from common.bus.forgetting import Forgetting
-from common.bus.holdings import Holdings
-from common.bus.journal import Journal
-from common.bus.lease import Doing, Lease
+from common.bus.events import Notifications
 from common.bus.recovery import Recovery
-from common.bus.roster import LaneState
-from common.bus.sessions import Sessions
+from common.bus.workers import LaneState
 from common.bus.writes import Writes
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
-from common.messages import WorkerRecord
-from common.redis.heartbeat import Heart
+from common.redis.heartbeat import HeartbeatThread
+from common.registry.cache_directory import CacheDirectory
+from common.registry.deletion import Deletions
+from common.registry.sessions import Sessions
 from common.supervisor import Supervisor
+from common.wire.messages import WorkerRecord
+from common.worker.consumer import Consumer as _Consumer
+from common.worker.leases import Lease, RunningBatch
 
 __all__ = [
     "Admission",
@@ -28,16 +28,16 @@ __all__ = [
     "BusDown",
     "BusFull",
     "Consumer",
-    "Doing",
     "JobState",
-    "Journal",
     "LaneState",
     "Lease",
     "NewJob",
+    "Notifications",
+    "RunningBatch",
 ]
 
 
-class Bus(Sessions, Writes, Holdings, Forgetting, Recovery):
+class Bus(Sessions, Writes, CacheDirectory, Deletions, Recovery):
     """Everything a process may do on the bus; one a process."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Bus(Sessions, Writes, Holdings, Forgetting, Recovery):
         """`supervisor` owns the background tasks of whatever uses this bus."""
         super().__init__(config, clock)
         self.supervisor = supervisor or Supervisor()
-        self.heart = Heart(self.address)
+        self.heart = HeartbeatThread(self.address)
 
     @classmethod
     async def open(

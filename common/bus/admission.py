@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 from common import tracing
 from common.bus import keys, metrics
 from common.bus.connection import BusFull
-from common.bus.roster import Roster, hash_of
 from common.bus.unreadable import event_of
+from common.bus.workers import Workers, hash_of
 from common.ids import Family, family_of
-from common.messages import Event
+from common.wire.messages import Event
 
 FULL_SHARE = 0.85
 ENDED = ("result", "error", "expired", "cancelled", "dead")
@@ -130,7 +130,7 @@ class JobState(NamedTuple):
         return self.state in ENDED
 
 
-class Door(Roster):
+class Door(Workers):
     """Admission and lookup, for routers."""
 
     async def admit(

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from common import log
 from common.bus import keys
-from common.bus.roster import hash_of
+from common.bus.workers import hash_of
 from common.bus.writes import Writes
 from common.ids import Family
 

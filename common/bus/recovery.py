@@ -16,8 +16,8 @@ from common.bus import keys, metrics
 from common.bus.admission import Door
 from common.bus.connection import BusDown, BusFull
 from common.bus.keys import GROUP, RETURNED
-from common.bus.place import is_gone
 from common.ids import Family, family_of, job_id, ulid
+from common.process_identity import is_gone
 from common.redis.heartbeat import TTL_MS
 
 BATCH = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import log
 from common.bus import metrics
-from common.messages import BadMessage, Event, decode
+from common.wire.messages import BadMessage, Event, decode
 
 _log = log.get("bus")
 

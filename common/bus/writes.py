@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from common.bus import keys, unreadable
 from common.bus.connection import BusDown, BusFull
-from common.bus.journal import Journal
-from common.bus.registry import COLLECTIONS, Registry
-from common.bus.roster import hash_of
+from common.bus.events import Notifications
+from common.bus.workers import hash_of
 from common.errors import ConfigError, Unavailable, rebuild
 from common.ids import Family
-from common.messages import BadMessage, Event, Write, decode, encode
+from common.registry.registry import COLLECTIONS, Registry
+from common.wire.messages import BadMessage, Event, Write, decode, encode
 
 SEARCH = "search"
 PARTITIONS = "{collections}:partitions"
@@ -99,7 +99,13 @@ class Writes(Registry):
         return entry.decode()
 
     async def await_applied(
-        self, collection: str, shard: int, entry: str, ack: int, journal: Journal, deadline_ms: int
+        self,
+        collection: str,
+        shard: int,
+        entry: str,
+        ack: int,
+        journal: Notifications,
+        deadline_ms: int,
     ) -> bool:
         """Wait until `ack` replicas have applied and synced `entry`; False if the deadline passed first.
 

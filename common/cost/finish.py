@@ -58,7 +58,7 @@ class Queue(NamedTuple):
         return finish_s + self.hop_s + margin(finish_s, self.late_s, self.late_share)
 
 
-class Place(NamedTuple):
+class PlannedPlace(NamedTuple):
     """Where a job would stand: in which planned batch, ending in `finish_s`, and the lane's tail if it is admitted."""
 
     number: int
@@ -71,7 +71,7 @@ def margin(finish_s: float, late_s: float, late_share: float) -> float:
     return min(late_s, late_share * finish_s)
 
 
-def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> Place:
+def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> PlannedPlace:
     """Return where a job of this size, due in `due_s`, would be planned, and when it would end.
 
     Whether that is early enough is for the caller to judge, by `queue.safe`.
@@ -94,9 +94,9 @@ def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> Pl
         fits = items_then <= queue.limit_items and tokens_then <= queue.limit_tokens
         if fits and queue.safe(finish_s) <= first_s:
             joined = Tail(tail.number, items_then, tokens_then, first_s, began)
-            return Place(tail.number, finish_s, joined)
+            return PlannedPlace(tail.number, finish_s, joined)
         start_s += cost.seconds(tail.items, tail.tokens) / n
     number = max(tail.number, began) + 1
     finish_s = start_s + cost.seconds(items, tokens)
     finish_s += cost.beta_s * (queue.batches(items, tokens) - 1)
-    return Place(number, finish_s, Tail(number, items, tokens, due_s, began))
+    return PlannedPlace(number, finish_s, Tail(number, items, tokens, due_s, began))

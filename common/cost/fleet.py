@@ -15,7 +15,7 @@ _ROUNDING = 1e-9  # a quotient this close below a whole number is that number
 _SAME = 1e-6  # of the SLO: timestamps in seconds since 1970 are no more exact than that as floats
 
 
-class Device(NamedTuple):
+class PricedDevice(NamedTuple):
     """One device by its line (Eq. 12): C queries at once take alpha_s * C + beta_s seconds; alpha_s above 0."""
 
     alpha_s: float
@@ -31,7 +31,7 @@ class Device(NamedTuple):
         return depth / (self.alpha_s * depth + self.beta_s) if depth else 0.0
 
 
-class Load(NamedTuple):
+class OfferedLoad(NamedTuple):
     """What arrives: queries in all, over so many seconds, and the most that are there at once."""
 
     queries: int
@@ -52,7 +52,7 @@ class Fleet(NamedTuple):
         return self.cost_per_hour * HOURS_A_MONTH
 
 
-class Comparison(NamedTuple):
+class FleetComparison(NamedTuple):
     """The same load on accelerators only, and with spill to their CPUs."""
 
     alone: Fleet
@@ -80,17 +80,17 @@ def peak(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> int:
     return most
 
 
-def load(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> Load:
+def load(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> OfferedLoad:
     """Sum up a trace of at least one arrival, `counts[i]` queries at `times_s[i]`, which rise.
 
     The rate is that over the trace's duration, or over `slo_s` where it is shorter: so long the work may take.
     """
     queries, duration_s = sum(counts), times_s[-1] - times_s[0]
     rate = queries / max(duration_s, slo_s)
-    return Load(queries, duration_s, rate, peak(times_s, counts, slo_s))
+    return OfferedLoad(queries, duration_s, rate, peak(times_s, counts, slo_s))
 
 
-def gain(accelerator: Device, cpu: Device, slo_s: float) -> float:
+def gain(accelerator: PricedDevice, cpu: PricedDevice, slo_s: float) -> float:
     """Return G = C_cpu / C_acc: how much more one instance holds with spill; the accelerator has a depth."""
     return cpu.depth(slo_s) / accelerator.depth(slo_s)
 
@@ -100,12 +100,12 @@ def saving(more: float) -> float:
     return more / (1 + more)
 
 
-def by_peak(load_: Load, depth: int, price: float) -> Fleet:
+def by_peak(load_: OfferedLoad, depth: int, price: float) -> Fleet:
     """Return the fleet that holds the peak (Eq. 6); `price` is an instance's an hour, `depth` at least 1."""
     return _fleet(load_.peak / depth, price)
 
 
-def by_average(load_: Load, throughput: float, price: float) -> Fleet:
+def by_average(load_: OfferedLoad, throughput: float, price: float) -> Fleet:
     """Return the fleet that keeps up with the average rate (Eq. 5); it may refuse at peaks."""
     return _fleet(load_.rate / throughput, price)
 
@@ -116,14 +116,14 @@ def _fleet(needed: float, price: float) -> Fleet:
 
 
 def compare(
-    load_: Load,
-    accelerator: Device,
-    cpu: Device,
+    load_: OfferedLoad,
+    accelerator: PricedDevice,
+    cpu: PricedDevice,
     slo_s: float,
     *,
     price: float,
     cpu_price: float = 0.0,
-) -> tuple[Comparison, Comparison]:
+) -> tuple[FleetComparison, FleetComparison]:
     """Return the fleets by peak and by average; ValueError if the accelerator's depth is 0.
 
     `price` is an hour of an instance's accelerators, `cpu_price` of its CPUs, paid for only with spill.
@@ -134,6 +134,6 @@ def compare(
     rate, faster = accelerator.throughput(slo_s), cpu.throughput(slo_s)
     both = price + cpu_price if more else price
     return (
-        Comparison(by_peak(load_, depth, price), by_peak(load_, depth + more, both)),
-        Comparison(by_average(load_, rate, price), by_average(load_, rate + faster, both)),
+        FleetComparison(by_peak(load_, depth, price), by_peak(load_, depth + more, both)),
+        FleetComparison(by_average(load_, rate, price), by_average(load_, rate + faster, both)),
     )

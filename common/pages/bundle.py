@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from common.errors import InvalidRequest, TooLarge
 from common.pages import codec
-from common.pages.chain import Chain, Place
+from common.pages.chain import Chain, ChainPlace
 from common.pages.codec import HEADER_BYTES, CorruptPage, Header
 from common.pages.keys import GROUPS, PageKey
 
@@ -23,7 +23,7 @@ MAX_HEAD_BYTES = 4096
 MAX_PAGE_BYTES = 1 << 27
 
 
-class Head(Struct, frozen=True):
+class BundleHeader(Struct, frozen=True):
     """The first line: the model that computed the pages, the parent of all first ones, and how many there were."""
 
     format: str
@@ -37,11 +37,11 @@ class Head(Struct, frozen=True):
         return msgspec.json.encode(self) + b"\n"
 
 
-class Reader:
+class BundleReader:
     """Takes a bundle apart as it comes; of what is no bundle, InvalidRequest `invalid_pages` says where that begins."""
 
     def __init__(self) -> None:
-        self.head: Head | None = None
+        self.head: BundleHeader | None = None
         self._data = bytearray()
         self._at = 0  # bytes taken before what is held
 
@@ -80,7 +80,7 @@ class Reader:
                 raise _invalid(f"its first line has more than {MAX_HEAD_BYTES} bytes")
             return False
         try:
-            head = msgspec.json.decode(self._data[:end], type=Head)
+            head = msgspec.json.decode(self._data[:end], type=BundleHeader)
             root = bytes.fromhex(head.root)
         except (msgspec.MsgspecError, ValueError) as error:
             raise _invalid(f"its first line: {error}") from None
@@ -97,7 +97,7 @@ class Reader:
         self._at += count
 
 
-def named(value: bytes, key: PageKey, place: Place) -> bytes:
+def named(value: bytes, key: PageKey, place: ChainPlace) -> bytes:
     """Return a page's value with another name and place in its header; its layers stay. CorruptPage."""
     header = replace(codec.read_header(value), id=key.id, parent=place.parent, depth=place.depth)
     return codec.header_bytes(header) + memoryview(value)[HEADER_BYTES:]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from common.messages import Turn
 from common.pages.identity import PAGE, PageId, page_ids
+from common.wire.messages import Turn
 
 
-class Place(NamedTuple):
+class ChainPlace(NamedTuple):
     """Where a page stands: after which page, and how many pages are before it."""
 
     parent: PageId
@@ -23,7 +23,7 @@ class Chain:
 
     def __init__(self, root: PageId) -> None:
         self.root = root
-        self.places: dict[PageId, Place] = {}
+        self.places: dict[PageId, ChainPlace] = {}
         self._tokens: list[int] = []
         self._ids: list[PageId] = []
 
@@ -35,4 +35,4 @@ class Chain:
         self._ids = page_ids(self.root, self._tokens, kept)
         for depth in range(len(kept), len(self._ids)):
             parent = self._ids[depth - 1] if depth else self.root
-            self.places.setdefault(self._ids[depth], Place(parent, depth))
+            self.places.setdefault(self._ids[depth], ChainPlace(parent, depth))

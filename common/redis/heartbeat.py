@@ -24,7 +24,7 @@ _REPLY_S, _CONNECT_S = 2.0, 1.0
 _log = log.get("bus")
 
 
-class Pulse:
+class Heartbeat:
     """One worker's sign of life; `overdue` is judged against the step it said it is in."""
 
     def __init__(self, key: str, now: Callable[[], float] = time.monotonic) -> None:
@@ -55,17 +55,17 @@ class Pulse:
         return self._now() > limit
 
 
-class Heart:
+class HeartbeatThread:
     """One thread a process that renews every pulse; a pulse whose key is gone is marked lost."""
 
     def __init__(self, address: RedisAddress) -> None:
-        self._pulses: set[Pulse] = set()
+        self._pulses: set[Heartbeat] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._address = address
         self._thread: threading.Thread | None = None
 
-    def add(self, pulse: Pulse) -> None:
+    def add(self, pulse: Heartbeat) -> None:
         """Renew `pulse` from now on."""
         with self._lock:
             self._pulses.add(pulse)
@@ -73,7 +73,7 @@ class Heart:
                 self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
                 self._thread.start()
 
-    def remove(self, pulse: Pulse) -> None:
+    def remove(self, pulse: Heartbeat) -> None:
         """Let `pulse` go; its key lapses."""
         with self._lock:
             self._pulses.discard(pulse)
@@ -92,7 +92,7 @@ class Heart:
             client = self._renew(client, pulses)
         self._close(client)
 
-    def _renew(self, client: Any, pulses: list[Pulse]) -> Any:
+    def _renew(self, client: Any, pulses: list[Heartbeat]) -> Any:
         """Renew every pulse; returns the client to go on with, or None where it failed."""
         failed = False
         for pulse in pulses:

@@ -52,7 +52,7 @@ def mark_of(ident: str) -> Mark | None:
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """What one request was answered; `code` is empty iff it ended well, `status` 0 without an HTTP answer.
 
     `at_s` holds the moment each piece came (monotonic), `wrong` what breaks the promises of a stream: a piece that

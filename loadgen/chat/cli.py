@@ -11,7 +11,7 @@ import msgspec
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad, Talk
 from loadgen.chat.replies import Goal, Reply, summary
-from loadgen.chat.scripts import Lengths, Shape, scripts
+from loadgen.chat.scripts import Lengths, ScriptShape, scripts
 from loadgen.driving import driven
 from loadgen.target import Target
 
@@ -34,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) 
     add("--tpot", type=seconds, default=0.1, help="later tokens within this count as goodput")
 
 
-def shape(options: argparse.Namespace) -> Shape:
+def shape(options: argparse.Namespace) -> ScriptShape:
     """Return the conversations' shape the options ask for."""
-    return Shape(
+    return ScriptShape(
         prompt=Lengths(options.prompt, options.sigma),
         output=Lengths(options.output, options.sigma),
         turns=options.turns if options.kind == "multi-turn" else 1.0,

@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from loadgen.chat.answer import Answer
+from loadgen.chat.answer import StreamedAnswer
 from loadgen.chat.frames import Frames
 
 CHAT = "/v1/chat/completions"
@@ -76,14 +76,14 @@ class Chat:
         *,
         key: str = "",
         first: int | None = None,
-        seen: Callable[[Answer], None] | None = None,
-    ) -> Answer:
+        seen: Callable[[StreamedAnswer], None] | None = None,
+    ) -> StreamedAnswer:
         """Ask for one streamed answer; never raises for what a server or a connection does.
 
         `first` is the index of the router to begin with; `seen` is called whenever the answer has grown.
         """
         sent = {"stream_options": {"include_usage": True}, **body, "stream": True}
-        answer, raw = Answer(), msgspec.json.encode(sent)
+        answer, raw = StreamedAnswer(), msgspec.json.encode(sent)
         turn = next(self._turn) if first is None else first
         key = key or uuid.uuid4().hex
         try:
@@ -133,11 +133,11 @@ class Chat:
 
     async def _try(
         self,
-        answer: Answer,
+        answer: StreamedAnswer,
         raw: bytes,
         key: str,
         turn: int,
-        seen: Callable[[Answer], None] | None,
+        seen: Callable[[StreamedAnswer], None] | None,
     ) -> bool:
         """Read from one connection; return whether the answer is final."""
         url = self._urls[turn % len(self._urls)]
@@ -159,7 +159,7 @@ class Chat:
             answer.fail("cut", "the connection ended before the stream did")
         return self._final(answer, again=answer.code in {"cut", "bus_down", "draining"})
 
-    def _open(self, answer: Answer, url: str, raw: bytes, key: str) -> Any:
+    def _open(self, answer: StreamedAnswer, url: str, raw: bytes, key: str) -> Any:
         if self._http is None:
             raise RuntimeError("Chat is used outside its `async with`")
         if not (answer.request and self._resume_s > 0 and answer.last is not None):
@@ -171,7 +171,9 @@ class Chat:
         headers = {"Last-Event-ID": answer.last_id}
         return self._http.get(f"{url}/v1/requests/{answer.request}/events", headers=headers)
 
-    def _refused(self, answer: Answer, response: aiohttp.ClientResponse, raw: bytes) -> bool:
+    def _refused(
+        self, answer: StreamedAnswer, response: aiohttp.ClientResponse, raw: bytes
+    ) -> bool:
         try:
             error = msgspec.json.decode(raw)["error"]
             answer.fail(str(error["code"]), str(error["message"]))
@@ -181,7 +183,7 @@ class Chat:
         answer.retry_after_s = float(told) if told.isdigit() else None
         return self._final(answer, again=response.status in _AGAIN)
 
-    def _final(self, answer: Answer, *, again: bool) -> bool:
+    def _final(self, answer: StreamedAnswer, *, again: bool) -> bool:
         if not answer.code:
             return True
         if again and self._resume_s > 0:
@@ -191,7 +193,9 @@ class Chat:
 
 
 async def _read(
-    answer: Answer, response: aiohttp.ClientResponse, seen: Callable[[Answer], None] | None
+    answer: StreamedAnswer,
+    response: aiohttp.ClientResponse,
+    seen: Callable[[StreamedAnswer], None] | None,
 ) -> None:
     frames = Frames()
     async for part in response.content.iter_any():

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.bodies import Request
-from loadgen.chat.answer import Answer
+from loadgen.chat.answer import StreamedAnswer
 from loadgen.chat.client import Chat
 from loadgen.chat.replies import Goal, Reply, reply, summary
 from loadgen.chat.scripts import Say, Script
-from loadgen.loop import Loop
+from loadgen.loop import LoadLoop
 from loadgen.target import Target
 
 How = Literal["session", "stateless"]
@@ -59,7 +59,7 @@ class Talk:
         return summary(self.replies, self.seconds, goal, self.cpu_s)
 
 
-class ChatLoad(Loop[Talk]):
+class ChatLoad(LoadLoop[Talk]):
     """Runs conversations against routers; a conversation of one turn is a plain request, without a session."""
 
     def __init__(
@@ -109,7 +109,9 @@ class ChatLoad(Loop[Talk]):
                 return
             history += [new, {"role": "assistant", "content": answer.text}]
 
-    def _reply(self, answer: Answer, kind: str, turn: int, due: float, sent: float) -> Reply:
+    def _reply(
+        self, answer: StreamedAnswer, kind: str, turn: int, due: float, sent: float
+    ) -> Reply:
         done = self.now()
         return reply(answer, kind=kind, turn=turn, began=self.began, due=due, sent=sent, done=done)
 

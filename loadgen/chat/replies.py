@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from loadgen import stats
-from loadgen.chat.answer import Answer
+from loadgen.chat.answer import StreamedAnswer
 
 REFUSED = frozenset({429, 503})
 
@@ -78,7 +78,14 @@ class Reply:
 
 
 def reply(
-    answer: Answer, *, kind: str, turn: int, began: float, due: float, sent: float, done: float
+    answer: StreamedAnswer,
+    *,
+    kind: str,
+    turn: int,
+    began: float,
+    due: float,
+    sent: float,
+    done: float,
 ) -> Reply:
     """Make a reply of an answer; `began` is the run's start, monotonic like the answer's moments."""
     moments = answer.at_s

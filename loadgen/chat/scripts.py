@@ -26,7 +26,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ScriptShape:
     """How conversations look. The defaults' means are ShareGPT's: 38 in, 205 out, 5.56 turns a conversation.
 
     `prompt` counts words, of which each is one token or more for the model; `output` tokens; `turns` is the mean of
@@ -57,7 +57,7 @@ class Script:
     says: tuple[Say, ...]
 
 
-def scripts(shape: Shape, seed: int) -> Iterator[Script]:
+def scripts(shape: ScriptShape, seed: int) -> Iterator[Script]:
     """Yield conversations for ever, the same for the same seed whatever was taken before."""
     for number in itertools.count():
         rng = random.Random(f"{seed}-{number}")
@@ -69,7 +69,7 @@ def scripts(shape: Shape, seed: int) -> Iterator[Script]:
         yield Script(number, tuple(says))
 
 
-def _turns(shape: Shape, rng: random.Random) -> int:
+def _turns(shape: ScriptShape, rng: random.Random) -> int:
     if shape.turns <= 1:
         return 1
     drawn = math.log(1.0 - rng.random()) / math.log(1.0 - 1.0 / shape.turns)

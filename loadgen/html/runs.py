@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from loadgen import document
+from bench import document
 from loadgen.chat.replies import REFUSED as REFUSED_CHAT
 from loadgen.chat.replies import Goal, Reply
 from loadgen.html import plots
 from loadgen.html.page import Page, figure, machine, table
 from loadgen.html.plots import Mark
-from loadgen.load import REFUSED, Run, Sample
+from loadgen.load import REFUSED, RequestRun, Sample
 
 T = TypeVar("T", Reply, Sample)
 _KEY = "--key"
@@ -53,7 +53,7 @@ def command(argv: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "loadgen", *shown]).replace("'***'", "***")
 
 
-def load_page(run: Run, slo_s: float, about: About) -> Page:
+def load_page(run: RequestRun, slo_s: float, about: About) -> Page:
     """Return the report of a run of single answers."""
     found = run.summary(slo_s)
     made = _begin("Spillway: load", found, about)

@@ -15,8 +15,8 @@ from common.config import WorkerConfig
 from common.devices import detect, show_cores, torch_version, within_reach
 from common.lifecycle import run
 from common.placement import place
-from common.work.metrics import WorkMetrics
-from common.work.service import serve
+from services.adapters.metrics import WorkMetrics
+from services.adapters.worker import serve
 
 SERVICE = "cpu_worker"
 

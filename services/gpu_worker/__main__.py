@@ -10,10 +10,10 @@ from common import log, tracing
 from common.arguments import parse
 from common.config import WorkerConfig
 from common.lifecycle import run
-from common.work.metrics import WorkMetrics
-from common.work.service import serve
-from services.gpu_worker.generator import Generator
-from services.gpu_worker.metrics import LANE
+from services.adapters.generate.generator import Generator
+from services.adapters.generate.metrics import LANE
+from services.adapters.metrics import WorkMetrics
+from services.adapters.worker import serve
 
 SERVICE = "gpu_worker"
 

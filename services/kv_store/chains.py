@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from common.bus import Bus, keys
-from common.messages import Turn, decode
 from common.pages.chain import Chain
 from common.pages.identity import PageId, root_id
+from common.wire.messages import Turn, decode
 
 _AT_ONCE = 32
 

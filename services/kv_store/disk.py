@@ -13,7 +13,7 @@ from common import log
 from common.pages.identity import Owner
 from common.pages.keys import PageKey
 from services.kv_store import metrics
-from services.kv_store.segments import Damaged, Kept, Segments
+from services.kv_store.segments import Damaged, KeptPage, Segments
 
 AGAIN_S = 5.0  # how long a disk that took no page is not asked to
 _log = log.get("kv_store")
@@ -80,7 +80,7 @@ class Disk:
             _log.error("disk_write_failed", why=error.strerror, page=key.member)
             return False
 
-    async def get(self, key: PageKey) -> Kept | None:
+    async def get(self, key: PageKey) -> KeptPage | None:
         """Return a page; None if it is not there, or damaged, which is counted."""
         try:
             return await self._do(lambda: self._segments.get(key))

@@ -15,7 +15,7 @@ from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import family_of, unique_of
 from services.kv_store import metrics
-from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, Found, ulids_in
+from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, ScanResult, ulids_in
 from services.kv_store.indexing import Indexing
 from services.kv_store.leftovers import Leftovers
 from services.kv_store.page_eraser import Erased, PageEraser
@@ -75,11 +75,11 @@ class Eraser:
         # Workers first: what they forget, they put nowhere any more.
         held = {name: await _erased(self._workers, name) for name, _ in sessions} if prove else {}
         pages = {name: await _erased(self._pages, name) for name, _ in sessions} if prove else {}
-        removed, looks = Found(), 1
+        removed, looks = ScanResult(), 1
         while found.count and looks <= MOST_LOOKS:
             removed.add(found)
             await self._remove(found)
-            found = await search.look() if prove else Found()
+            found = await search.look() if prove else ScanResult()
             looks += 1
             if found.count:
                 metrics.LEFT.inc()
@@ -112,7 +112,7 @@ class Eraser:
 
     # -- stopping --------------------------------------------------------------------------------------
 
-    async def _stop(self, search: _Search, until_ms: int) -> Found:
+    async def _stop(self, search: _Search, until_ms: int) -> ScanResult:
         """Cancel the requests, then what is left of their jobs, and return what there is once all are over."""
         until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
         while True:
@@ -141,7 +141,7 @@ class Eraser:
 
     # -- removing --------------------------------------------------------------------------------------
 
-    async def _remove(self, found: Found) -> None:
+    async def _remove(self, found: ScanResult) -> None:
         """Remove what was found; what names other things goes after them."""
         for name in found.claims:
             await self._bus.call("DEL", name)
@@ -175,7 +175,7 @@ class _Search:
             jobs = await self._bus.session_jobs(name)
             self.jobs[name] = {*jobs, *filter(None, jobs.values())}
 
-    async def look(self) -> Found:
+    async def look(self) -> ScanResult:
         """Return what there is now."""
         every = set().union(*self.jobs.values())
         found = await self._leftovers.find(self._sessions, every)
@@ -199,8 +199,8 @@ async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> Era
 def proof(
     session: str,
     jobs: Collection[str],
-    removed: Found,
-    left: Found,
+    removed: ScanResult,
+    left: ScanResult,
     *,
     held: Erased | None,
     pages: Erased | None,

@@ -11,7 +11,7 @@ STREAMS = (DEAD, JOURNAL, LANE)
 _ULID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{26}(?![0-9a-z])")
 
 
-class Found(Struct):
+class ScanResult(Struct):
     """Keys, stream entries (by stream, with their jobs) and claims; `scanned` keys were looked at, `read` by kind."""
 
     servers: int = 0
@@ -27,7 +27,7 @@ class Found(Struct):
         """How many things were found."""
         return len(self.keys) + len(self.claims) + sum(map(len, self.entries.values()))
 
-    def add(self, other: Found) -> None:
+    def add(self, other: ScanResult) -> None:
         """Count what another look found, too."""
         self.keys |= other.keys
         self.claims |= other.claims

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from common import log
 from common.bus import Bus, BusFull, keys
-from common.bus.registry import CLAIM_S
 from common.ids import time_of, unique_of
+from common.registry.registry import CLAIM_S
 
 BEGUN, LETTERS, SESSIONS = "since", "letters", "sessions"
 _ROWS = 200

@@ -23,12 +23,12 @@ from common.pages.store import PageStore, TierDown
 from common.redis.lock import RedisLock
 from services.kv_store import metrics
 from services.kv_store.disk import Disk
+from services.kv_store.disk_catalog import DiskCatalog
 from services.kv_store.eviction import Asked, Eviction, sound
 from services.kv_store.limits import AskLimits, tell
 from services.kv_store.page_lists import pages_of, room_of
 from services.kv_store.reconcile import reconcile
 from services.kv_store.segments import InUse
-from services.kv_store.shelf import Shelf
 
 LEASE_MS = 6_000
 TICK_S = 1.0
@@ -53,7 +53,7 @@ class Keeper:
         self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._eviction = Eviction(store)
         self._limits = limits
-        self._shelf = Shelf(store, self._name)
+        self._shelf = DiskCatalog(store, self._name)
         self._lock = RedisLock(self._server.call, names.KEEPER, self._name, LEASE_MS, store.clock)
         self._disk: Disk | None = None
         self._open_at = self._tick_at = self._reconcile_at = self._limits_at = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from common.bus import Bus, keys
 from common.ids import Family, family_of, time_of, unique_of
-from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, Found
+from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, ScanResult
 
 RINGS_MS = 60_000  # a journal's older rings mean nothing to anybody
 _SKEW_MS = 1_000  # between the clock that made an id and Redis'
@@ -29,9 +29,9 @@ class Leftovers:
         self._bus = bus
         self._journals: defaultdict[Family, set[str]] = defaultdict(set)
 
-    async def find(self, sessions: Collection[str], jobs: Collection[str]) -> Found:
+    async def find(self, sessions: Collection[str], jobs: Collection[str]) -> ScanResult:
         """Return what there is of sessions, but their records and lists of jobs, and of what was run for them."""
-        found = Found(servers=len(self._bus.callers()))
+        found = ScanResult(servers=len(self._bus.callers()))
         every = sorted({*sessions, *jobs})
         await _each(every, lambda name: self._job(name, found))
         await _each(sorted(sessions), lambda name: self._session(name, found))
@@ -43,16 +43,16 @@ class Leftovers:
             await self._rings(family, names, found)
         return found
 
-    async def _keep(self, names: Iterable[str], found: Found) -> None:
+    async def _keep(self, names: Iterable[str], found: ScanResult) -> None:
         for name in names:
             found.scanned += 1
             if await self._bus.call("EXISTS", name):
                 found.keys.add(name)
 
-    async def _session(self, name: str, found: Found) -> None:
+    async def _session(self, name: str, found: ScanResult) -> None:
         await self._keep((keys.turns(name), keys.held(name)), found)
 
-    async def _job(self, name: str, found: Found) -> None:
+    async def _job(self, name: str, found: ScanResult) -> None:
         await self._keep((keys.job(name), keys.log(name), keys.seen(name)), found)
         await self._claim(name, found)
         lane, entry, router = await self._bus.call(
@@ -67,7 +67,7 @@ class Leftovers:
         if await self._bus.call("XRANGE", stream, entry, entry):
             found.entries.setdefault(stream, {})[entry] = name
 
-    async def _claim(self, name: str, found: Found) -> None:
+    async def _claim(self, name: str, found: ScanResult) -> None:
         found.scanned += 1
         claim = await self._bus.call("GET", keys.claimed(name))
         if claim is None:
@@ -78,7 +78,7 @@ class Leftovers:
         if value is not None and value.endswith(name.encode()):
             found.claims.add(claim.decode())
 
-    async def _letters(self, family: Family, names: list[str], found: Found) -> None:
+    async def _letters(self, family: Family, names: list[str], found: ScanResult) -> None:
         stream = keys.dead(family)
         for first in range(0, len(names), _ROWS):
             some = names[first : first + _ROWS]
@@ -88,7 +88,7 @@ class Leftovers:
                     found.read[DEAD] += 1
                     found.entries.setdefault(stream, {})[entry] = name
 
-    async def _rings(self, family: Family, names: list[str], found: Found) -> None:
+    async def _rings(self, family: Family, names: list[str], found: ScanResult) -> None:
         """Look through the last minute of the journals, from the first of these jobs on; what is older goes."""
         told = await self._bus.call("ZRANGE", keys.journals(family), 0, -1)
         self._journals[family] |= {router.decode() for router in told}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from common.keys import KeyStore
 from common.pages import keys as names
 from common.pages.identity import Owner, owner_id
 from common.pages.keys import PARTITIONS
 from common.pages.store import PageStore
+from common.registry.api_keys import KeyStore
 
 Limits = Mapping[Owner, int]
 AskLimits = Callable[[], Awaitable[Limits]]  # BusDown where it cannot be told now

@@ -14,11 +14,11 @@ from common import log
 from common.bus import Bus, BusDown
 from common.bus import keys as names
 from common.errors import Conflict, Unavailable
-from common.messages import SessionRecord
 from common.pages import keys as pages
 from common.pages.identity import owner_id
 from common.pages.keys import GROUPS, PARTITIONS, PageKey, by_partition
 from common.pages.store import FREE, PageStore, TierDown, sized
+from common.wire.messages import SessionRecord
 from services.kv_store import metrics
 from services.kv_store.chains import chain
 from services.kv_store.limits import AskLimits

@@ -22,7 +22,7 @@ _SUM = struct.Struct("<Q")
 _MOST = (1 << 32) - 1
 
 
-class Head(Struct, frozen=True):
+class RecordHeader(Struct, frozen=True):
     """A record's header: which page's value of how many bytes follows, until when (ms), and its xxh3-64.
 
     No key: it is erased. No owner: it is nobody's.
@@ -54,7 +54,7 @@ def size_of(length: int) -> int:
     return HEAD_BYTES + -(-length // HEAD_BYTES) * HEAD_BYTES
 
 
-def decode(data: bytes) -> Head | None:
+def decode(data: bytes) -> RecordHeader | None:
     """Return a header, or None if these bytes are none."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         return None
@@ -63,7 +63,7 @@ def decode(data: bytes) -> Head | None:
         return None
     _, state, group, length, ends_ms, total, page, owner = _HEAD.unpack_from(data)
     key = PageKey(page, group) if state == _LIVE else None
-    return Head(key, length, ends_ms, total, owner if any(owner) else b"")
+    return RecordHeader(key, length, ends_ms, total, owner if any(owner) else b"")
 
 
 def find(data: bytes, start: int) -> int:

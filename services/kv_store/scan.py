@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from common.bus import Bus
-from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, Found, ulids_in
+from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, ScanResult, ulids_in
 
 _BATCH = 1000
 _ROWS = {DEAD: 20, JOURNAL: 500, LANE: 20}  # payloads may be large
 _AT_ONCE = 32
 
 
-async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> Found:
+async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> ScanResult:
     """Look at every key of every server; `spare` names keys to leave out. Raises BusDown."""
-    found = Found(walked=True)
+    found = ScanResult(walked=True)
     for caller in bus.callers():
         found.servers += 1
         async for names in _names(caller):
@@ -40,7 +40,7 @@ async def _names(caller: Any) -> AsyncIterator[list[str]]:
 
 
 async def _look(
-    bus: Bus, names: list[str], ulids: Collection[str], spare: Collection[str], found: Found
+    bus: Bus, names: list[str], ulids: Collection[str], spare: Collection[str], found: ScanResult
 ) -> None:
     streams, claims = [], []
     for name in names:
@@ -64,7 +64,7 @@ async def _look(
                 found.claims.add(name)
 
 
-async def _stream(bus: Bus, name: str, ulids: Collection[str], found: Found) -> None:
+async def _stream(bus: Bus, name: str, ulids: Collection[str], found: ScanResult) -> None:
     kind = next(part for part in STREAMS if part in name)
     if await bus.call("TYPE", name) != b"stream":
         return

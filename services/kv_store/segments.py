@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from common.pages.codec import checksum
 from common.pages.identity import Owner
 from common.pages.keys import PageKey
-from services.kv_store.files import read, walk, write
 from services.kv_store.owners import Owners
-from services.kv_store.records import HEAD_BYTES, Head
+from services.kv_store.record_files import read, walk, write
+from services.kv_store.records import HEAD_BYTES, RecordHeader
 
 SEGMENTS = 16  # as many make up the budget
 _LEAST_SEGMENT_BYTES = 1 << 16
@@ -46,15 +46,15 @@ class Segment(Struct):
     live: int = 0
 
 
-class Place(Struct, frozen=True):
+class RecordPlace(Struct, frozen=True):
     """Where a page lies."""
 
     segment: Segment
     at: int
-    head: Head
+    head: RecordHeader
 
 
-class Kept(NamedTuple):
+class KeptPage(NamedTuple):
     """A page's value, when it expires (ms), and whose it is."""
 
     value: bytes
@@ -69,7 +69,7 @@ class Segments:
         self._directory, self._budget = directory, budget_bytes
         self._segment_bytes = max(budget_bytes // SEGMENTS, _LEAST_SEGMENT_BYTES)
         self._segments: dict[int, Segment] = {}
-        self._places: dict[PageKey, Place] = {}
+        self._places: dict[PageKey, RecordPlace] = {}
         self.owners = Owners()
         self.skipped = 0  # damaged records and torn ends met at start
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,7 +110,7 @@ class Segments:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def get(self, key: PageKey) -> Kept | None:
+    def get(self, key: PageKey) -> KeptPage | None:
         """Return a page; Damaged if it is not what was written, once."""
         place = self._places.get(key)
         if place is None:
@@ -119,7 +119,7 @@ class Segments:
         if len(value) != place.head.length or checksum(value) != place.head.sum:
             self.erase([key])
             raise Damaged(f"page {key.member} in segment {place.segment.number} at {place.at}")
-        return Kept(value, place.head.ends_ms, place.head.owner)
+        return KeptPage(value, place.head.ends_ms, place.head.owner)
 
     def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
         """Read every header of every file: how many there are, and how many are of these keys."""
@@ -139,7 +139,7 @@ class Segments:
         """
         if self.renew(key, ends_ms):
             return []
-        head = Head(key, len(value), ends_ms, checksum(value), owner)
+        head = RecordHeader(key, len(value), ends_ms, checksum(value), owner)
         if head.size > min(self._segment_bytes, self._budget - self._segment_bytes):
             raise ValueError(
                 f"page of {len(value)} bytes; expected less than a sixteenth of the tier's {self._budget}"
@@ -159,7 +159,7 @@ class Segments:
             return False
         head = replace(place.head, ends_ms=ends_ms)
         write(place.segment.fd, place.at, head.encode())
-        self._places[key] = Place(place.segment, place.at, head)
+        self._places[key] = RecordPlace(place.segment, place.at, head)
         return True
 
     def erase(self, keys: Iterable[PageKey], *, sync: bool = False) -> int:
@@ -191,7 +191,7 @@ class Segments:
         self.erase(over)
         return over
 
-    def _append(self, head: Head, value: bytes) -> None:
+    def _append(self, head: RecordHeader, value: bytes) -> None:
         segment = self._last()
         if segment is None or (segment.size and segment.size + head.size > self._segment_bytes):
             segment = self._add(segment.number + 1 if segment else 1)
@@ -205,20 +205,20 @@ class Segments:
         self._enter(segment, segment.size, head)
         segment.size += head.size
 
-    def _enter(self, segment: Segment, at: int, head: Head) -> None:
+    def _enter(self, segment: Segment, at: int, head: RecordHeader) -> None:
         assert head.key is not None
-        self._places[head.key] = Place(segment, at, head)
+        self._places[head.key] = RecordPlace(segment, at, head)
         self.owners.enter(head.owner, head.key, head.size)
         segment.live += head.size
 
     def _forget(self, key: PageKey) -> None:
         self.owners.leave(self._places.pop(key).head.owner, key)
 
-    def _overwrite(self, place: Place) -> None:
+    def _overwrite(self, place: RecordPlace) -> None:
         """Zero a record's value, then say in its header that it is erased: so no kill leaves bytes nobody knows of."""
         fd, head = place.segment.fd, place.head
         write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
-        write(fd, place.at, Head(None, head.length).encode())
+        write(fd, place.at, RecordHeader(None, head.length).encode())
         place.segment.live -= head.size
 
     # -- room ------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Segments:
         share, least = min(shares, key=lambda found: found[0], default=(1.0, older[0]))
         return (least, True) if share < 1 else (older[0], False)
 
-    def _copy(self, place: Place) -> bool:
+    def _copy(self, place: RecordPlace) -> bool:
         """Append a page again, if it is sound and the disk takes it; return whether."""
         value = read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
         if checksum(value) != place.head.sum:

@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 
 from common.bus import Bus, Consumer
-from common.bus.opening import open_bus
+from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import StoreConfig
 from common.health import Health
 from common.ids import Family
-from common.keys import KeyStore
-from common.messages import WorkerRecord
 from common.pages.store import PageStore
+from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
+from common.wire.messages import WorkerRecord
 from services.kv_store.erase import Eraser
 from services.kv_store.indexing import Indexing
+from services.kv_store.job_loop import AT_ONCE, SessionJobLoop
 from services.kv_store.keeper import Keeper
 from services.kv_store.limits import limits_of
-from services.kv_store.loop import AT_ONCE, StoreLoop
 from services.kv_store.page_eraser import PageEraser
+from services.kv_store.page_locations import PageLocations
 from services.kv_store.pins import Pins
-from services.kv_store.places import Places
-from services.kv_store.store import Store
+from services.kv_store.session_store import SessionStore
 from services.kv_store.sweep import Sweep
 from services.kv_store.worker_eraser import WorkerEraser
 
@@ -105,9 +105,9 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     if pins is not None:
         tasks.append(bus.supervisor.process(pins.run(), "pins"))
     try:
-        await StoreLoop(consumer, Store(bus, eraser, pins), Places(bus, pages)).run(
-            stopping, config.drain_s
-        )
+        await SessionJobLoop(
+            consumer, SessionStore(bus, eraser, pins), PageLocations(bus, pages)
+        ).run(stopping, config.drain_s)
     finally:
         await bus.supervisor.end(*tasks)
         if pages is not None:

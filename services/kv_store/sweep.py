@@ -8,9 +8,9 @@ import random
 
 from common import log
 from common.bus import Bus, BusFull, keys
-from common.bus.sessions import YOUNG_MS
 from common.errors import SpillwayError
 from common.ids import time_of, unique_of
+from common.registry.sessions import YOUNG_MS
 from services.kv_store import metrics
 from services.kv_store.erase import Eraser, Named
 

@@ -6,7 +6,7 @@ import asyncio
 
 from common.bus import Bus, BusFull
 from common.ids import Family, family_of
-from common.messages import Forgot
+from common.wire.messages import Forgot
 from services.kv_store.chains import chain
 from services.kv_store.page_eraser import Erased
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from common.bus import Bus
 from common.errors import NotFound, Unavailable
 from common.ids import Family
-from common.messages import ModelCard
-from common.ml.files import model_name
+from common.wire.messages import ModelCard
+from engine.models.encoders.files import model_name
 from services.router.text.tokens import Spec
 
 FRESH_S = 1.0

@@ -10,26 +10,26 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from common import log
-from common.bus import Bus, Consumer, Journal
-from common.bus.opening import open_bus
+from common.bus import Bus, Consumer, Notifications
+from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
 from common.health import Health
-from common.keys import KeyStore
 from common.pages.store import PageStore
+from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
-from services.router.app import Server
+from services.router.admission.dispatcher import Dispatcher
+from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.background import Background
 from services.router.cards import Cards
-from services.router.context import Router
-from services.router.queue.dispatch import Dispatch
-from services.router.queue.pipeline import Pipeline
-from services.router.queue.policy import Hops, Policy
+from services.router.http.app import Server
+from services.router.http.context import Router
 from services.router.queue.room import Room
-from services.router.queue.run import Tools
 from services.router.text.pool import TextPool
 from services.router.watch import Watch
+from services.router.workflows.runner import WorkflowRunner
+from services.router.workflows.workflow import WorkflowContext
 
 CLOSE_S = 2.0
 _log = log.get("router")
@@ -77,9 +77,9 @@ async def _assemble(
     config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
 ) -> Router:
     name = Consumer.incarnation("router")
-    hops = Hops()
-    policy = Policy(config.admission, hops)
-    journal = Journal(bus, name, hops.heard, bus.supervisor)
+    hops = DeliveryLatency()
+    policy = LanePolicy(config.admission, hops)
+    journal = Notifications(bus, name, hops.heard, bus.supervisor)
     await journal.start()
     stack.push_async_callback(journal.stop)
     keys, background = KeyStore(bus), Background()
@@ -88,10 +88,12 @@ async def _assemble(
     pool = TextPool(config.text_processes)
     await pool.start()
     stack.callback(pool.stop)
-    dispatch = Dispatch(bus, journal, keys, background, policy)
+    dispatch = Dispatcher(bus, journal, keys, background, policy)
     room = Room(journal)
-    tools = Tools(policy, bus, journal, cards, pool, config.search_ack, dispatch.families, room)
-    pipeline = Pipeline(tools, dispatch, config.partitions)
+    tools = WorkflowContext(
+        policy, bus, journal, cards, pool, config.search_ack, dispatch.families, room
+    )
+    pipeline = WorkflowRunner(tools, dispatch, config.partitions)
     pages = PageStore.of(config, clock)
     if pages is not None:
         stack.push_async_callback(pages.close)

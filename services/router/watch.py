@@ -9,13 +9,9 @@ from common import log
 from common.bus import BusDown, LaneState
 from common.ids import Family
 from services.router import metrics
-from services.router.context import Router
-from services.router.queue.door import (
-    GENERATE_CLASSES,
-    REQUEST_CLASSES,
-    SEARCH_CLASSES,
-)
-from services.router.queue.policy import EMBED_CLASSES
+from services.router.admission.controller import GENERATE_CLASSES, REQUEST_CLASSES, SEARCH_CLASSES
+from services.router.admission.policy import EMBED_CLASSES
+from services.router.http.context import Router
 
 EVERY_S = 1.0
 DOWN_S = 2.0

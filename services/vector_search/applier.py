@@ -15,12 +15,12 @@ from common.bus.writes import Shard as Key
 from common.bus.writes import id_pair
 from common.errors import SpillwayError
 from common.ids import Family
-from common.messages import BadMessage, Write
-from common.waiting import wait
+from common.tasks import wait
+from common.wire.messages import BadMessage, Write
 from services.vector_search import metrics
-from services.vector_search.holdings import Holdings
 from services.vector_search.shard import Shard
-from services.vector_search.unit import Unit
+from services.vector_search.shard_handle import ShardHandle
+from services.vector_search.shard_manager import ShardManager
 
 _BLOCK_MS = 1000
 _RETRY_S = 1.0
@@ -37,7 +37,7 @@ class Applier:
 
     def __init__(
         self,
-        holdings: Holdings,
+        holdings: ShardManager,
         bus: Bus,
         stopping: asyncio.Event,
         *,
@@ -192,7 +192,7 @@ class Applier:
             if unit.shard is not None and self._announced.get(key) != unit.shard.applied:
                 await self._announce(unit, unit.shard, [])
 
-    async def _announce(self, unit: Unit, shard: Shard, rings: list[str]) -> None:
+    async def _announce(self, unit: ShardHandle, shard: Shard, rings: list[str]) -> None:
         """Publish what is applied; one at a time a shard, so that an older id never overwrites a newer one."""
         key = unit.collection, unit.number
         with contextlib.suppress(BusDown, BusFull):  # `catch_up` tries again

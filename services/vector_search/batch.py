@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.messages import CollectionRecord, Write, encode
+from common.wire.messages import CollectionRecord, Write, encode
 from services.vector_search.documents import Documents
 from services.vector_search.filters import Attributes
 from services.vector_search.index.rows import Floats, prepare
-from services.vector_search.log import EntryId
+from services.vector_search.write_log import EntryId
 
 
 def encoded(write: Write) -> bytes | None:
@@ -33,7 +33,7 @@ def vectors_of(write: Write, record: CollectionRecord) -> Floats | None:
     return prepare(vectors, record.metric) if np.isfinite(vectors).all() else None
 
 
-class Batch:
+class WriteBatch:
     """What has been staged since the last sync; `mark` is where the log ended before it."""
 
     def __init__(self, applied: EntryId, mark: int) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.messages import Document, Hit, StoredDocument
+from common.wire.messages import Document, Hit, StoredDocument
 from services.vector_search.chunks import Added, StoredChunks, byte_offsets, checksum, size_of
 from services.vector_search.filters import Filter, attributes
-from services.vector_search.log import EntryId, format_id, parse_id
 from services.vector_search.readers import Readers, connect
+from services.vector_search.write_log import EntryId, format_id, parse_id
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

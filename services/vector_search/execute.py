@@ -8,10 +8,10 @@ import msgspec
 
 from common import log
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.messages import DocumentsWork, Result, SearchResult, SearchWork
+from common.wire.messages import DocumentsWork, Result, SearchResult, SearchWork
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
-from services.vector_search.unit import Unit
+from services.vector_search.shard_handle import ShardHandle
 
 _log = log.get("vector_search")
 
@@ -24,7 +24,7 @@ def alike(work: SearchWork | DocumentsWork) -> bytes | None:
 
 
 def execute(
-    unit: Unit, works: Sequence[SearchWork | DocumentsWork]
+    unit: ShardHandle, works: Sequence[SearchWork | DocumentsWork]
 ) -> list[Result | SpillwayError]:
     """Run one batch; what is wrong with one job is its outcome and no other's."""
     first = works[0]

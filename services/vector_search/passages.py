@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 
-from common.messages import Hit, SearchWork
+from common.wire.messages import Hit, SearchWork
 from services.vector_search.documents import Documents
-from services.vector_search.index.index import Found
+from services.vector_search.index.index import Neighbours
 
 _CACHE_BYTES = 32 * 1024 * 1024
 _HIT_BYTES = 400
@@ -24,7 +24,7 @@ class Passages:
         self._kept: dict[int, Hit] = {}  # by label and what of it is shown
         self._bytes = 0
 
-    def of(self, found: Found, work: SearchWork) -> tuple[bool, list[list[Hit]]]:
+    def of(self, found: Neighbours, work: SearchWork) -> tuple[bool, list[list[Hit]]]:
         """Return whether every found label still exists, and the hits of those that do, per query."""
         how = 2 * work.with_text + work.with_metadata
         labels, scores = found.labels, found.scores

@@ -25,7 +25,7 @@ RETUNE_GROWTH = 1.1
 Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 
 
-class Plan(NamedTuple):
+class SearchPath(NamedTuple):
     """How to search; `fetch` is how many the graph is asked for at first, `limit` where scanning is cheaper."""
 
     way: Way
@@ -35,14 +35,14 @@ class Plan(NamedTuple):
 
 def choose(
     *, live: int, indexed: int, matching: int | None, k: int, ef: int, exact: bool, exact_below: int
-) -> Plan:
+) -> SearchPath:
     """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter)."""
     graph = indexed > 0 and live >= exact_below and not exact
     if matching is None:
-        return Plan("graph", k, live) if graph else Plan("exact", 0, 0)
+        return SearchPath("graph", k, live) if graph else SearchPath("exact", 0, 0)
     scan_s = matching * GATHERED_ROW_S
     fetch = math.ceil(MARGIN * k * live / max(matching, 1)) + k
     limit = int(scan_s / CANDIDATE_S)
     if not graph or matching <= k or max(fetch, ef) >= min(limit, indexed):
-        return Plan("filtered-exact", 0, 0)
-    return Plan("filtered-graph", fetch, min(limit, indexed))
+        return SearchPath("filtered-exact", 0, 0)
+    return SearchPath("filtered-graph", fetch, min(limit, indexed))

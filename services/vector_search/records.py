@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common import log
 from common.ids import ulid
-from common.messages import BadMessage, CollectionRecord, decode, encode
-from services.vector_search.log import sync_directory
+from common.wire.messages import BadMessage, CollectionRecord, decode, encode
+from services.vector_search.write_log import sync_directory
 
 _NAME = "collection.msgpack"
 _log = log.get("vector_search")

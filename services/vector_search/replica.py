@@ -13,13 +13,13 @@ from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
 from common.config import SearchConfig
-from common.waiting import wait
+from common.tasks import wait
 from services.vector_search.applier import Applier
-from services.vector_search.holdings import Holdings
-from services.vector_search.log import parse_id
+from services.vector_search.maintenance import Maintenance
 from services.vector_search.server import Server
-from services.vector_search.tidy import Tidier
-from services.vector_search.unit import Unit
+from services.vector_search.shard_handle import ShardHandle
+from services.vector_search.shard_manager import ShardManager
+from services.vector_search.write_log import parse_id
 
 _REFRESH_S = 0.25
 _log = log.get("vector_search")
@@ -40,7 +40,7 @@ class Replica:
         self._stopping = asyncio.Event()
         # What there is to catch up on; None until that is known.
         self._targets: dict[Key, str] | None = None
-        self._holdings = Holdings(
+        self._holdings = ShardManager(
             root,
             bus,
             config,
@@ -49,7 +49,7 @@ class Replica:
             opened=self._opened,
             dropped=self._dropped,
         )
-        self._tidier = Tidier(
+        self._tidier = Maintenance(
             self._holdings,
             bus,
             self._stopping,
@@ -140,10 +140,10 @@ class Replica:
                 _log.warning("bus_full", why=str(error))
             await wait(self._stopping, _REFRESH_S)
 
-    def _opened(self, unit: Unit) -> None:
+    def _opened(self, unit: ShardHandle) -> None:
         self._applier.look([(unit.collection, unit.number)])
 
-    def _dropped(self, unit: Unit) -> None:
+    def _dropped(self, unit: ShardHandle) -> None:
         key = unit.collection, unit.number
         if self._targets:
             self._targets.pop(key, None)

@@ -15,12 +15,12 @@ from common import log
 from common.bus import Bus, BusDown, BusFull, Consumer
 from common.config import SearchConfig
 from common.ids import Family
-from common.messages import WorkerRecord
-from common.waiting import wait
+from common.tasks import wait
+from common.wire.messages import WorkerRecord
 from services.vector_search.calibration import Costs, largest, measure, outgrown
-from services.vector_search.holdings import Holdings
-from services.vector_search.loop import MAX_QUERIES, QueryLoop
+from services.vector_search.query_loop import MAX_QUERIES, QueryLoop
 from services.vector_search.shard import Shard
+from services.vector_search.shard_manager import ShardManager
 
 _RETRY_S = 1.0
 _LOOK_S = 5.0
@@ -37,7 +37,7 @@ class Server:
         family: Family,
         bus: Bus,
         config: SearchConfig,
-        holdings: Holdings,
+        holdings: ShardManager,
         pool: Executor,
         *,
         threads: int,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import log
 from common.bus import Bus
-from common.bus.opening import open_bus
+from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import SearchConfig
 from common.devices import detect

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.config import SearchConfig
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.messages import (
+from common.wire.messages import (
     BadMessage,
     CollectionRecord,
     DocumentsResult,
@@ -28,16 +28,16 @@ from common.messages import (
     decode,
 )
 from services.vector_search import metrics, snapshot
-from services.vector_search.batch import Batch, encoded, vectors_of
+from services.vector_search.batch import WriteBatch, encoded, vectors_of
 from services.vector_search.documents import Documents
 from services.vector_search.filters import Filter
 from services.vector_search.index.index import Index
 from services.vector_search.index.rows import Floats, prepare
-from services.vector_search.loading import load_rows
-from services.vector_search.log import EntryId, WriteLog, format_id, parse_id
 from services.vector_search.masks import Masks
 from services.vector_search.passages import Passages
+from services.vector_search.row_loader import load_rows
 from services.vector_search.storage import is_full, reserve, storage_error
+from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
 
 Outcome = Literal["applied", "old", "repeated", "refused"]
 _ATTEMPTS = 5
@@ -63,7 +63,7 @@ class Shard:
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
         self._publishing = threading.Lock()
-        self._batch: Batch | None = None
+        self._batch: WriteBatch | None = None
         self._snapshot_rows = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class Shard:
                 if self._batch is None:
                     reserve(self._directory)
                     self._documents.begin()
-                    self._batch = Batch(last, self._log.mark())
+                    self._batch = WriteBatch(last, self._log.mark())
                 payload = encoded(write)
                 outcome = self._stage(self._batch, entry, write) if payload else "refused"
                 if log and payload and outcome == "applied":
@@ -153,13 +153,13 @@ class Shard:
             try:
                 if self._batch is None:
                     self._documents.begin()
-                    self._batch = Batch(self._documents.applied, self._log.mark())
+                    self._batch = WriteBatch(self._documents.applied, self._log.mark())
             except sqlite3.Error as error:
                 raise storage_error(error) from error
             self._batch.applied = max(self._batch.applied, entry)
         metrics.WRITES.labels(outcome="refused").inc()
 
-    def _stage(self, batch: Batch, entry: EntryId, write: Write) -> Outcome:
+    def _stage(self, batch: WriteBatch, entry: EntryId, write: Write) -> Outcome:
         if not self._documents.first_time(write.request, write.index, entry[0]):
             return "repeated"
         if write.drop:
@@ -190,7 +190,7 @@ class Shard:
             metrics.DELETED_RATIO.labels(index=self._name).set(self._index.deleted_ratio)
             metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: WriteBatch) -> None:
         self._masks.extend(batch.attributes)
         empty = np.zeros((0, self.record.dimension), np.float32)
         self._index.publish(

@@ -17,7 +17,7 @@ import xxhash
 from services.vector_search import metrics
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Ints, Metric
-from services.vector_search.log import sync_directory
+from services.vector_search.write_log import sync_directory
 
 _MANIFEST = "snapshot.json"
 _READ_BYTES = 1 << 20

@@ -15,8 +15,8 @@ import msgspec
 from common.clock import SystemClock
 from common.config import OTHER_NAMES, PREFIX, SERVICES, RouterConfig
 from common.health import Health
-from services.router.app import build
-from services.router.context import Router
+from services.router.http.app import build
+from services.router.http.context import Router
 from tests.guards.checkout import ROOT, Checkout, Instance
 
 PLACE = Path(__file__).parent / "lists"

@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections import defaultdict
 
-from common.bus import Journal
+from common.bus import Notifications
 from common.ids import Family
-from common.waiting import wait
+from common.tasks import wait
 
 # Should a word be lost, or room appear without one (a worker's depth grew), who waits tries again after so long.
 AGAIN_S = 2.0
@@ -21,7 +21,7 @@ Line = tuple[Family, float]
 class Room:
     """The lines of this router: one for each family and share of a lane's depth."""
 
-    def __init__(self, journal: Journal, again_s: float = AGAIN_S) -> None:
+    def __init__(self, journal: Notifications, again_s: float = AGAIN_S) -> None:
         self.journal, self.again_s = journal, again_s
         self.lines: defaultdict[Line, list[Place]] = defaultdict(list)
         self.trying: defaultdict[Family, set[Place]] = defaultdict(set)

@@ -117,7 +117,7 @@ class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelName | None = None
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """What one request may hold, and what one job may."""
 
     max_texts: int

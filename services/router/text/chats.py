@@ -9,18 +9,18 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from common.messages import SessionTurn
-from services.router.text.asks import choose
+from common.wire.messages import SessionTurn
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import ChatBody, check_chat, plain
-from services.router.text.generations import BYTES_PER_TOKEN, Generation, generation_of
+from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
 from services.router.text.grounding import RetrievalBody
-from services.router.text.options import Options, options_of
-from services.router.text.templates import Messages, Segment, Template, after
+from services.router.text.options import GenerationOptions, options_of
+from services.router.text.requests import choose
+from services.router.text.templates import Messages, PromptSegment, Template, after
 from services.router.text.tokens import Spec, load
 
 
-class History(Struct, frozen=True):
+class SessionHistory(Struct, frozen=True):
     """A session as it stood when it was read: enough to render and to tokenize its next turn.
 
     `said` holds each turn's messages (a JSON list, as rendered) and answer; `tokens` is all of it in tokens, None where
@@ -43,13 +43,13 @@ class History(Struct, frozen=True):
         return found
 
 
-class ChatAsk(Struct, frozen=True):
+class ChatRequest(Struct, frozen=True):
     """POST /v1/chat/completions, understood and not yet rendered; `messages` are this turn's."""
 
     model: str
     scope: str
     messages: list[dict[str, str]]
-    options: Options
+    options: GenerationOptions
     stream: bool = False
     include_usage: bool = False
     session: str = ""
@@ -77,10 +77,10 @@ def chat(
     specs: dict[str, Spec],
     default: str,
     scope: str,
-    history: History | None = None,
+    history: SessionHistory | None = None,
     *,
     low: bool = False,
-) -> tuple[ChatAsk, Generation | None]:
+) -> tuple[ChatRequest, GenerationSpec | None]:
     """Parse the body of POST /v1/chat/completions, and render and tokenize it unless it is to be grounded first."""
     body = decode(raw, ChatBody)
     check_chat(body)
@@ -91,7 +91,7 @@ def chat(
             param="model",
         )
     spec = choose(specs, history.model if history else body.model, default, ("generate",))
-    ask = ChatAsk(
+    ask = ChatRequest(
         model=spec.name,
         scope=scope,
         messages=[plain(message, index) for index, message in enumerate(body.messages)],
@@ -126,7 +126,7 @@ def template_of(spec: Spec) -> Template:
 
 
 def chat_prompt(
-    spec: Spec, messages: Messages, history: History | None = None
+    spec: Spec, messages: Messages, history: SessionHistory | None = None
 ) -> tuple[list[int], int]:
     """Return a chat's whole prompt as token ids, and how many at its head its session has already.
 
@@ -144,10 +144,10 @@ def chat_prompt(
     encoder, template = load(spec.path), template_of(spec)
     careful = encoder.holds_special(message["content"] for message in together)
 
-    def rendered(some: Messages) -> list[Segment]:
-        return template.segments(some) if careful else [Segment(template.render(some))]
+    def rendered(some: Messages) -> list[PromptSegment]:
+        return template.segments(some) if careful else [PromptSegment(template.render(some))]
 
-    def tokens(segments: Sequence[Segment]) -> list[int]:
+    def tokens(segments: Sequence[PromptSegment]) -> list[int]:
         found: list[int] = []
         for text, written in segments:
             found += encoder.written(text) if written else encoder.bare(text)
@@ -163,14 +163,14 @@ def chat_prompt(
 
 
 def generation(
-    ask: ChatAsk,
+    ask: ChatRequest,
     spec: Spec,
-    history: History | None = None,
+    history: SessionHistory | None = None,
     *,
     messages: Messages | None = None,
     forced: str | None = None,
     retrieval: dict[str, Any] | None = None,
-) -> Generation:
+) -> GenerationSpec:
     """Return the job of a chat: `messages` instead of the asked ones where passages were put into them.
 
     `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.

@@ -16,7 +16,7 @@ _HASHES = re.compile(r"^[ ]{0,3}#{1,6}[ \t]+\S")
 _UNDERLINE = re.compile(r"^([=\-~^\"'`:.*+#])\1{2,}[ \t]*$")
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Characters [start, end) of a text and its tokens [first, last)."""
 
     start: int
@@ -100,7 +100,7 @@ def _merged(bounds: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
 
 def split(
     text: str, offsets: Sequence[tuple[int, int]], max_tokens: int, overlap_tokens: int = 0
-) -> list[Piece]:
+) -> list[TextPiece]:
     """Split `text`, whose i-th token covers characters offsets[i], into pieces of at most `max_tokens` tokens.
 
     Pieces are in order, their character ranges cover the text, neighbours of one section overlap by at most
@@ -110,20 +110,20 @@ def split(
         raise ValueError(f"max_tokens is {max_tokens}: expected at least 1")
     count = len(offsets)
     if count == 0:
-        return [Piece(0, len(text), 0, 0)]
+        return [TextPiece(0, len(text), 0, 0)]
     overlap = min(overlap_tokens, max_tokens // 2)
     begins = [start for start, _ in offsets]
     firsts = sorted({bisect_left(begins, start) for start in sections(text)} | {0})
     firsts = [first for first in firsts if first < count]
     bounds = list(zip(firsts, [*firsts[1:], count], strict=True))
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     for section_first, section_last in _merged(bounds, max_tokens):
         first = section_first
         while True:
             cut = _cut(text, offsets, first, max_tokens, section_last)
             start = offsets[first][0] if first else 0
             end = len(text) if cut == count else max(offsets[cut][0], offsets[cut - 1][1])
-            pieces.append(Piece(start, end, first, cut))
+            pieces.append(TextPiece(start, end, first, cut))
             if cut == section_last:
                 break
             first = _overlapped(offsets, first, cut, overlap)

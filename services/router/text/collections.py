@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from common.documents import document_hash
 from common.errors import InvalidRequest, TooLarge
-from services.router.text.asks import check_count, check_total, encode_all
+from common.wire.document_hash import document_hash
 from services.router.text.bodies import (
     DocumentBody,
     DocumentsBody,
-    Limits,
+    RequestLimits,
     SearchBody,
     check_id,
     check_json,
@@ -21,6 +20,7 @@ from services.router.text.bodies import (
     decode,
     pack_vector,
 )
+from services.router.text.requests import check_count, check_total, encode_all
 from services.router.text.tokens import Spec, load
 
 MAX_TEXT_BYTES = 1024 * 1024
@@ -37,7 +37,7 @@ class StoreItem(msgspec.Struct, frozen=True, array_like=True):
     metadata: dict[str, Any]
 
 
-class SearchAsk(msgspec.Struct, frozen=True):
+class SearchRequest(msgspec.Struct, frozen=True):
     """POST /v1/collections/{name}/search, understood: token lists to embed, or float32 rows."""
 
     many: bool
@@ -89,7 +89,7 @@ def _store_item(
 
 
 def documents(
-    raw: bytes, dimension: int, metric: str, limits: Limits, *, embeds: bool
+    raw: bytes, dimension: int, metric: str, limits: RequestLimits, *, embeds: bool
 ) -> tuple[bytes, int, int]:
     """Parse the body of POST …/documents; returns encoded [StoreItem], and how many texts of how many bytes."""
     body = decode(raw, DocumentsBody)
@@ -113,8 +113,14 @@ def documents(
 
 
 def search(
-    raw: bytes, dimension: int, metric: str, limits: Limits, *, spec: Spec | None, prompt: str
-) -> SearchAsk:
+    raw: bytes,
+    dimension: int,
+    metric: str,
+    limits: RequestLimits,
+    *,
+    spec: Spec | None,
+    prompt: str,
+) -> SearchRequest:
     """Parse and tokenize the body of POST …/search; `spec` is None for a collection without an encoder."""
     body = decode(raw, SearchBody)
     given = [body.text, body.vector, body.texts, body.vectors]
@@ -151,7 +157,7 @@ def search(
         pack_vector(row, dimension, metric, f"vectors[{index}]")
         for index, row in enumerate(rows or ())
     )
-    return SearchAsk(
+    return SearchRequest(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
         body.include_metadata, body.ef, body.exact, body.after,
     )  # fmt: skip

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from services.router.text.asks import choose
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import (
     MAX_PROMPTS,
     CompletionBody,
     check_completion,
 )
-from services.router.text.generations import BYTES_PER_TOKEN, Generation, generation_of
-from services.router.text.options import Options, options_of
+from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
+from services.router.text.options import GenerationOptions, options_of
+from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 
 _DEFAULT_NEW = 16  # OpenAI's
 
 
-class CompletionAsk(Struct, frozen=True):
+class CompletionRequest(Struct, frozen=True):
     """POST /v1/completions, understood; `echo` holds the prompts' texts if they are to be repeated."""
 
     model: str
     scope: str
     prompts: list[list[int]]
-    options: Options
+    options: GenerationOptions
     stream: bool = False
     include_usage: bool = False
     echo: list[str] = []
@@ -41,7 +41,7 @@ def completion(
     most_tokens: int,
     *,
     low: bool = False,
-) -> tuple[CompletionAsk, Generation]:
+) -> tuple[CompletionRequest, GenerationSpec]:
     """Parse and tokenize the body of POST /v1/completions; at most `most_tokens` tokens in all its prompts."""
     body = decode(raw, CompletionBody)
     check_completion(body)
@@ -57,7 +57,7 @@ def completion(
                 given if len(given) == len(decoded) else decoded, decoded, strict=True
             )
         ]
-    ask = CompletionAsk(
+    ask = CompletionRequest(
         model=spec.name,
         scope=scope,
         prompts=prompts,

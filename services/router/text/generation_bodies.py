@@ -23,18 +23,18 @@ StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
-class Part(Struct, frozen=True):
+class ContentPart(Struct, frozen=True):
     """One part of a message's content; only `type` "text" is taken."""
 
     type: str
     text: str | None = None
 
 
-class Message(Struct, frozen=True):
+class ChatMessage(Struct, frozen=True):
     """One message of a conversation; what a client copies from an answer (nulls, empty lists) is accepted."""
 
     role: str
-    content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
     tool_calls: Any = None
     function_call: Any = None
@@ -79,7 +79,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -161,7 +161,7 @@ def check_stream(body: GenerateBody) -> None:
         )
 
 
-def plain(message: Message, index: int) -> dict[str, str]:
+def plain(message: ChatMessage, index: int) -> dict[str, str]:
     """Return a message as templates take it: role (system, user or assistant), content, and name where given."""
     where = f"messages[{index}]"
     role = "system" if message.role == "developer" else message.role

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import InvalidRequest, TooLarge
-from common.messages import GenerateWork, SessionTurn, encode
 from common.pages.identity import PageId, page_ids, root_id
-from common.pages.marks import marks_of
-from services.router.text.asks import Parcel
-from services.router.text.options import DEFAULT_NEW, Options
+from common.pages.prefix_hashes import marks_of
+from common.wire.messages import GenerateWork, SessionTurn, encode
+from services.router.text.options import DEFAULT_NEW, GenerationOptions
+from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
 
 BYTES_PER_TOKEN = 64
 
 
-class Generation(NamedTuple):
+class GenerationSpec(NamedTuple):
     """One generate job: its parcel (items: choices; tokens: prompts + what may be generated), and what it continues.
 
     `marks` name the prefix of its first prompt to whoever may hold its pages.
@@ -31,7 +31,7 @@ class Generation(NamedTuple):
 
 
 def generation_of(
-    options: Options,
+    options: GenerationOptions,
     spec: Spec,
     scope: str,
     prompts: list[list[int]],
@@ -39,7 +39,7 @@ def generation_of(
     turn: SessionTurn | None = None,
     forced: list[int] | None = None,
     param: str,
-) -> Generation:
+) -> GenerationSpec:
     """Return the job; InvalidRequest `context_length_exceeded` if prompt and answer do not fit the model's context."""
     longest, total = max(map(len, prompts)), sum(map(len, prompts))
     room = spec.max_tokens - longest
@@ -75,4 +75,4 @@ def generation_of(
         raise TooLarge(f"the request is too large: {error}") from None
     session, version = (turn.session, turn.version) if turn else ("", 0)
     marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
-    return Generation(parcel, total, choices, session, version, marks)
+    return GenerationSpec(parcel, total, choices, session, version, marks)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest
-from common.messages import Hit
-from services.router.text.asks import encode_all
-from services.router.text.chats import ChatAsk, History, generation
-from services.router.text.generations import Generation
+from common.wire.messages import Hit
+from services.router.text.chats import ChatRequest, SessionHistory, generation
+from services.router.text.generations import GenerationSpec
 from services.router.text.grounding import (
     Passage,
     budget,
@@ -23,34 +22,35 @@ from services.router.text.grounding import (
     render,
     shown,
 )
+from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
 
 # What an answer may need where its client does not say: passages leave this much of the context, at most a quarter.
 RESERVE_TOKENS = 512
 
 
-class Grounded(NamedTuple):
+class GroundedSpec(NamedTuple):
     """A generate job with what it rests on; `retrieval` is the response's object of that name."""
 
-    generation: Generation
+    generation: GenerationSpec
     retrieval: dict[str, Any]
 
 
-class Question(NamedTuple):
+class GroundedQuestion(NamedTuple):
     """A grounded chat before anything was found: what to search with, and its job if no passage joined it."""
 
     tokens: list[list[int]]
-    generation: Generation
+    generation: GenerationSpec
 
 
 def question_of(
-    ask: ChatAsk,
+    ask: ChatRequest,
     spec: Spec,
-    history: History | None,
+    history: SessionHistory | None,
     encoder: Spec,
     prompt: str,
     earlier: Sequence[dict[str, str]],
-) -> Question:
+) -> GroundedQuestion:
     """Return a grounded chat as it can be understood at the door; it is refused here if it does not fit the model.
 
     `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown.
@@ -64,12 +64,12 @@ def question_of(
     tokens = encode_all(
         load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
     )
-    return Question(tokens, _build(ask, spec, history, (), forced=False))
+    return GroundedQuestion(tokens, _build(ask, spec, history, (), forced=False))
 
 
 def grounded(
-    ask: ChatAsk, spec: Spec, history: History | None, found: Sequence[Sequence[Hit]]
-) -> Grounded:
+    ask: ChatRequest, spec: Spec, history: SessionHistory | None, found: Sequence[Sequence[Hit]]
+) -> GroundedSpec:
     """Return the job that answers from what was found (hits by query), or says that nothing was.
 
     Passages join the prompt best first as far as they fit beside question, history and answer. InvalidRequest
@@ -91,18 +91,18 @@ def grounded(
 
     kept = budget(passages, fits)
     told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
-    return Grounded(build(kept, retrieval=told), told)
+    return GroundedSpec(build(kept, retrieval=told), told)
 
 
 def _build(
-    ask: ChatAsk,
+    ask: ChatRequest,
     spec: Spec,
-    history: History | None,
+    history: SessionHistory | None,
     passages: Sequence[Passage],
     *,
     forced: bool = True,
     retrieval: dict[str, Any] | None = None,
-) -> Generation:
+) -> GenerationSpec:
     assert ask.retrieval is not None
     *before, last = ask.messages
     content = render(spec.grounding_template, passages, last["content"])

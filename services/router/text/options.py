@@ -9,20 +9,20 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from common.messages import Sampling
+from common.wire.messages import SamplingParams
 from services.router.text.generation_bodies import GenerateBody
 from services.router.text.tokens import Spec, TextEncoder, load
 
 DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 
 
-class Options(Struct, frozen=True, omit_defaults=True):
+class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     """What a GenerateWork needs beside its prompts; `max_new` 0: what is left of the context, at most DEFAULT_NEW.
 
     A `low` one is generated after those that are not.
     """
 
-    sampling: Sampling
+    sampling: SamplingParams
     max_new: int = 0
     min_new: int = 0
     n: int = 1
@@ -57,7 +57,7 @@ def _known(ids: Sequence[int] | dict[int, float], encoder: TextEncoder, param: s
             )
 
 
-def _sampling(body: GenerateBody, spec: Spec) -> Sampling:
+def _sampling(body: GenerateBody, spec: Spec) -> SamplingParams:
     wishes = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -75,7 +75,7 @@ def _sampling(body: GenerateBody, spec: Spec) -> Sampling:
 
 def options_of(
     body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int, low: bool
-) -> Options:
+) -> GenerationOptions:
     """Return a body's options, with the model's defaults where the client says nothing; the seed is fixed here."""
     stop_ids = body.stop_token_ids or []
     if stop_ids:
@@ -87,7 +87,7 @@ def options_of(
             code="invalid_value",
             param="min_tokens",
         )
-    return Options(
+    return GenerationOptions(
         sampling=_sampling(body, spec),
         max_new=max_new,
         min_new=min_new,

@@ -30,7 +30,7 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 Messages = Sequence[dict[str, str]]
 
 
-class Segment(NamedTuple):
+class PromptSegment(NamedTuple):
     """A piece of a rendered prompt; `written` by a client, so that nothing in it is a special token."""
 
     text: str
@@ -171,7 +171,7 @@ class Template(NamedTuple):
             raise _broken(f"{type(error).__name__}: {error}") from None
         return "".join(parts)
 
-    def segments(self, messages: Messages) -> list[Segment]:
+    def segments(self, messages: Messages) -> list[PromptSegment]:
         """Return the prompt of `messages` with what clients wrote told apart; the texts joined are `render`'s.
 
         (Where a template changes or inspects contents, which it cannot see here, they are left as they are.)
@@ -182,13 +182,13 @@ class Template(NamedTuple):
         ]
         text, segments, at = self.render(hidden), [], 0
         for mark in _MARK.finditer(text):
-            segments.append(Segment(text[at : mark.start()]))
-            segments.append(Segment(messages[int(mark[1])]["content"], written=True))
+            segments.append(PromptSegment(text[at : mark.start()]))
+            segments.append(PromptSegment(messages[int(mark[1])]["content"], written=True))
             at = mark.end()
-        return [segment for segment in (*segments, Segment(text[at:])) if segment.text]
+        return [segment for segment in (*segments, PromptSegment(text[at:])) if segment.text]
 
 
-def after(segments: Sequence[Segment], prefix: str) -> list[Segment] | None:
+def after(segments: Sequence[PromptSegment], prefix: str) -> list[PromptSegment] | None:
     """Return what follows `prefix` in the joined texts; None if they do not begin with it."""
     if not "".join(segment.text for segment in segments).startswith(prefix):
         return None

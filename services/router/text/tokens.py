@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest
-from common.messages import Sampling
-from services.router.text.chunks import Piece, split
+from common.wire.messages import SamplingParams
+from services.router.text.chunks import TextPiece, split
 
 
 class Spec(NamedTuple):
@@ -35,7 +35,7 @@ class Spec(NamedTuple):
     bos: str = ""
     eos: str = ""
     stop_ids: tuple[int, ...] = ()
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
 
 
 class Encoding(NamedTuple):
@@ -110,7 +110,7 @@ class TextEncoder:
 
     def chunks(
         self, text: str, max_tokens: int, overlap: int, prompt: str
-    ) -> list[tuple[Piece, list[int]]]:
+    ) -> list[tuple[TextPiece, list[int]]]:
         """Split a text into pieces of at most `max_tokens` tokens, prompt and special tokens included."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         head = self.prefix + (

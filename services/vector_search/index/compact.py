@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from common import log
-from common.ml.compiled import find
-from common.ml.library import TRAVERSE
+from common.native.finder import find
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Floats, Ints, Metric, View
+from services.vector_search.index.native.sources import TRAVERSE
+from services.vector_search.index.rows import Floats, Ints, Metric, RowsView
 
 # More than k of what the walk found are scored exactly: rounding may swap near neighbours.
 _SPARE = 10
@@ -82,7 +82,9 @@ def _codes(vectors: Floats) -> tuple[Any, Floats]:
 class Compact:
     """A graph over the first `covered` rows, as it was when this was made; searched like a `Graph`."""
 
-    def __init__(self, kernel: Any, graph: Graph, metric: Metric, view: View, covered: int) -> None:
+    def __init__(
+        self, kernel: Any, graph: Graph, metric: Metric, view: RowsView, covered: int
+    ) -> None:
         self.covered = covered
         self._kernel = kernel
         self._graph = graph
@@ -106,7 +108,7 @@ class Compact:
         self._at = ctypes.addressof(self._layout)
 
     @classmethod
-    def of(cls, graph: Graph, metric: Metric, view: View, covered: int) -> Compact | None:
+    def of(cls, graph: Graph, metric: Metric, view: RowsView, covered: int) -> Compact | None:
         """Return a copy of a graph that no one writes to now; None where there is no kernel or it is too large."""
         kernel = _kernel()
         if kernel is None or not len(graph) or graph.copied_bytes > _MOST_BYTES:

@@ -15,13 +15,13 @@ from services.vector_search import metrics, planner
 from services.vector_search.index import exact
 from services.vector_search.index.compact import Compact
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Flags, Floats, Ints, Rows, View
+from services.vector_search.index.rows import Flags, Floats, Ints, RowsView, VectorRows
 from services.vector_search.index.upkeep import State, Upkeep, serving
 
 Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
 
 
-class Found(NamedTuple):
+class Neighbours(NamedTuple):
     """Labels and scores of each query (rows of a matrix, or a list), best first, and the way they were found."""
 
     labels: list[Ints] | Ints
@@ -78,7 +78,7 @@ class Index(Upkeep):
                 gone = state.rows.kill(removed)
                 self._unmarked += gone[gone < state.indexed].tolist()
 
-    def restore(self, rows: Rows, graph: Graph | None, indexed: int) -> None:
+    def restore(self, rows: VectorRows, graph: Graph | None, indexed: int) -> None:
         """Take over what was loaded at start."""
         if graph is not None:
             dead = np.flatnonzero(~rows.view.live[:indexed])
@@ -105,7 +105,7 @@ class Index(Upkeep):
         ef: int | None = None,
         exactly: bool = False,
         remember: bool = True,
-    ) -> Found:
+    ) -> Neighbours:
         """Find the k nearest of each prepared query; `wanted` marks document numbers a filter allows.
 
         Returns fewer than k only if fewer match. Numbers past the end of `wanted` are not allowed. `remember`
@@ -149,10 +149,10 @@ class Index(Upkeep):
         queries: Floats,
         k: int,
         ef: int | None,
-        rows: Rows,
+        rows: VectorRows,
         searched: Graph | Compact,
         covered: int,
-    ) -> Found | None:
+    ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
         view = rows.view
         if view.size != covered or rows.dead or covered < self._exact_below:
@@ -161,15 +161,22 @@ class Index(Upkeep):
         if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
         metrics.BY_PATH["graph"].inc(len(queries))
-        return Found(view.labels[found], scores, "graph")
+        return Neighbours(view.labels[found], scores, "graph")
 
     def _exactly(
-        self, queries: Floats, view: View, k: int, *, dead: int, allowed: Flags | None, way: Path
-    ) -> Found:
+        self,
+        queries: Floats,
+        view: RowsView,
+        k: int,
+        *,
+        dead: int,
+        allowed: Flags | None,
+        way: Path,
+    ) -> Neighbours:
         if allowed is None and dead:
             allowed = view.live[: view.size].copy()
         found, scores = exact.top_k(queries, view.matrix[: view.size], k, self.metric, allowed)
-        return Found(view.labels[found], scores, way)
+        return Neighbours(view.labels[found], scores, way)
 
     def _by_graph(
         self,
@@ -177,12 +184,12 @@ class Index(Upkeep):
         k: int,
         graph: Graph | Compact,
         indexed: int,
-        view: View,
+        view: RowsView,
         *,
         allowed: Flags | None,
-        plan: planner.Plan,
+        plan: planner.SearchPath,
         ef: int | None,
-    ) -> Found:
+    ) -> Neighbours:
         fetch, way = max(plan.fetch, k), plan.way
         keep = view.live if allowed is None else allowed
         counted = allowed is not None or not isinstance(graph, Graph)
@@ -212,10 +219,10 @@ class Index(Upkeep):
             )
             found, scores = np.hstack([found, tail + indexed]), np.hstack([scores, near])
         elif good.all():
-            return Found(view.labels[found[:, :k]], scores[:, :k], way)
+            return Neighbours(view.labels[found[:, :k]], scores[:, :k], way)
         found, scores = exact.rank(found, scores, k)
         sound = np.isfinite(scores)
-        return Found(
+        return Neighbours(
             [view.labels[row[ok]] for row, ok in zip(found, sound, strict=True)],
             [row[ok] for row, ok in zip(scores, sound, strict=True)],
             way,

@@ -26,7 +26,7 @@ def prepare(vectors: Floats, metric: Metric) -> Floats:
     return normalise(vectors) if metric == "cosine" else np.ascontiguousarray(vectors, np.float32)
 
 
-class View(NamedTuple):
+class RowsView(NamedTuple):
     """A moment of the rows; arrays are longer than `count`, and only `live` may still change below it."""
 
     matrix: Floats
@@ -36,7 +36,7 @@ class View(NamedTuple):
     size: int
 
 
-class Rows:
+class VectorRows:
     """Append-only rows with a live mark each; one writer, any number of readers through `view`.
 
     Labels rise with the row, so a label is found by bisection and a rebuilt index keeps their order.
@@ -45,7 +45,7 @@ class Rows:
     def __init__(self, dimension: int, capacity: int = 1024) -> None:
         self.dimension = dimension
         self.dead = 0
-        self.view = View(
+        self.view = RowsView(
             np.zeros((capacity, dimension), np.float32),
             np.zeros(capacity, np.int64),
             np.zeros(capacity, np.int64),
@@ -73,7 +73,7 @@ class Rows:
         view.live[begin:end] = True
         self.view = view._replace(size=end)
 
-    def _room(self, needed: int) -> View:
+    def _room(self, needed: int) -> RowsView:
         view = self.view
         capacity = len(view.labels)
         if needed <= capacity:
@@ -85,7 +85,7 @@ class Rows:
             new[: view.size] = old[: view.size]
             return new
 
-        return View(
+        return RowsView(
             grown(view.matrix),
             grown(view.labels),
             grown(view.numbers),

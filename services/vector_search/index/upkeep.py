@@ -17,7 +17,7 @@ from services.vector_search import metrics, planner
 from services.vector_search.index import exact
 from services.vector_search.index.compact import Compact
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Floats, Ints, Metric, Rows, View
+from services.vector_search.index.rows import Floats, Ints, Metric, RowsView, VectorRows
 
 # What searches wait for while rows are put into the graph, and how many rows that may be at most.
 _TURN_S = 0.003
@@ -37,13 +37,13 @@ _FREEZING_SHARE = 0.05
 class State(NamedTuple):
     """What a search reads in one go: rows, the graph over the first `indexed` of them, its frozen copy."""
 
-    rows: Rows
+    rows: VectorRows
     graph: Graph | None
     indexed: int
     compact: Compact | None = None
 
 
-def serving(state: State, view: View) -> tuple[Graph | Compact | None, int]:
+def serving(state: State, view: RowsView) -> tuple[Graph | Compact | None, int]:
     """Return what a search walks, and how many rows that covers: the copy if it is fresh, else the graph."""
     _, graph, indexed, compact = state
     if compact is not None and compact.live is view.live:
@@ -66,7 +66,7 @@ class Upkeep:
         self.recall = 1.0
         self._exact_below = exact_below
         self._threads = threads
-        self._state = State(Rows(dimension), None, 0)
+        self._state = State(VectorRows(dimension), None, 0)
         self._lock = threading.Lock()
         self._unmarked: list[int] = []
         self._recent: deque[Floats] = deque(maxlen=_AUDITED)
@@ -100,7 +100,7 @@ class Upkeep:
         self._extend(graph, rows, indexed)
         return True
 
-    def _extend(self, graph: Graph, rows: Rows, indexed: int) -> None:
+    def _extend(self, graph: Graph, rows: VectorRows, indexed: int) -> None:
         with self._lock:
             unmarked, self._unmarked = self._unmarked[:1000], self._unmarked[1000:]
         if unmarked:
@@ -140,7 +140,7 @@ class Upkeep:
         old = self._state.rows
         before = old.view
         kept = np.flatnonzero(before.live[: before.size])
-        rows = Rows(self.dimension, max(1024, len(kept)))
+        rows = VectorRows(self.dimension, max(1024, len(kept)))
         for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
             rows.append(before.matrix[part], before.labels[part], before.numbers[part])
         graph = self._build(rows) if with_graph else None
@@ -159,7 +159,7 @@ class Upkeep:
         metrics.COMPACTIONS.inc()
         return True
 
-    def _build(self, rows: Rows) -> Graph | None:
+    def _build(self, rows: VectorRows) -> Graph | None:
         """Build a graph over all rows; some go in last, as the queries that ef is chosen by."""
         view = rows.view
         graph = Graph(self.dimension, self.metric, int(view.size * 1.25), self._threads)

@@ -1,0 +1,87 @@
+"""`spillway bench`: runs one row of the targets and writes its JSON; says what was not measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import document, suite
+from bench.document import BenchOptions
+from loadgen.html.page import can_plot
+
+
+def add(subparsers: Any) -> None:
+    """Declare `bench` on the console script's subparsers."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench", help="measure one row of the targets", description=__doc__
+    )
+    parser.add_argument("id", nargs="?", help="the row, such as E1; see --list")
+    parser.add_argument("--list", action="store_true", help="say which rows there are")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--html", type=Path, help="write a report with plots here")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, not for quoting")
+    parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
+    parser.add_argument("--count", type=int, help="pairs, kills or rounds; default: the row's own")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 done, 2 no such row, 3 a rival was not measured."""
+    if args.list or not args.id:
+        for each in suite.SUITES.values():
+            print(f"{each.id:4} {each.title}")
+        return 0
+    identifier = args.id.upper()
+    if identifier not in suite.SUITES:
+        known = ", ".join(suite.SUITES)
+        print(f"no row {args.id!r}; expected one of {known}", file=sys.stderr)
+        return 2
+    if args.html and not can_plot():
+        return 2
+    options = BenchOptions(quick=args.quick, seed=args.seed, count=args.count)
+    if args.setup:
+        from bench import rivals  # noqa: PLC0415 - only where something is installed
+
+        return rivals.setup(identifier, options.setup_dir)
+    found = suite.run(identifier, options)
+    if args.json:
+        document.save(args.json, found)
+    if args.html:
+        from bench.html import rows  # noqa: PLC0415 - only reports need what plots need
+
+        rows.page([found], f"Spillway: {identifier}").save(args.html)
+    show(found)
+    absent = suite.missing(found)
+    for name in absent:
+        print(f"{name}: not measured (spillway bench {identifier} --setup)", file=sys.stderr)
+    return suite.NOT_MEASURED if absent and not options.quick else 0
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a document's tables and verdicts for people."""
+    for table in found["tables"]:
+        rows = [table["columns"], *table["rows"]]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(table["columns"]))]
+        print(f"\n{table['title']}" if table["title"] else "")
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    for what, word in found["met"].items():
+        print(f"{what}: {word}")
+    for note in found["notes"]:
+        print(f"- {note}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `bench` without the console script."""
+    parser = argparse.ArgumentParser("python -m bench.cli")
+    add(parser.add_subparsers(required=True))
+    args = parser.parse_args(["bench", *(sys.argv[1:] if argv is None else argv)])
+    code: int = args.run(args)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

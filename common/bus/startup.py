@@ -1,0 +1,56 @@
+"""How a service meets its bus: it waits for Redis, and for processes of another version to end.
+
+As long as that takes; it says so, and leaves when told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from redis.exceptions import RedisError
+
+from common import log
+from common.bus import Bus, BusDown
+from common.bus.connection import MixedScripts
+from common.clock import SystemClock
+from common.config import Common
+from common.errors import ConfigError
+from common.health import Health
+from common.redis import durability
+
+_TRY_S = 5.0
+_PAUSE_S = 1.0
+_log = log.get("bus")
+
+
+async def open_bus(
+    config: Common, clock: SystemClock, health: Health, stopping: asyncio.Event
+) -> Bus | None:
+    """Connect, however long that takes; None if told to stop meanwhile.
+
+    The health's condition `bus` says what is waited for. ConfigError if the address is none, or the server does not
+    keep the durability that the config names.
+    """
+    while not stopping.is_set():
+        bus = None
+        try:
+            bus = await Bus.open(config, clock, timeout_s=_TRY_S, supervisor=health.supervisor)
+            for call in bus.callers():
+                await durability.check(call, config.durability)
+            await bus.claim_scripts()
+            await bus.agree_on_partitions()
+        except (BusDown, MixedScripts, RedisError, OSError) as error:
+            health.set("bus", ready=False, why=str(error))
+            _log.warning("bus_awaited", error=str(error))
+        except ConfigError:
+            if bus is not None:
+                await bus.close()
+            raise
+        else:
+            return bus
+        if bus is not None:
+            await bus.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _PAUSE_S)
+    return None

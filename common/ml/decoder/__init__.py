@@ -1,1 +1,0 @@
-"""Decoder language models over paged KV: configuration, weights, attention, forward pass."""

@@ -1,0 +1,39 @@
+"""Where the compiled kernels of this machine are: brought along, kept in a cache, or built into it now."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from common import log
+from common.native import library
+from common.native.library import KernelSource
+
+_log = log.get("ml")
+
+
+def find(source: KernelSource, directory: Path | None = None) -> Path | None:
+    """Return a source's library, building it if needed; None where it cannot be had or cannot run."""
+    if not source.needs.issubset(library.cpu_flags().split()):
+        return None
+    brought = library.brought(source)
+    if brought is not None:
+        return brought
+    for place in _places(directory):
+        try:
+            path = library.build(source, place)
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.warning("kernels_not_built", directory=str(place), why=str(error))
+            continue
+        if path is not None:
+            return path
+    return None
+
+
+def _places(directory: Path | None) -> list[Path]:
+    """Return where builds may be kept, best first: the user's cache, then a directory of the caller's."""
+    places = [] if directory is None else [directory]
+    try:
+        return [Path.home() / ".cache" / "spillway", *places]
+    except RuntimeError:
+        return places  # a user without a home

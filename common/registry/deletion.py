@@ -1,0 +1,84 @@
+"""How workers hear that a session was deleted: a bounded stream per family, which each of them reads in order.
+
+An entry names the session by a digest and its pages by their ids, so it says nothing to who does not know them. A
+worker answers what it forgot; one that is dead is not waited for, since its memory is gone with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.bus import keys, unreadable
+from common.bus.connection import BLOCK_MS
+from common.bus.workers import hash_of
+from common.ids import Family, family_of
+from common.pages.identity import PageId
+from common.registry.registry import Registry
+from common.wire.messages import Forgot, decode, encode
+
+MOST = 1000  # entries; a worker that finds so many unread has missed some
+KEEP_S = 3600.0
+ANSWERS_S = 60.0
+_SIZE = 16
+
+
+class DeletedSession(NamedTuple):
+    """One deletion: its place in the stream, the session's digest, and the pages of its turns.
+
+    An entry that could not be read has no digest: there is nothing to forget.
+    """
+
+    entry: str
+    session: bytes
+    ids: list[PageId]
+
+
+def digest_of(session: str) -> bytes:
+    """Return how a deletion names a session."""
+    return hashlib.blake2b(session.encode(), digest_size=_SIZE).digest()
+
+
+class Deletions(Registry):
+    """Both sides of a deletion's way to the workers."""
+
+    async def ask_to_forget(self, session: str, ids: Sequence[PageId]) -> str:
+        """Tell the workers of a session's family to forget it; returns the entry. BusFull where there is no room."""
+        name = keys.forgets(family_of(session))
+        packed = b"".join(ids)
+        entry: bytes = await self.call(
+            *("XADD", name, "MAXLEN", "~", MOST, "*", "s", digest_of(session), "p", packed)
+        )
+        await self.call("PEXPIRE", name, int(1000 * KEEP_S))
+        return entry.decode()
+
+    async def forgets(self, family: Family, after: str) -> list[DeletedSession]:
+        """Return the deletions after an entry, waiting up to a second for one; at MOST some may be missing."""
+        command = ("XREAD", "COUNT", MOST, "BLOCK", BLOCK_MS, "STREAMS", keys.forgets(family))
+        reply = await self.blocking(*command, after)
+        return [_forget(entry.decode(), flat) for _, rows in reply or () for entry, flat in rows]
+
+    async def tell_forgotten(self, family: Family, entry: str, forgot: Forgot) -> None:
+        """Answer an entry."""
+        name = keys.forgotten(family, entry)
+        await self.call("HSET", name, forgot.worker, encode(forgot))
+        await self.call("PEXPIRE", name, int(1000 * ANSWERS_S))
+
+    async def forgotten(self, family: Family, entry: str) -> list[Forgot]:
+        """Return the answers to an entry by now."""
+        flat = await self.call("HGETALL", keys.forgotten(family, entry))
+        return [decode(raw, Forgot) for raw in hash_of(flat).values()]
+
+
+def _forget(entry: str, flat: Sequence[bytes]) -> DeletedSession:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    session, packed = fields.get(b"s", b""), fields.get(b"p", b"")
+    if len(session) == _SIZE and b"p" in fields and len(packed) % _SIZE == 0:
+        return DeletedSession(entry, session, _split(packed))
+    unreadable.note("forgets", "it names no session and its pages", entry=entry)
+    return DeletedSession(entry, b"", [])
+
+
+def _split(packed: bytes) -> list[PageId]:
+    return [packed[at : at + _SIZE] for at in range(0, len(packed), _SIZE)]

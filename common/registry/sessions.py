@@ -1,0 +1,261 @@
+"""Sessions as stored: a record, its turns, and indexes to find them by; turns are added by `admit` and `finish` alone.
+
+What is done here is plain commands in an order that a kill may cut anywhere: a session is in its tenant's index before
+it exists, and stays there until nothing of it is left, so a sweep of the indexes finds what was left half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.bus import keys
+from common.bus.workers import hash_of
+from common.ids import Family, family_of, time_of, unique_of
+from common.registry.registry import Registry
+from common.wire.messages import SessionRecord, Turn, decode, encode
+
+TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs lives
+AFTER_S = 600
+YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before its session exists
+_PAGE = 100
+
+
+class Sessions(Registry):
+    """Creating, reading and marking sessions."""
+
+    async def create_session(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """Store a new session, with the turns of an imported one; repeating it changes nothing.
+
+        BusFull where Redis takes nothing new; then, and after a kill, what was written goes with the next sweep.
+        """
+        name, family, ttl_ms = record.id, family_of(record.id), record.ttl_s * 1000
+        stored = await self.stored_session(name)
+        if stored is not None:
+            if not stored.deleted:
+                await self.mend_session(name, stored.ttl_s)
+            return
+        await self._index(record, family)
+        await self.call("DEL", keys.turns(name))
+        for turn in turns:
+            await self.call("RPUSH", keys.turns(name), encode(turn))
+            await self.call("PEXPIRE", keys.turns(name), ttl_ms)
+        fields: dict[str, object] = {
+            "tenant": record.tenant,
+            "model": record.model,
+            "fingerprint": record.fingerprint,
+            "version": record.version,
+            "tokens": record.tokens,
+            "turns": record.turns,
+            "ttl": record.ttl_s,
+            "created": record.created_ms,
+            "updated": record.updated_ms,
+            "metadata": record.metadata,
+        }
+        flat = [part for pair in fields.items() for part in pair]
+        await self.call("HSET", keys.session(name), *flat)
+        await self.call("PEXPIRE", keys.session(name), ttl_ms)
+        await self._index(record, family)  # again: a sweep may have met it before the session was
+
+    async def mend_session(self, session: str, ttl_s: int) -> None:
+        """Give a session the time to live that a kill kept from it."""
+        if int(await self.call("PTTL", keys.session(session))) == -1:
+            await self.call("PEXPIRE", keys.session(session), ttl_s * 1000)
+
+    async def look_at_session(self, session: str, tenant: str, at_ms: int) -> None:
+        """Have a sweep look at `at_ms` whether a session has ended."""
+        await self.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
+
+    async def due_sessions(self, family: Family, most: int) -> list[tuple[str, str]]:
+        """Return (id, tenant) of up to `most` sessions of a family to look at now, the first due first."""
+        now_ms = self.clock.now_ms()
+        found = await self.call("ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most)
+        rows = (raw.decode().partition("/") for raw in found)
+        return [(name, tenant) for tenant, _, name in rows]
+
+    async def _index(self, record: SessionRecord, family: Family) -> None:
+        await self.call("SADD", keys.tenants(family), record.tenant)
+        await self.look_at_session(
+            record.id, record.tenant, time_of(unique_of(record.id)) + YOUNG_MS
+        )
+        await self.call("ZADD", keys.sessions(family, record.tenant), record.updated_ms, record.id)
+
+    async def stored_session(self, session: str) -> SessionRecord | None:
+        """Return a session as stored, a deleted one that is not gone yet included; None if there is none."""
+        found = hash_of(await self.call("HGETALL", keys.session(session)))
+        f = {name.decode(): value for name, value in found.items()}
+        if not {"tenant", "version", "ttl", "created"} <= f.keys():
+            return None
+        return SessionRecord(
+            id=session,
+            tenant=f["tenant"].decode(),
+            model=f["model"].decode(),
+            fingerprint=f["fingerprint"].decode(),
+            version=int(f["version"]),
+            tokens=int(f["tokens"]),
+            turns=int(f["turns"]),
+            ttl_s=int(f["ttl"]),
+            created_ms=int(f["created"]),
+            updated_ms=int(f["updated"]),
+            metadata=f["metadata"],
+            busy=f.get("busy", b"").decode(),
+            deleted="deleted" in f,
+            pinned="pinned" in f,
+        )
+
+    async def session(self, session: str) -> SessionRecord | None:
+        """Return a session; None if there is none, or it is deleted. ValueError if that is no id."""
+        found = await self.stored_session(session)
+        return None if found is None or found.deleted else found
+
+    async def turns(self, session: str, start: int = 0) -> list[Turn]:
+        """Return a session's turns from `start` on, oldest first."""
+        return [
+            decode(raw, Turn) for raw in await self.call("LRANGE", keys.turns(session), start, -1)
+        ]
+
+    async def touch_session(
+        self, session: str, ttl_s: int = 0, metadata: bytes | None = None
+    ) -> bool:
+        """Renew a session's time to live, and set what is given of it and the metadata; False if there is none."""
+        record = await self.session(session)
+        if record is None:
+            return False
+        ttl_ms = (ttl_s or record.ttl_s) * 1000
+        turn = await self.job(record.busy) if record.busy else None
+        if (
+            turn is not None and not turn.over
+        ):  # a session outlives its turn, whose end sets the rest
+            ttl_ms = max(ttl_ms, turn.deadline_ms - self.clock.now_ms() + 1000 * AFTER_S)
+        await self.look_at_session(session, record.tenant, self.clock.now_ms() + ttl_ms)
+        if not await self.call("PEXPIRE", keys.session(session), ttl_ms):
+            return False
+        await self.call("PEXPIRE", keys.turns(session), ttl_ms)
+        await self.call("PEXPIRE", keys.jobs(session), ttl_ms + TRACE_S * 1000)
+        given: list[object] = ["ttl", ttl_s] if ttl_s else []
+        given += [] if metadata is None else ["metadata", metadata]
+        if given:
+            await self.call("HSET", keys.session(session), *given)
+        return True
+
+    async def mark_session_deleted(self, session: str) -> bool:
+        """Refuse every turn of a session from now on, and keep what its deletion needs; False if there is none.
+
+        Who marks it must have it erased: it does not expire any more.
+        """
+        record = await self.stored_session(session)
+        if record is None:
+            return False
+        await self.look_at_session(session, record.tenant, self.clock.now_ms())
+        await self.call("HSET", keys.session(session), "deleted", self.clock.now_ms())
+        for name in (keys.session(session), keys.jobs(session)):
+            await self.call("PERSIST", name)
+        return True
+
+    # -- pins ------------------------------------------------------------------------------------------
+
+    async def pin_session(self, session: str) -> None:
+        """Note that a session's pages are to stay; kv_store sees to it."""
+        if await self.call("EXISTS", keys.session(session)):
+            await self.call("HSET", keys.session(session), "pinned", 1)
+            await self.call("ZADD", keys.PINNED, "NX", self.clock.now_ms(), session)
+
+    async def unpin_session(self, session: str) -> None:
+        """Note that a session's pages may go."""
+        await self.call("HDEL", keys.session(session), "pinned")
+        await self.call("ZREM", keys.PINNED, session)
+
+    async def pinned_sessions(self) -> list[str]:
+        """Return the sessions that were pinned and not unpinned, the first first; some may have expired."""
+        return [name.decode() for name in await self.call("ZRANGE", keys.PINNED, 0, -1)]
+
+    # -- jobs run for a session ------------------------------------------------------------------------
+
+    async def note_session_job(self, session: str, job: str, origin: str = "") -> None:
+        """Remember a job that is no turn (an export holds the conversation too), to be deleted with the session.
+
+        `origin` is the request it is a stage of. To be noted before it is admitted: nothing else finds it later.
+        """
+        names = [keys.session(session), keys.jobs(session)]
+        await self.script("note", names, [1, job, origin])
+
+    async def session_jobs(self, session: str) -> dict[str, str]:
+        """Return job -> request ("" where the job is one itself) of everything that was run for a session."""
+        found = hash_of(await self.call("HGETALL", keys.jobs(session)))
+        return {job.decode(): origin.decode() for job, origin in found.items()}
+
+    # -- listing ---------------------------------------------------------------------------------------
+
+    async def session_families(self) -> list[Family]:
+        """Return every family that may hold sessions: those of generators, each partition."""
+        cards = [card for card in (await self.cards()).values() if card.kind == "generate"]
+        found = {Family(card.family, p) for card in cards for p in range(max(card.partitions, 1))}
+        return sorted(found)
+
+    async def sessions(
+        self, tenant: str, cursor: str | None, limit: int
+    ) -> tuple[list[SessionRecord], str | None]:
+        """Return a page of a tenant's sessions over all families, last used first, and the next page's cursor.
+
+        ValueError if the cursor is none of ours.
+        """
+        below, page = _place(cursor), list[SessionRecord]()
+        families = await self.session_families()
+        while True:
+            rows = list[tuple[int, str]]()
+            for family in families:
+                rows += await self._below(family, tenant, below, limit + 1)
+            rows = sorted(rows, reverse=True)[: limit + 1]
+            for at, row in enumerate(rows[:limit]):
+                record = await self.session(row[1])
+                page += [record] if record is not None else []  # what has expired is still indexed
+                if len(page) == limit:
+                    return page, f"{row[0]}:{row[1]}" if at + 1 < len(rows) else None
+            if len(rows) <= limit:
+                return page, None
+            below = rows[limit - 1]
+
+    async def _below(
+        self, family: Family, tenant: str, below: tuple[int, str] | None, count: int
+    ) -> list[tuple[int, str]]:
+        """Return up to `count` entries of one index that come after a place, last used first."""
+        found: list[tuple[int, str]] = []
+        offset, most = 0, "+inf" if below is None else below[0]
+        while len(found) < count:
+            reply = await self.call(
+                *("ZREVRANGEBYSCORE", keys.sessions(family, tenant), most, "-inf"),
+                *("WITHSCORES", "LIMIT", offset, count + _PAGE),
+            )
+            rows = [
+                (int(float(at)), name.decode())
+                for name, at in zip(reply[::2], reply[1::2], strict=True)
+            ]
+            found += [row for row in rows if below is None or row < below]
+            if len(rows) < count + _PAGE:
+                break
+            offset += len(rows)
+        return found[:count]
+
+
+def _place(cursor: str | None) -> tuple[int, str] | None:
+    if not cursor:
+        return None
+    updated, _, name = cursor.partition(":")
+    if not updated.isdecimal() or len(updated) > 15:
+        raise ValueError(f"cursor {cursor[:80]!r}: expected what an earlier page gave")
+    family_of(name)
+    return int(updated), name
+
+
+def history_of(record: SessionRecord, turns: Sequence[Turn], fingerprint: str) -> list[int] | None:
+    """Return a session's tokens, or None where its messages must be rendered anew for the model of `fingerprint`.
+
+    That is so after an import from another model, and when the model was replaced.
+    """
+    if record.fingerprint != fingerprint:
+        return None
+    tokens: list[int] = []
+    for turn in turns:
+        if not turn.history:
+            tokens.clear()
+        tokens += [*turn.prompt, *turn.output]
+    return tokens if len(tokens) == record.tokens and (tokens or not turns) else None

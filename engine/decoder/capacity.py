@@ -1,0 +1,162 @@
+"""How long a step takes, and what a generator may therefore hold: measured at the start, followed as it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.cost.linear import Depth
+from common.cost.step import Step, StepCost, attended
+from common.pages.identity import PAGE
+from common.wire.messages import SamplingParams, WorkerRecord
+from engine.decoder.executor.interface import Executor, SamplingRequest, SequenceInput
+from engine.decoder.sequence import TokenSequence
+
+# Sequences that decode together where depth is computed, and their context: more hide in a busy hour, fewer in a
+# quiet one.
+_TYPICAL_BATCH, _TYPICAL_CONTEXT = 32, 512
+_STREAMS = 1024  # short ones a worker always has room for in its depth
+_SHORT_TOKENS = 32
+_REPEATS = 3
+_PROBE_S = 1.0
+# Depth follows the measured speed when it has moved by this share, at most every so often.
+_DRIFT = 0.2
+_DRIFT_EVERY_S = 5.0
+# A prompt's chunk may make a step of running streams so many times as long, if that is more than their pace allows.
+_STRETCH = 2.0
+
+
+def size_of(rows: Sequence[SequenceInput], windows: Sequence[int | None]) -> Step:
+    """Return the size of a step."""
+    seen = 0.0
+    for each in rows:
+        positions = each.positions
+        seen += attended(positions[0], positions[-1], len(positions), windows)
+    return Step(len(rows), sum(len(each.positions) for each in rows), seen)
+
+
+def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None]) -> Step:
+    """Return the size of the step in which those that decode get a token each."""
+    last = [sequence.length - 1 for sequence in running if sequence.decodes]
+    return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
+
+
+def measure(runner: Executor, step_tokens: int, max_running: int) -> list[tuple[Step, float]]:
+    """Time a few steps on pages that hold nothing yet (this also warms the model)."""
+    pages = runner.shape.pages
+    longest = min(step_tokens, runner.shape.context - 1, pages * PAGE)
+    batch = max(1, min(max_running, step_tokens, _TYPICAL_BATCH, pages))
+    far = max(0, min(runner.shape.context, pages * PAGE) - 1)
+    # sequences, rows each, first position
+    shapes = {(1, 1, 0), (batch, 1, 0), (max(1, batch // 4), 1, 0), (1, longest, 0)}
+    shapes |= {(1, max(1, longest // 4), 0), (1, 1, far), (1, min(longest, 64), max(0, far - 64))}
+    return [_probe(runner, *shape) for shape in sorted(shapes)]
+
+
+def _probe(runner: Executor, count: int, rows: int, first: int) -> tuple[Step, float]:
+    """Return the best of a few steps of `count` sequences with `rows` rows each, the first of them at `first`."""
+    each = (first + rows - 1) // PAGE + 1
+    groups = len(runner.shape.windows)
+    batch = []
+    for number in range(count):
+        tokens = [(number * 31 + row * 7) % runner.shape.vocabulary for row in range(rows)]
+        pages = [[number * each + page for page in range(each)] for _ in range(groups)]
+        draw = SamplingRequest(SamplingParams(), 0, first + rows, tokens, [])
+        batch.append(SequenceInput(tokens, list(range(first, first + rows)), pages, draw))
+    seconds, began = [], time.perf_counter()
+    for turn in range(_REPEATS + 1):
+        started = time.perf_counter()
+        runner.execute(batch)
+        took = time.perf_counter() - started
+        if turn or took > _PROBE_S:  # the first one also warms
+            seconds.append(took)
+        if time.perf_counter() - began > _PROBE_S:
+            break
+    return size_of(batch, runner.shape.windows), min(seconds or [took])
+
+
+class DecoderCapacity:
+    """A generator's depth and predictions.
+
+    On the lanes of a generator an item is a choice (prompts * n), and the tokens of a job are those of its prompts
+    plus n * max_new for each of them; whoever admits counts the same way. Depth in tokens is what can be computed
+    within the deadline; in items it leaves room for a thousand short streams.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[tuple[Step, float]],
+        *,
+        slo_s: float,
+        context: int,
+        itl_s: float = 0.1,
+        fixed: bool = False,
+    ) -> None:
+        """Begin with what was probed; `itl_s` is what running streams may wait for a token beside a prompt."""
+        self.cost = StepCost(probes, fixed=fixed)
+        self._slo_s, self._itl_s, self._context, self._fixed = slo_s, itl_s, context, fixed
+        self._longest = max(step.rows for step, _ in probes)
+        self._published = (self.token_s, time.monotonic())
+
+    @property
+    def token_s(self) -> float:
+        """Seconds a lane's token takes: half of them are taken to be prompts, half answers."""
+        batch, longest = _TYPICAL_BATCH, self._longest
+        decode = Step(batch, batch, batch * _TYPICAL_CONTEXT)
+        prompt = Step(1, longest, longest * longest / 2)
+        return self.cost.seconds(decode) / batch / 2 + self.cost.seconds(prompt) / longest / 2
+
+    @property
+    def depth(self) -> Depth:
+        """What may be held, queued and running; always a few jobs of the longest kind."""
+        tokens = int(self._slo_s / max(1e-9, self.token_s))
+        tokens = min(max(tokens, 4 * self._context), 10_000_000)
+        return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
+
+    def recompute_s(self, depth: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the seconds to compute pages anew beside others, by their number in the sequence (Pensieve, 3.2)."""
+        _, _, row, each = self.cost.parts
+        seconds: NDArray[np.float64] = PAGE * (row + each * PAGE * (depth + 0.5))
+        return np.maximum(seconds, 1e-9)
+
+    def budget(self, decoding: Step, most: int) -> int:
+        """Return how many rows a step may have beside streams that decode, so that they keep their pace.
+
+        That is what fits into the time a token may take, or into twice the step they need alone; a page at least, so
+        that prompts go on, and at most `most`.
+        """
+        if not decoding.sequences:
+            return most
+        alone = self.cost.seconds(decoding)
+        _, _, row, each = self.cost.parts
+        per_row = row + each * _TYPICAL_CONTEXT
+        spare = max(self._itl_s, _STRETCH * alone) - alone
+        rows = int(spare / per_row) if per_row > 0 else most
+        return min(most, decoding.rows + max(PAGE, rows))
+
+    def record(self, record: WorkerRecord) -> WorkerRecord:
+        """Return the record with this depth; predicted seconds of a job are those of its tokens, and one step's."""
+        depth = self.depth
+        return msgspec.structs.replace(
+            record,
+            depth_items=depth.items,
+            depth_tokens=depth.tokens,
+            alpha_items_s=0.0,
+            alpha_tokens_s=self.token_s,
+            beta_s=self.cost.seconds(Step(1, 1, 1)),
+        )
+
+    def moved(self) -> bool:
+        """True if the speed has moved so far, since the last time this said so, that a new depth is worth telling."""
+        was, at = self._published
+        now = time.monotonic()
+        if self._fixed or now - at < _DRIFT_EVERY_S:
+            return False
+        if abs(self.token_s / max(was, 1e-12) - 1) <= _DRIFT:
+            return False
+        self._published = (self.token_s, now)
+        return True

@@ -1,0 +1,166 @@
+"""What the scheduler asks of the model and what it gets back: the border between deciding and computing. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from common.pages.codec import Header
+from common.pages.identity import PageId
+from common.pages.keys import PageKey
+from common.wire.messages import ModelCard, SamplingParams
+
+
+class SamplingRequest(NamedTuple):
+    """How to draw one token from the logits of a sequence's last row.
+
+    `position` is the absolute position of the token being drawn; with seed and choice it keys the random numbers, so
+    a draw does not depend on the batch. `prompt` and `output` (tokens so far) are for penalties; `banned` ids are not
+    allowed now (the stop ids while `min_new` is not reached); `logprobs` is how many alternatives to report, -1 none.
+    """
+
+    sampling: SamplingParams
+    choice: int
+    position: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    banned: Sequence[int] = ()
+    logprobs: int = -1
+
+
+class SequenceInput(NamedTuple):
+    """One sequence's part of a step: compute `tokens` at `positions`, which rise but need not be contiguous.
+
+    `pages[g][l]` is the physical page of logical page l (positions l * PAGE ...) in layer group g; -1 is a page that
+    is not resident because no row of this step can see it (windowed out). The pages of all `positions` are there, and
+    their K and V are written before any row of the step attends. `sample` is how to draw from the last row's logits,
+    None if they are not wanted.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    pages: Sequence[Sequence[int]]
+    sample: SamplingRequest | None = None
+
+
+class SampledToken(NamedTuple):
+    """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
+
+    Without `Draw.logprobs` the probability is 0.0 and `top` empty.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class ModelShape(NamedTuple):
+    """What the scheduler must know of a loaded model.
+
+    Layer groups share a page table: `windows[g]` is the number of positions a row of group g sees, itself included
+    (None: all); `page_bytes[g]` is the size of one page of it; `pages` is how many physical pages, numbered from 0,
+    *each* group has. `context` is the longest sequence, `vocabulary` the number of token ids. `host_pages` is how many
+    pages each group has in host memory.
+    """
+
+    windows: list[int | None]
+    page_bytes: list[int]
+    pages: int
+    context: int
+    vocabulary: int
+    host_pages: int = 0
+
+
+class PageMove(NamedTuple):
+    """A page of a layer group to be copied: `load` from a host page to a device page, `save` the other way."""
+
+    kind: Literal["load", "save"]
+    group: int
+    page_id: PageId
+    source: int
+    target: int
+
+
+class StepFailed(Exception):
+    """One sequence of a batch could not be computed; `index` is its place in the batch.
+
+    Nothing of it was drawn. The same step may be executed again without it: writing K and V twice changes nothing.
+    """
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+LocalTier = Literal["device", "host"]
+
+
+class PageLoads(Protocol):
+    """Loads under way: `unsound`, of pages that are not what was saved, is complete after `wait`."""
+
+    unsound: set[PageMove]
+
+    def wait(self) -> None:
+        """Return once everything has come."""
+        ...
+
+
+class PageCopier(Protocol):
+    """Copies pages between device and host, beside the steps; `load_s` is what a page takes to come from the host."""
+
+    load_s: float
+    moved_bytes: dict[str, int]
+    moved_s: dict[str, float]
+
+    def load(self, moves: Sequence[PageMove]) -> PageLoads:
+        """Begin to copy pages to the device."""
+        ...
+
+    def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
+        """Copy one page to the host when nothing else is to be done.
+
+        `done` is told, on the mover's thread, whether the page is there.
+        """
+        ...
+
+    async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
+        """Return a page that somebody holds as it is written down for other tiers."""
+        ...
+
+    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
+        ...
+
+    def layout(self, group: int) -> tuple[int, int]:
+        """Return how many layers a page of a group has, and the bytes of one."""
+        ...
+
+
+class Executor(Protocol):
+    """A loaded model that executes batches. Not thread-safe: one compute thread calls it."""
+
+    name: str
+    fingerprint: str
+    device: str
+    dtype: str
+    shape: ModelShape
+    stop_ids: list[int]
+    mover: PageCopier | None
+
+    def execute(
+        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+    ) -> list[SampledToken | None]:
+        """Run one step over all sequences and draw where asked, in the batch's order.
+
+        A layer waits for those of its pages that are being loaded. A sequence appears at most once in a batch. Raises
+        only what a step can cause: StepFailed, if one sequence's numbers are not finite, and memory errors.
+        """
+        ...
+
+    def card(self, *, created_ms: int, partitions: int) -> ModelCard:
+        """Return what the router must know of this model."""
+        ...
+
+    def tokenizer_json(self) -> bytes:
+        """Return the bytes of tokenizer.json."""
+        ...

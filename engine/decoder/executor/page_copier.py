@@ -1,0 +1,242 @@
+"""Moves pages between device and host on a thread of its own: loads first, layer by layer, every layer checked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+import xxhash
+
+from common import log
+from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
+from common.pages.keys import PageKey
+from engine.decoder.executor.interface import LocalTier, PageMove
+from engine.decoder.executor.page_form import Int8Form
+from engine.kernels.page_arrival import PageArrival
+from engine.kernels.page_memory import PageMemory
+
+_log = log.get("engine")
+KINDS = (
+    "load",
+    "save",
+    "get",
+    "put",
+)  # to the device, to the host, and from and to the tiers below
+T = TypeVar("T")
+_WEIGHT = 0.2  # of the latest copy in the mean seconds of one
+
+
+class TorchPageLoads:
+    """Loads under way; a step attends to a layer once `arrival` says that its pages have come.
+
+    `unsound` are the loads of pages that are not what was saved; it is complete when all has come.
+    """
+
+    def __init__(self, moves: Sequence[PageMove], arrival: PageArrival) -> None:
+        self.moves, self.arrival = list(moves), arrival
+        self.unsound: set[PageMove] = set()
+
+    def wait(self) -> None:
+        """Return once everything has come."""
+        self.arrival.wait_all()
+
+
+class TorchPageCopier:
+    """Copies between the pools of both tiers; `places` are (group, layer in it) of each of the model's layers.
+
+    A checksum is made of every layer of a page that comes to the host, and compared when it leaves it.
+    """
+
+    def __init__(
+        self,
+        device: Sequence[PageMemory],
+        host: Sequence[PageMemory],
+        places: Sequence[tuple[int, int]],
+        arrival: Callable[[], PageArrival],
+        form: Int8Form | None = None,
+    ) -> None:
+        """`form` is how pages are written down for the tiers below the host; None: as they are."""
+        self._form = form
+        self._device, self._host, self._places, self._arrival = device, host, places, arrival
+        self._bytes = [pool.raw() for pool in host]
+        self._sums = [
+            np.zeros((pool.pages, len(pool.layers)), dtype=np.uint64) for pool in self._host
+        ]
+        self.moved_bytes = dict.fromkeys(KINDS, 0)
+        self.moved_s = dict.fromkeys(KINDS, 0.0)
+        self.load_s = 0.0  # seconds a page takes to come from the host, a mean of late
+        self._cuda = device[0].data.device.type == "cuda" if device else False
+        self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
+        self._urgent: deque[Callable[[], None]] = deque()
+        self._background: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="mover", daemon=True).start()
+
+    def load(self, moves: Sequence[PageMove]) -> TorchPageLoads:
+        """Begin to copy pages to the device."""
+        loading = TorchPageLoads(moves, self._arrival())
+        self._submit(partial(self._load, loading), urgent=True)
+        return loading
+
+    def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
+        """Copy one page to the host when nothing else is to be done.
+
+        `done` is told, on the mover's thread, whether the page is there.
+        """
+        self._submit(partial(self._save, move, done), urgent=False)
+
+    def layout(self, group: int) -> tuple[int, int]:
+        """Return how many layers a page of a group has, and the bytes of one."""
+        _, layers, size = self._bytes[group].shape
+        return layers, size if self._form is None else self._form.size(size)
+
+    async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
+        """Return a page that somebody holds as it is written down for other tiers."""
+        return await self._later(partial(self._value, header, tier, page))
+
+    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
+        return await self._later(partial(self._fill, pages))
+
+    async def _later(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns, or raise what it raises, once the mover has nothing more urgent."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                found = call()
+            except Exception as error:  # noqa: BLE001 - it is the caller's, and is raised there
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_end, future, found)
+
+        self._submit(run, urgent=False)
+        return await asyncio.shield(future)
+
+    def _value(self, header: Header, tier: LocalTier, page: int) -> bytes:
+        began = time.perf_counter()
+        sums: list[int] | None = None
+        if tier == "host":
+            layers = list(self._bytes[header.group][page])
+            sums = self._sums[header.group][page].tolist()
+        else:
+            held = self._device[header.group].data[page].cpu().view(torch.uint8)
+            layers = list(held.reshape(header.layers, -1).numpy())
+        if self._form is not None:
+            layers, sums = [self._form.shrink(layer) for layer in layers], None
+        found = encode(header, layers, sums)
+        self._count("put", len(found), time.perf_counter() - began)
+        return found
+
+    def _fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+        wrong = {}
+        for key, page, value in pages:
+            began = time.perf_counter()
+            try:
+                self._fill_page(key, page, value)
+            except CorruptPage as error:
+                wrong[key] = str(error)
+            self._count("get", len(value), time.perf_counter() - began)
+        return wrong
+
+    def _fill_page(self, key: PageKey, page: int, value: bytes) -> None:
+        header = read_header(value, key.id)
+        if (header.layers, header.layer_bytes) != self.layout(key.group):
+            raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")
+        for at in range(header.layers):
+            found = np.frombuffer(layer(value, header, at), dtype=np.uint8)
+            found = found if self._form is None else self._form.grow(found)
+            self._bytes[key.group][page, at] = found
+            self._sums[key.group][page, at] = checksum(found.data)
+
+    # -- the thread ------------------------------------------------------------------------------------
+
+    def _submit(self, call: Callable[[], None], *, urgent: bool) -> None:
+        with self._changed:
+            (self._urgent if urgent else self._background).append(call)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._urgent or self._background)
+                call = (self._urgent or self._background).popleft()
+            with torch.inference_mode():
+                try:
+                    call()
+                except Exception:  # noqa: BLE001 - a copy that failed is computed anew; the thread lives on
+                    _log.exception("pages_not_moved")
+
+    def _load(self, loading: TorchPageLoads) -> None:
+        began = time.perf_counter()
+        try:
+            for layer, (group, at) in enumerate(self._places):
+                for move in loading.moves:
+                    if move.group == group and not self._copy_in(move, at):
+                        loading.unsound.add(move)
+                loading.arrival.come(layer + 1, self._event())
+        except Exception:
+            loading.unsound.update(loading.moves)
+            raise
+        finally:
+            loading.arrival.come(len(self._places))  # whatever happens: nobody waits for ever
+        took = time.perf_counter() - began
+        self._note("load", loading.moves, took)
+        each = took / len(loading.moves)
+        self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
+
+    def _copy_in(self, move: PageMove, at: int) -> bool:
+        """Copy one layer of a page to the device; False if it is not what was saved."""
+        source = self._bytes[move.group][move.source, at]
+        sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
+        there, here = self._device[move.group].data, self._host[move.group].data
+        with torch.cuda.stream(self._stream):
+            there[move.target, at].copy_(here[move.source, at], non_blocking=True)
+        return sound
+
+    def _event(self) -> Callable[[], None] | None:
+        """Return what makes the device wait for the copies begun so far; None where they are done."""
+        if not self._cuda:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return lambda: torch.cuda.current_stream().wait_event(event)
+
+    def _save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
+        began, sound = time.perf_counter(), False
+        here, there = self._device[move.group].data, self._host[move.group].data
+        try:
+            with torch.cuda.stream(self._stream):
+                there[move.target].copy_(here[move.source])
+            sums = self._sums[move.group][move.target]
+            for at, layer in enumerate(self._bytes[move.group][move.target]):
+                sums[at] = xxhash.xxh3_64_intdigest(layer)
+            self._note("save", [move], time.perf_counter() - began)
+            sound = True
+        finally:
+            done(move, sound)
+
+    def _note(self, kind: str, moves: Sequence[PageMove], took: float) -> None:
+        self._count(kind, sum(self._bytes[move.group][0].nbytes for move in moves), took)
+
+    def _count(self, kind: str, size: int, took: float) -> None:
+        self.moved_bytes[kind] += size
+        self.moved_s[kind] += took
+
+
+def _end(future: asyncio.Future[T], found: T) -> None:
+    if not future.done():
+        future.set_result(found)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,118 @@
+"""The sim device's generator: the real protocol, a linear time model, and answers that no one can take for real ones.
+
+A step takes `beta` + `alpha` * rows seconds. An answer is the word "simulated" and a number made of the prompt, over
+and over, one byte a token, until `max_new`: the same for the same prompt, wherever and however often it is computed. It
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from common.wire.messages import ModelCard, SamplingParams
+from engine.decoder.executor.interface import (
+    ModelShape,
+    PageCopier,
+    PageLoads,
+    SampledToken,
+    SamplingRequest,
+    SequenceInput,
+)
+
+NAME = "sim-chat"
+END, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259
+_SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+_CONTEXT = 8192
+_PAGES = 65536
+_PAGE_BYTES = 4096
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+class SimulatedExecutor:
+    """A runner that computes nothing and takes the time it is told; one byte is one token."""
+
+    def __init__(
+        self,
+        *,
+        alpha_s: float,
+        beta_s: float,
+        kv_bytes: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.name = NAME
+        self.fingerprint = hashlib.blake2b(NAME.encode(), digest_size=16).hexdigest()
+        self.device, self.dtype = "sim", "fp32"
+        pages = max(1, kv_bytes // _PAGE_BYTES) if kv_bytes else _PAGES
+        self.shape = ModelShape([None], [_PAGE_BYTES], pages, _CONTEXT, END + len(_SPECIAL))
+        self.stop_ids = [END]
+        self.mover: PageCopier | None = None
+        self.alpha_s, self.beta_s = alpha_s, beta_s
+        self._sleep = sleep
+        self._phrases: dict[bytes, bytes] = {}
+
+    def execute(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,  # noqa: ARG002 - it has no tiers
+    ) -> list[SampledToken | None]:
+        """Return the next byte of each answer after the time the model says."""
+        due = time.monotonic() + self.beta_s
+        due += self.alpha_s * sum(len(rows.tokens) for rows in batch)
+        drawn = [None if rows.sample is None else self._draw(rows.sample) for rows in batch]
+        while (left := due - time.monotonic()) > 0:
+            self._sleep(left)
+        return drawn
+
+    def _draw(self, draw: SamplingRequest) -> SampledToken:
+        phrase = answer(draw.prompt, draw.choice)
+        token = phrase[len(draw.output) % len(phrase)]
+        top = [(token, 0.0)] if draw.logprobs > 0 else []
+        return SampledToken(token, 0.0, top)
+
+    def card(self, *, created_ms: int, partitions: int) -> ModelCard:
+        """Return the card of the model named "sim-chat"."""
+        return ModelCard(
+            name=self.name,
+            kind="generate",
+            family=f"chat.{self.name}",
+            fingerprint=self.fingerprint,
+            dimension=0,
+            max_tokens=_CONTEXT,
+            partitions=partitions,
+            created_ms=created_ms,
+            chat_template=_TEMPLATE,
+            eos=_SPECIAL[0],
+            stop_ids=self.stop_ids,
+            sampling=SamplingParams(),
+        )
+
+    def tokenizer_json(self) -> bytes:
+        """Return a tokenizer whose ids 0 to 255 are bytes, followed by the special tokens."""
+        vocabulary = {character: byte for byte, character in enumerate(_characters())}
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+        return str(tokenizer.to_str()).encode()
+
+
+def answer(prompt: Sequence[int], choice: int) -> bytes:
+    """Return what the sim device says to a prompt; it begins anew at its end."""
+    digest = hashlib.blake2b(repr((list(prompt), choice)).encode(), digest_size=4).hexdigest()
+    return f"simulated {digest} ".encode()
+
+
+def _characters() -> list[str]:
+    """Return the character that stands for each byte in a byte-level vocabulary."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    names = {byte: chr(byte) for byte in shown}
+    names |= {byte: chr(256 + number) for number, byte in enumerate(hidden)}
+    return [names[byte] for byte in range(256)]

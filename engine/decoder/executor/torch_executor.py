@@ -1,0 +1,317 @@
+"""The runner: a decoder with its page pools, executing the scheduler's batches on one device."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common import log
+from common.config import PageForm
+from common.devices import detect
+from common.errors import ConfigError
+from common.native.library import cpu_flags
+from common.pages.identity import PAGE
+from common.wire.messages import ModelCard
+from engine.decoder.executor import interface as border
+from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
+from engine.decoder.executor.page_copier import TorchPageCopier, TorchPageLoads
+from engine.decoder.executor.page_form import Int8Form
+from engine.decoder.sampling.sampler import draw_tokens
+from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
+from engine.memory import keep_memory
+from engine.models.decoders.compiled_decoder import (
+    CompiledDecoder,
+    WeightKind,
+    load_kernels,
+    serves,
+)
+from engine.models.decoders.cuda_graphs import GraphedDecoder, graphed
+from engine.models.decoders.files import DecoderFiles, find_decoder
+from engine.models.decoders.torch_decoder import TorchDecoder
+from engine.models.decoders.weights import HALF_NAMES, load_weights, stored_dtypes
+from engine.models.encoders.files import tokenizer_json
+
+# What pages and activations are, by what the weights are.
+_DTYPES: dict[WeightKind, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+_log = log.get("engine")
+
+
+class StepRows(NamedTuple):
+    """The part of a sequence's rows that attention plans with."""
+
+    positions: Sequence[int]
+    pages: Sequence[Sequence[int]]
+
+
+class TorchExecutor:
+    """A loaded generator (see `decide.batch.Runner`); one thread computes, any may read its properties."""
+
+    def __init__(
+        self,
+        files: DecoderFiles,
+        decoder: TorchDecoder | GraphedDecoder | CompiledDecoder,
+        pools: Sequence[PageMemory],
+        host: Sequence[PageMemory],
+        *,
+        dtype: WeightKind,
+        threads: int,
+        form: PageForm = "exact",
+    ) -> None:
+        self._files = files
+        self._decoder = decoder
+        self._pools = list(pools)
+        self._threads = threads
+        self.name = files.name
+        self.dtype: str = dtype
+        self.device = decoder.device.type
+        self.exact = isinstance(decoder, CompiledDecoder)
+        # Pages that have been in a lossy form are not what is computed: they have ids of their own.
+        kept = dtype if form == "exact" else f"{dtype}, {form} below the host"
+        self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
+        self.stop_ids = list(files.stop_ids)
+        pages = min(pool.pages for pool in pools)
+        places = {
+            layer: (group, at)
+            for group, pool in enumerate(pools)
+            for at, layer in enumerate(pool.layers)
+        }
+        self.mover: border.PageCopier | None = None
+        if host:
+            lossy = None if form == "exact" else Int8Form(pools[0].data.dtype, files.spec.head_dim)
+            order = [places[n] for n in range(len(places))]
+            self.mover = TorchPageCopier(pools, host, order, decoder.arrival, lossy)
+        self.shape = ModelShape(
+            windows=[pool.window for pool in pools],
+            page_bytes=[page_bytes(files.spec, len(pool.layers), _DTYPES[dtype]) for pool in pools],
+            pages=pages,
+            context=min(files.context, pages * PAGE),
+            vocabulary=files.spec.vocabulary,
+            host_pages=min((pool.pages for pool in host), default=0),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 0,
+        kv_bytes: int = 0,
+        host_bytes: int | None = 0,
+        exact: bool = False,
+        compiled: bool = True,
+        form: PageForm = "exact",
+    ) -> TorchExecutor:
+        """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
+
+        `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
+        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
+        `host_bytes` None; 0 is no host tier. `exact` demands
+        that a row's bits depend on nothing beside it, as the compiled kernels have it and torch has not; without
+        `compiled` torch computes.
+        """
+        if exact and form != "exact":
+            raise ConfigError(
+                f"SPILLWAY_PAGE_FORM is {form!r} and SPILLWAY_EXACT is on: pages in that form are not what was "
+                "computed; expected exact, or SPILLWAY_EXACT off"
+            )
+        files = find_decoder(model)
+        tokenizer_json(
+            files.directory
+        )  # a damaged one should stop the start, not the first request
+        place = _place(device)
+        keep_memory()
+        threads = threads or detect().usable_cores
+        torch.set_num_threads(threads)
+        chosen = _dtype(files, dtype, place)
+        kernels = (
+            load_kernels() if compiled and place.type == "cpu" and serves(files.spec) else None
+        )
+        if kernels is None and (exact or chosen in {"int8", "int4"}):
+            why = "SPILLWAY_EXACT" if exact else f"chat_dtype {chosen!r}"
+            raise ConfigError(
+                f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
+                f"{place.type}; expected a C++ compiler here, or another setting"
+            )
+        # What is packed anew may come as it is stored; fp16 is widened.
+        as_stored = kernels is not None and stored_dtypes(files.weights) <= {"BF16"}
+        small = chosen in {"int8", "int4"}
+        stored = torch.float32 if small and not as_stored else _DTYPES[chosen]
+        weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
+        decoder: TorchDecoder | GraphedDecoder | CompiledDecoder
+        with torch.inference_mode():
+            if kernels is None:
+                decoder = graphed(TorchDecoder(files.spec, weights))
+            else:
+                decoder = CompiledDecoder(
+                    files.spec, weights, kernels, kind=chosen, threads=threads
+                )
+            pages = page_count(files.spec, kv_bytes, dtype=_DTYPES[chosen], device=place)
+            pools = [
+                PageMemory(files.spec, window, layers, pages, dtype=_DTYPES[chosen], device=place)
+                for window, layers in files.spec.groups
+            ]
+            size = sum(page_bytes(files.spec, len(pool.layers), _DTYPES[chosen]) for pool in pools)
+            below = host_page_count(host_bytes, pages, size)
+            host = [
+                PageMemory(
+                    files.spec,
+                    window,
+                    layers,
+                    below,
+                    dtype=_DTYPES[chosen],
+                    device=torch.device("cpu"),
+                    shared=True,
+                )
+                for window, layers in files.spec.groups
+                if below
+            ]
+        _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
+        return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
+
+    def execute(
+        self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
+    ) -> list[SampledToken | None]:
+        """Run one step over all sequences and draw where asked, in the batch's order (see `decide.batch.Runner`)."""
+        if not batch:
+            return []
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            hidden = self._compute(batch, loading)
+            ends = list(accumulate(len(rows.tokens) for rows in batch))
+            self._check(hidden, ends, batch)
+            asked = [(index, rows.sample) for index, rows in enumerate(batch) if rows.sample]
+            last = [ends[index] - 1 for index, _ in asked]
+            logits = self._decoder.logits(hidden[last])
+            self._check_logits(logits, [index for index, _ in asked], batch)
+            found = draw_tokens(logits, [draw for _, draw in asked])
+        drawn: list[SampledToken | None] = [None] * len(batch)
+        for (index, _), each in zip(asked, found, strict=True):
+            drawn[index] = each
+        return drawn
+
+    def logits(self, batch: Sequence[SequenceInput]) -> Tensor:
+        """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""
+        with torch.inference_mode():
+            return self._decoder.logits(self._compute(batch))
+
+    def card(self, *, created_ms: int, partitions: int) -> ModelCard:
+        """Return what the router must know to render, tokenize and name families for this model."""
+        files = self._files
+        return ModelCard(
+            name=self.name,
+            kind="generate",
+            family=f"chat.{self.name}",
+            fingerprint=self.fingerprint,
+            dimension=0,
+            max_tokens=self.shape.context,
+            partitions=partitions,
+            created_ms=created_ms,
+            chat_template=files.chat_template,
+            grounding_template=files.grounding_template,
+            bos=files.bos,
+            eos=files.eos,
+            stop_ids=self.stop_ids,
+            sampling=files.sampling,
+        )
+
+    def tokenizer_json(self) -> bytes:
+        """Return the tokenizer, without truncation and padding."""
+        return tokenizer_json(self._files.directory)
+
+    def _compute(
+        self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
+    ) -> Tensor:
+        """Return the hidden states of all rows."""
+        vocabulary = self.shape.vocabulary
+        for index, rows in enumerate(batch):
+            if len(rows.tokens) != len(rows.positions):
+                raise ValueError(
+                    f"sequence {index}: {len(rows.tokens)} tokens at {len(rows.positions)} positions"
+                )
+            if not all(0 <= token < vocabulary for token in rows.tokens):
+                raise ValueError(f"sequence {index}: a token id outside 0 to {vocabulary - 1}")
+        queries = [StepRows(rows.positions, rows.pages) for rows in batch]
+        tokens = torch.tensor(
+            [token for rows in batch for token in rows.tokens], device=self._decoder.device
+        )
+        arrival = loading.arrival if isinstance(loading, TorchPageLoads) else None
+        return self._decoder.hidden(tokens, queries, self._pools, arrival)
+
+    def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[SequenceInput]) -> None:
+        """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
+
+        A row attends to itself, so K or V that is not finite shows in its hidden state; left in a page, it would
+        spoil whoever gets that page next.
+        """
+        bad = _not_finite(hidden)
+        if not bad:
+            return
+        owners = [bisect.bisect_right(ends, row) for row in bad]
+        for owner in set(owners):
+            at = torch.tensor(batch[owner].positions, device=hidden.device)
+            for pool, table in zip(self._pools, batch[owner].pages, strict=True):
+                pages = torch.tensor(table, device=hidden.device)[at // PAGE]
+                pool.clear(pool.slots(pages, at % PAGE))
+        positions = batch[owners[0]].positions
+        raise StepFailed(
+            owners[0],
+            f"model {self.name}: the hidden states at positions {positions[0]} to {positions[-1]} are not finite "
+            "(NaN or infinity)",
+        )
+
+    def _check_logits(
+        self, logits: Tensor, asked: Sequence[int], batch: Sequence[SequenceInput]
+    ) -> None:
+        bad = _not_finite(logits)
+        if bad:
+            index = asked[bad[0]]
+            position = int(batch[index].positions[-1])
+            raise StepFailed(
+                index,
+                f"model {self.name}: the logits at position {position} are not finite (NaN or infinity)",
+            )
+
+
+def _not_finite(rows: Tensor) -> list[int]:
+    """Return the rows that hold NaN or infinity: their sums do, too, and the sum of all."""
+    if math.isfinite(rows.sum()):
+        return []
+    found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()
+    return found
+
+
+def _place(device: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError(
+            "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
+        )
+    if device not in {"auto", "cpu", "cuda"}:
+        raise ConfigError(
+            f"device {device!r}: a generator runs on cpu or cuda; expected one of them"
+        )
+    return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")
+
+
+def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> WeightKind:
+    for known in _DTYPES:
+        if dtype == known:
+            return known
+    if dtype != "auto":
+        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
+    native = place.type == "cuda" or "bf16" in cpu_flags()
+    return "bf16" if native and stored_dtypes(files.weights) <= HALF_NAMES else "fp32"

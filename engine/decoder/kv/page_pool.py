@@ -1,0 +1,182 @@
+"""The physical pages of one layer group in one tier: who refers to them, and which full ones can be found by id."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from common.pages.identity import PageId
+from engine.decoder.kv.eviction.policy import Policy
+
+
+class PagePool:
+    """Pages 0 … total-1; each is free, used (references > 0) or cached (none, but it has an id and can be found).
+
+    Invariant: free + used + cached = total. When no page is free a cached one is given away: first those that no row
+    will see, then those that a lower tier has too (backed), then the rest (bare), both in the order of the policy.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        order: Callable[[], Policy],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.total = total
+        self.gone: Callable[[PageId], None] = lambda _: (
+            None
+        )  # told of every id that is found no more
+        self._now_s = now_s
+        self._free = list(range(total - 1, -1, -1))
+        self._references: dict[int, int] = {}
+        self._cached: set[int] = set()
+        self._unseen: OrderedDict[int, None] = OrderedDict()
+        self._bare, self._backed = order(), order()
+        self._below: dict[PageId, float] = {}  # seconds to bring back what a lower tier has, too
+        self._by_id: dict[PageId, int] = {}
+        self._ids: dict[int, PageId] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that can be allocated now: free and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def spare(self) -> int:
+        """Pages that can be allocated and nothing is lost by it: free, backed, or seen by no row."""
+        return len(self._free) + len(self._unseen) + len(self._backed)
+
+    @property
+    def used(self) -> int:
+        """Pages somebody refers to."""
+        return len(self._references)
+
+    @property
+    def cached(self) -> int:
+        """Pages nobody refers to that can be found by id."""
+        return len(self._cached)
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    def references(self, page: int) -> int:
+        """Return how many refer to `page`."""
+        return self._references.get(page, 0)
+
+    def __iter__(self) -> Iterator[PageId]:
+        """Yield the ids that can be found."""
+        yield from self._by_id
+
+    def find(self, page_id: PageId) -> int | None:
+        """Return the page that has this id, or None; it takes no reference."""
+        return self._by_id.get(page_id)
+
+    def bare(self, count: int) -> list[PageId]:
+        """Return up to `count` ids of cached pages that no lower tier has, those to copy down first leading."""
+        return self._bare.victims(count, self._now_s())
+
+    def allocate(self) -> int:
+        """Return an empty page with one reference; IndexError if none is available."""
+        self.free_up(1)
+        if not self._free:
+            raise IndexError(f"no page available of {self.total}")
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def free_up(self, count: int) -> None:
+        """Give cached pages away until `count` are free, or none is cached."""
+        while len(self._free) < count and self._unseen:
+            self.forget(self._ids[next(iter(self._unseen))])
+        for order in (self._backed, self._bare):
+            if len(self._free) < count and len(order):
+                for page_id in order.victims(count - len(self._free), self._now_s()):
+                    self.forget(page_id)
+
+    def hold(self, page: int) -> None:
+        """Take one more reference to a used or cached page."""
+        if page not in self._references and page not in self._cached:
+            raise KeyError(f"page {page} holds nothing")
+        if page in self._cached:
+            self._uncache(page)
+        self._references[page] = self._references.get(page, 0) + 1
+
+    def publish(self, page: int, page_id: PageId) -> None:
+        """Give a used page, whose keys and values are all written, its id; the first page of an id keeps it."""
+        if page not in self._references:
+            raise KeyError(f"page {page} is not used")
+        if page not in self._ids and page_id not in self._by_id:
+            self._ids[page] = page_id
+            self._by_id[page_id] = page
+
+    def forget(self, page_id: PageId) -> None:
+        """Let a page be found by this id no more; it is free unless somebody refers to it."""
+        page = self._by_id.pop(page_id, None)
+        if page is None:
+            return
+        if page in self._cached:
+            self._uncache(page)
+            self._free.append(page)
+        del self._ids[page]
+        self._below.pop(page_id, None)
+        self.gone(page_id)
+
+    def back(self, page_id: PageId, seconds: float | None) -> None:
+        """A lower tier has a copy, `seconds` away, or (None) has it no more."""
+        page = self._by_id.get(page_id)
+        if page is None:
+            return
+        cached = page in self._cached and page not in self._unseen
+        if cached:
+            self._uncache(page)
+        if seconds is None:
+            self._below.pop(page_id, None)
+        else:
+            self._below[page_id] = seconds
+        if cached:
+            self._cache(page)
+
+    def release(self, page: int, *, unseen: bool = False) -> None:
+        """Drop one reference; without any the page is cached if it has an id (`unseen`: the next to go), else free."""
+        left = self._references[page] - 1
+        if left:
+            self._references[page] = left
+            return
+        del self._references[page]
+        if page not in self._ids:
+            self._free.append(page)
+        elif unseen:
+            self._cached.add(page)
+            self._unseen[page] = None
+        else:
+            self._cache(page)
+
+    def _cache(self, page: int) -> None:
+        page_id = self._ids[page]
+        self._cached.add(page)
+        if page_id in self._below:
+            self._backed.add(page_id, self._below[page_id])
+        else:
+            self._bare.add(page_id)
+
+    def _uncache(self, page: int) -> None:
+        page_id = self._ids[page]
+        self._cached.discard(page)
+        if page in self._unseen:
+            del self._unseen[page]
+        elif page_id in self._below:
+            self._backed.discard(page_id)
+        else:
+            self._bare.discard(page_id)
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken (for tests)."""
+        states = [*self._free, *self._references, *self._cached]
+        assert len(states) == len(set(states)) == self.total
+        assert all(count > 0 for count in self._references.values())
+        assert {page: name for name, page in self._by_id.items()} == self._ids
+        assert set(self._cached) <= set(self._ids)
+        assert len(self._cached) == len(self._unseen) + len(self._backed) + len(self._bare)
+        assert set(self._below) <= set(self._by_id)

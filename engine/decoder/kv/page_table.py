@@ -1,0 +1,242 @@
+"""The page table: which pages a sequence holds, needs, shares and lets go, in every layer group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.pages.identity import PAGE, PageId
+from engine.decoder.executor.interface import ModelShape, PageMove
+from engine.decoder.kv.tiers import PageTiers, TierPolicy
+from engine.decoder.sequence import Range, TokenSequence, touched
+
+
+class PrefixMatch(NamedTuple):
+    """What a sequence would start with.
+
+    The ranges to compute; per group the pages of the device it would hold (-1: none), and the logical pages it would
+    load from the host.
+    """
+
+    todo: list[Range]
+    pages: list[list[int]]
+    loads: list[list[int]]
+
+
+class PageTable:
+    """Every group has the same number of pages; a sequence has one page list per group."""
+
+    def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
+        self.windows = list(shape.windows)
+        self._windowed = any(window is not None for window in shape.windows)
+        self.tiers = PageTiers(shape, keeping)
+        self.pools = self.tiers.device
+
+    def available(self) -> list[int]:
+        """Return per group how many pages can be allocated now."""
+        return [pool.available for pool in self.pools]
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def survey(self, sequence: TokenSequence) -> PrefixMatch:
+        """Find what is resident of a sequence without pages, and what must be computed; changes nothing.
+
+        Missing pages are any set of ranges. The page of the last token is always computed, since its last row is
+        wanted. Under a window, computing starts at the nearest position before whose window everything is resident.
+        A page computed for one group is computed into new pages of all: nothing is written to what others hold.
+        """
+        ids, groups = sequence.ids, range(len(self.pools))
+        last = (sequence.length - 1) // PAGE
+        pages = [[-1] * (last + 1) for _ in groups]
+        loads: list[list[int]] = [[] for _ in groups]
+        seen = [self._sees(g, last * PAGE) for g in groups]  # the lowest position later rows see
+        computed = [last]
+        for page in range(last - 1, -1, -1):
+            needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
+            if not needed:
+                break
+            if not all(self.tiers.has(g, ids[page]) for g in needed):
+                computed.append(page)
+                seen = [min(seen[g], self._sees(g, page * PAGE)) for g in groups]
+                continue
+            for g in needed:
+                physical = self.pools[g].find(ids[page])
+                pages[g][page] = -1 if physical is None else physical
+                loads[g] += [page] if physical is None else []
+        todo: list[Range] = []
+        for page in reversed(computed):
+            start, end = page * PAGE, min((page + 1) * PAGE, sequence.length)
+            if todo and todo[-1][1] == start:
+                start = todo.pop()[0]
+            todo.append((start, end))
+        return PrefixMatch(todo, pages, loads)
+
+    def _sees(self, group: int, position: int) -> int:
+        """Return the lowest position that a row at `position` attends to."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, position - window + 1)
+
+    def resident(self, ids: Sequence[PageId]) -> tuple[int, int]:
+        """Return how many of a chain's pages its next turn would find on the device, and how many on the host only."""
+        device = host = 0
+        seen = [self._sees(group, len(ids) * PAGE) for group in range(len(self.pools))]
+        for page, page_id in enumerate(ids):
+            needed = [g for g, low in enumerate(seen) if low < (page + 1) * PAGE]
+            if not needed or not all(self.tiers.has(g, page_id) for g in needed):
+                continue
+            above = all(self.pools[g].find(page_id) is not None for g in needed)
+            device, host = device + above, host + (not above)
+        return device, host
+
+    def keeps(self, page_id: PageId) -> bool:
+        """True if some tier has all of a page that any later row may see: not what a window has passed."""
+        unlimited = [g for g, window in enumerate(self.windows) if window is None]
+        return all(self.tiers.has(g, page_id) for g in unlimited or range(len(self.windows)))
+
+    def lacks(self, sequence: TokenSequence) -> list[tuple[int, int]]:
+        """Return (logical page, group) of what no tier here has and the last row would see, the last pages first."""
+        last = (sequence.length - 1) // PAGE
+        return [
+            (page, group)
+            for page in range(last - 1, -1, -1)
+            for group in range(len(self.pools))
+            if self._sees(group, last * PAGE) < (page + 1) * PAGE
+            and not self.tiers.has(group, sequence.ids[page])
+        ]
+
+    def awaits(self, sequence: TokenSequence, page: int) -> bool:
+        """True if a full page that comes now would save computing it."""
+        if sequence.over or not sequence.pages:
+            return not sequence.over
+        todo = any(a <= page * PAGE and (page + 1) * PAGE <= b for a, b in sequence.todo)
+        return todo and all(page >= len(held) or held[page] < 0 for held in sequence.pages)
+
+    def wants(self, sequence: TokenSequence, positions: Sequence[int]) -> int:
+        """Return how many new pages each group must give for rows at `positions` (the same in each group)."""
+        held = sequence.pages[0] if sequence.pages else []
+        # Pages of rows to compute are allocated in all groups at once, so one group tells for all.
+        if len(positions) == 1:
+            page = positions[0] // PAGE
+            return int(page >= len(held) or held[page] < 0)
+        return sum(page >= len(held) or held[page] < 0 for page in touched(positions))
+
+    def most(self, sequence: TokenSequence, chunk: int) -> list[int]:
+        """Return per group the most pages a sequence can hold at once, computing at most `chunk` rows a step."""
+        whole = -(-sequence.most // PAGE)
+        return [
+            whole if window is None else min(whole, (2 * window + chunk) // PAGE + 4)
+            for window in self.windows
+        ]
+
+    def yields(self, sequence: TokenSequence) -> list[dict[int, int]]:
+        """Return per group the pages a sequence holds, with their references (1: releasing makes it available)."""
+        return [
+            {page: pool.references(page) for page in held if page >= 0}
+            for pool, held in zip(self.pools, sequence.pages, strict=False)
+        ]
+
+    # -- changing --------------------------------------------------------------------------------------
+
+    def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
+        """Give sequences the pages of surveys made since the last change; return what is to be loaded for them."""
+        for sequence, survey in admitted:
+            for pool, held in zip(self.pools, survey.pages, strict=True):
+                for page in held:
+                    if page >= 0:
+                        pool.hold(page)
+            sequence.pages = [list(held) for held in survey.pages]
+            sequence.todo = list(survey.todo)
+            sequence.low = [0] * len(self.pools)
+        # Only now: what is loaded may take the place of a page that nobody holds.
+        moves = []
+        for sequence, survey in admitted:
+            for group, pages in enumerate(survey.loads):
+                moves += [self._load(sequence, group, page) for page in pages]
+            if sequence.cached < 0:
+                self._first(sequence, survey)
+        return [move for move in moves if move is not None]
+
+    def _load(self, sequence: TokenSequence, group: int, page: int) -> PageMove | None:
+        sequence.pages[group][page], move = self.tiers.load(group, sequence.ids[page])
+        return move
+
+    def _first(self, sequence: TokenSequence, survey: PrefixMatch) -> None:
+        """Note what a sequence that is admitted for the first time found."""
+        prompt = len(sequence.prompt)
+        computed = sum(min(b, prompt) - min(a, prompt) for a, b in survey.todo)
+        sequence.cached = prompt - computed
+        found = {
+            page
+            for held, loads in zip(survey.pages, survey.loads, strict=True)
+            for page in (*(at for at, physical in enumerate(held) if physical >= 0), *loads)
+        }
+        held = sum(physical >= 0 for pages in survey.pages for physical in pages)
+        missing = sum((b - 1) // PAGE - a // PAGE + 1 for a, b in survey.todo)
+        self.tiers.note(sorted(found), held=held, computed=missing * len(self.pools))
+        self.tiers.history.begin(sequence.ids[: prompt // PAGE], self.tiers.now_s)
+
+    def catch_up(self, sequence: TokenSequence) -> list[PageMove]:
+        """Give a sequence under way those of its missing pages that have come since; return what is to be loaded.
+
+        Pages are taken as far as the device has room that nobody needs.
+        """
+        moves: list[PageMove] = []
+        whole = [page for a, b in sequence.todo for page in range(-(-a // PAGE), b // PAGE)]
+        for page in whole:
+            if page >= (sequence.length - 1) // PAGE or any(
+                page < len(held) and held[page] >= 0 for held in sequence.pages
+            ):
+                continue  # the last row is wanted; a page that was given is being computed
+            if not all(self.tiers.has(g, sequence.ids[page]) for g in range(len(self.pools))):
+                continue
+            if min(pool.available for pool in self.pools) <= 0:
+                break
+            for group, held in enumerate(sequence.pages):
+                held.extend([-1] * (page + 1 - len(held)))
+                move = self._load(sequence, group, page)
+                moves += [] if move is None else [move]
+            sequence.skip(page)
+            self.tiers.note([page], held=0, computed=-len(self.pools))
+            sequence.cached += min(PAGE, max(0, len(sequence.prompt) - page * PAGE))
+        return moves
+
+    def grow(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
+        """Allocate what rows at `positions` need; IndexError if a pool cannot give it."""
+        if not self.wants(sequence, positions):
+            return
+        for page in touched(positions):
+            for pool, held in zip(self.pools, sequence.pages, strict=True):
+                held.extend([-1] * (page + 1 - len(held)))
+                if held[page] < 0:
+                    held[page] = pool.allocate()
+
+    def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
+        """Rows at `positions` (already taken off `todo`) are written: publish full pages, drop what none will see."""
+        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
+            return  # the usual step of a sequence that decodes: its page goes on
+        full = sequence.length // PAGE
+        for page in touched(positions):
+            if page < full and not sequence.missing(page):
+                for pool, held in zip(self.pools, sequence.pages, strict=True):
+                    pool.publish(held[page], sequence.ids[page])
+        following = sequence.todo[0][0] if sequence.todo else sequence.length
+        for group, held in enumerate(sequence.pages):
+            if self.windows[group] is None:
+                continue
+            end = min(self._sees(group, following) // PAGE, len(held))
+            for page in range(sequence.low[group], end):
+                if held[page] >= 0:
+                    self.pools[group].release(held[page], unseen=True)
+                    held[page] = -1
+            sequence.low[group] = max(end, sequence.low[group])
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Let all pages of a sequence go; those that are full can be found again."""
+        for group, held in enumerate(sequence.pages):
+            for page_id in sequence.ids:
+                self.tiers.used(group, page_id)
+            for page in held:
+                if page >= 0:
+                    self.pools[group].release(page)
+        sequence.pages = []
+        sequence.todo = [(0, sequence.length)]

@@ -1,0 +1,196 @@
+"""Brings a sequence's missing pages from lower tiers to the host, from its last page down, until computing meets them.
+
+Fetching begins when a job is accepted. Computing never waits for it, but for a small share of what it would take to
+compute all that is missing: within that time the pages may come that save it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from common import log
+from common.pages.identity import PAGE
+from common.pages.store import PageKey, PageStore, Tier, TierDown
+from engine.decoder.executor.interface import PageCopier
+from engine.decoder.kv.tier_breaker import TierBreaker
+from engine.decoder.kv.tiers import Price
+from engine.decoder.scheduler import Scheduler
+from engine.decoder.sequence import TokenSequence
+
+# Shares of the seconds that all missing pages take to compute: so long a sequence may wait to hear which of them there
+# are, and for a fetch that will be over by then.
+ASK, HOLD = 0.03, 0.1
+CAP = 4  # pages computed in a step while others are on their way
+RISE = 1.25  # at most, from one answer to the next, of what an answer is believed to take
+MARGIN = 1.5  # times the predicted seconds of a fetch
+AT_ONCE, TOGETHER = 3, 4  # calls under way, and pages of one
+RECALL_S = 2.0  # how long a page on disk is waited for
+_POLL_S = 0.004
+_log = log.get("engine")
+Wanted = deque[tuple[int, PageKey]]
+
+
+class Prefetcher:
+    """Fetches for one scheduler; `wake` is called when something has come that a step may wait for."""
+
+    def __init__(
+        self,
+        store: PageStore,
+        scheduler: Scheduler,
+        mover: PageCopier,
+        price: Price,
+        wake: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._scheduler, self._mover = store, scheduler, mover
+        self._price, self._wake, self._now_s = price, wake, now_s
+        self.trust: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
+        self.fetched: Counter[str] = Counter()  # pages by tier
+        self.corrupt = 0
+        self._asking_s = _POLL_S / 4  # of late, where nothing was in the way
+        self._tasks: dict[asyncio.Task[None], TokenSequence] = {}
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Look for a waiting sequence's missing pages, and bring what comes faster than it is computed."""
+        missing = self._scheduler.table.lacks(sequence)
+        prices, now = self._prices([page for page, _ in missing]), self._now_s()
+        asked = max(trust.asks(prices, now) for trust in self.trust.values())
+        if not asked:
+            return
+        if self._asking_s <= ASK * sum(prices):
+            sequence.hold_until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
+        task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
+        self._tasks[task] = sequence
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("pages_not_fetched", exc_info=error)  # the sequence computes them instead
+
+    def _prices(self, pages: Sequence[int]) -> list[float]:
+        prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()
+        return prices
+
+    def _wait_for(self, sequence: TokenSequence, pages: int, tier: Tier, compute_s: float) -> None:
+        """So many pages are on their way: let the sequence wait for them, or compute little at a time meanwhile.
+
+        It waits if they come within a small share of what computing takes; else its steps are small while they come, so
+        that both meet soon. A tier that was late is not waited for.
+        """
+        trust, now = self.trust[tier], self._now_s()
+        takes_s = MARGIN * trust.predicted_s(pages)
+        if trust.misses:
+            return
+        if not takes_s:
+            sequence.hold_until_s = now + ASK * compute_s
+        elif takes_s <= HOLD * compute_s:
+            sequence.hold_until_s = now + takes_s
+        elif takes_s <= compute_s / 2:
+            sequence.cap_until_s = now + takes_s
+            share = takes_s / MARGIN / compute_s
+            sequence.cap = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
+
+    async def let_end(self) -> None:
+        """Wait until nothing is on its way any more for sequences that have left."""
+        over = [task for task, sequence in self._tasks.items() if sequence.over]
+        await asyncio.gather(*over, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _fetch(self, sequence: TokenSequence, missing: list[tuple[int, int]]) -> None:
+        ids = sequence.ids
+        keys = [(page, PageKey(ids[page], group)) for page, group in missing]
+        began = self._now_s()
+        try:
+            found = await self._store.where([key for _, key in keys])
+            self._asking_s = min(self._now_s() - began, RISE * self._asking_s)
+            sequence.hold_until_s = 0.0
+            for tier in ("redis", "disk"):
+                there = [each for each, at in zip(keys, found, strict=True) if at == tier]
+                await self._from(tier, sequence, there)
+        except TierDown as error:
+            trust = self.trust["redis"]
+            if not trust.misses:  # once an outage
+                _log.warning("pages_not_fetched", error=str(error))
+            trust.failed(self._now_s())
+        finally:
+            sequence.hold_until_s = sequence.cap_until_s = 0.0
+            self._wake()
+
+    async def _from(
+        self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
+    ) -> None:
+        """Bring pages of one tier, those first that are the dearest to compute."""
+        trust = self.trust[tier]
+        while there:
+            began, prices = self._now_s(), self._prices([page for page, _ in there])
+            count = trust.asks(prices, began)
+            if not count:
+                return
+            wanted, there = deque(there[:count]), there[count:]
+            self._wait_for(sequence, count, tier, sum(prices))
+            if tier == "disk":
+                await self._store.recall([key for _, key in wanted])
+            before = self.fetched[tier]
+            await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
+            if came := self.fetched[tier] - before:
+                now = self._now_s()
+                trust.came(came, now - began, now)
+
+    async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
+        """Bring a few pages at a time until all are here or computed."""
+        tiers, table = self._scheduler.table.tiers, self._scheduler.table
+        while wanted:
+            targets: dict[PageKey, int] = {}
+            while wanted and len(targets) < TOGETHER:
+                page, key = wanted.popleft()
+                if not table.awaits(sequence, page):
+                    continue  # computing has come here first
+                if (target := tiers.bring(key.group, key.id)) is not None:
+                    targets[key] = target
+            came: set[PageKey] = set()
+            try:
+                values = await self._values(tier, sequence, list(targets))
+                came = await self._keep(tier, targets, values)
+            finally:
+                for key, target in targets.items():
+                    tiers.brought(key.group, key.id, target, tier if key in came else None)
+                self.fetched[tier] += len(came)
+
+    async def _keep(
+        self, tier: Tier, targets: dict[PageKey, int], values: dict[PageKey, bytes]
+    ) -> set[PageKey]:
+        """Write values to their host pages; return those that are sound."""
+        pages = [(key, targets[key], value) for key, value in values.items()]
+        wrong = await self._mover.fill(pages) if pages else {}
+        for key, error in wrong.items():
+            self.corrupt += 1
+            _log.warning("page_corrupt", tier=tier, page=key.member, error=error)
+        if wrong:
+            await self._store.drop(list(wrong))
+        return values.keys() - wrong.keys()
+
+    async def _values(
+        self, tier: Tier, sequence: TokenSequence, keys: list[PageKey]
+    ) -> dict[PageKey, bytes]:
+        """Return what there is of some pages; for those that kv_store brings from its disk, wait a little."""
+        give_up = self._now_s() + (RECALL_S if tier == "disk" else 0.0)
+        found: dict[PageKey, bytes] = {}
+        while keys and not sequence.over:
+            values = await self._store.get_many(keys)
+            found |= {key: value for key, value in zip(keys, values, strict=True) if value}
+            keys = [key for key in keys if key not in found]
+            if not keys or self._now_s() >= give_up:
+                break
+            await asyncio.sleep(_POLL_S)
+        return found

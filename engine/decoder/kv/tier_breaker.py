@@ -1,0 +1,61 @@
+"""What a tier is trusted to do: seconds a page takes to come, and whether it is asked at all. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MISSES = 3  # in a row, after which a tier is not asked
+PAUSE_S = 5.0
+LATE = 2.0  # times the prediction, from where it is a miss
+SLACK_S = 0.02
+PROBE = 8  # pages of the first fetch, and of the first after a pause
+WEIGHT = 0.25
+
+
+class TierBreaker:
+    """One tier's record; a fetch is told by its pages and seconds when it has ended or failed."""
+
+    def __init__(self) -> None:
+        self.page_s = 0.0  # mean of late; 0: nothing is known
+        self.misses = 0
+        self.expected_s = self.took_s = 0.0  # all fetches, as predicted and as measured
+        self._paused_until_s = 0.0
+        self._learned_s = -PAUSE_S
+        self._probes = True
+
+    def asks(self, prices_s: Sequence[float], now_s: float) -> int:
+        """Return how many of some pages to ask for now, given what computing each would take.
+
+        Pages that take longer to come than to compute are not asked for, but for a few after a while, to learn.
+        """
+        if now_s < self._paused_until_s:
+            return 0
+        worth = sum(self.page_s < price for price in prices_s)
+        if self._probes or (not worth and now_s > self._learned_s + PAUSE_S):
+            return min(len(prices_s), PROBE)
+        return worth
+
+    def predicted_s(self, pages: int) -> float:
+        """Return the seconds so many pages take."""
+        return pages * self.page_s
+
+    def came(self, pages: int, took_s: float, now_s: float) -> None:
+        """A fetch of `pages` took so long."""
+        late = bool(self.page_s) and took_s > LATE * self.predicted_s(pages) + SLACK_S
+        self._learned_s = now_s
+        self.expected_s += self.predicted_s(pages) if self.page_s else took_s
+        self.took_s += took_s
+        each = took_s / max(1, pages)
+        self.page_s += (each - self.page_s) * (WEIGHT if self.page_s else 1.0)
+        self._judge(now_s, late=late)
+
+    def failed(self, now_s: float) -> None:
+        """The tier is away, or gave no answer in its time: that is as bad as any number of misses."""
+        self.misses = MISSES
+        self._judge(now_s, late=True)
+
+    def _judge(self, now_s: float, *, late: bool) -> None:
+        self.misses = self.misses + 1 if late else 0
+        self._probes = self.misses >= MISSES
+        if self._probes:
+            self._paused_until_s = now_s + PAUSE_S

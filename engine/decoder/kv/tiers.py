@@ -1,0 +1,213 @@
+"""The pools of both tiers of one worker, device and host, and the moves of pages between them. No bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.pages.identity import PageId
+from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.eviction.history import History
+from engine.decoder.kv.eviction.policy import Policy, make_policy
+from engine.decoder.kv.page_pool import PagePool
+
+SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
+Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+class TierPolicy(NamedTuple):
+    """By what policy pages are kept, and the seconds to recompute one (by its depth), to load one, to fetch one."""
+
+    policy: str = "spillway"
+    price: Price = np.ones_like
+    load_s: Callable[[], float] = lambda: 0.0
+    fetch_s: Callable[[], float] = lambda: 0.0
+
+
+PLAIN = TierPolicy()
+
+
+class PageTiers:
+    """Per layer group a pool on the device and one on the host; a page has at most one copy in each.
+
+    A move holds the pages at both of its ends until it is `moved`.
+    """
+
+    def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
+        self.now_s = 0.0
+        self.history = History()
+        self.keeping = keeping
+        self.found: Counter[str] = Counter()  # pages that were needed, by the tier that had them
+        self.saved_s = 0.0  # what computing those found would have taken
+        self.corrupt = 0
+        self.moving: set[PageMove] = set()
+        self.read: Counter[tuple[LocalTier, int, int]] = Counter()
+        self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
+        self.device = [self._pool(shape.pages) for _ in shape.windows]
+        self.host = [self._pool(shape.host_pages) for _ in shape.windows]
+        # Pages that the host dropped while the device had them: it has none worth less, so they are not saved again
+        # before somebody has used them.
+        self._declined: list[set[PageId]] = [set() for _ in shape.windows]
+        for above, below, declined in zip(self.device, self.host, self._declined, strict=True):
+            above.gone = declined.discard
+            below.gone = self._gone(above, declined)
+
+    def _pool(self, pages: int) -> PagePool:
+        def order() -> Policy:
+            return make_policy(self.keeping.policy, self.history, self.keeping.price)
+
+        return PagePool(pages, order, lambda: self.now_s)
+
+    def _gone(self, above: PagePool, declined: set[PageId]) -> Callable[[PageId], None]:
+        def gone(page_id: PageId) -> None:
+            above.back(page_id, None)
+            if above.find(page_id) is not None:
+                declined.add(page_id)
+            self.origin.pop(page_id, None)
+
+        return gone
+
+    def has(self, group: int, page_id: PageId) -> bool:
+        """True if the page is on the device or on the host."""
+        pools = self.device[group], self.host[group]
+        return any(pool.find(page_id) is not None for pool in pools)
+
+    def used(self, group: int, page_id: PageId) -> None:
+        """A sequence has used a page: it may be saved again, even if the host had dropped it."""
+        self._declined[group].discard(page_id)
+
+    def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
+        """Pages at `depths` are not computed; `held` were on the device, and `computed` are nowhere."""
+        self.found["device"] += held
+        self.found["computed"] += computed
+        self.saved_s += float(self.keeping.price(np.array(depths, dtype=np.float64)).sum())
+
+    def load(self, group: int, page_id: PageId) -> tuple[int, PageMove | None]:
+        """Give a page that some tier has a reference on the device; return it and, from the host, the move to make."""
+        device, host = self.device[group], self.host[group]
+        page = device.find(page_id)
+        if page is not None:
+            self.found["device"] += 1
+            device.hold(page)
+            return page, None
+        self.found[self.origin.pop(page_id, "host")] += 1
+        source = host.find(page_id)
+        assert source is not None
+        page = device.allocate()
+        device.publish(page, page_id)
+        device.back(page_id, self.keeping.load_s())
+        device.hold(page)  # for the move, so that nobody else gets it before the bytes have come
+        host.hold(source)
+        move = PageMove("load", group, page_id, source, page)
+        self.moving.add(move)
+        return page, move
+
+    def saves(self, most: int) -> list[PageMove]:
+        """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""
+        moves = []
+        for group, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
+            short = math.ceil(SPARE * device.total) - device.spare
+            if not host.total or short <= 0:
+                continue
+            declined = self._declined[group]
+            wanted = device.bare(min(most, short) + len(declined))
+            for page_id in [each for each in wanted if each not in declined][: min(most, short)]:
+                if not host.available:
+                    break
+                page = device.find(page_id)
+                assert page is not None
+                device.hold(page)
+                moves.append(PageMove("save", group, page_id, page, host.allocate()))
+        self.moving.update(moves)
+        return moves
+
+    def moved(self, move: PageMove, *, sound: bool) -> None:
+        """A move has ended; where the bytes are not what they were, the copy they came from is forgotten."""
+        device, host = self.device[move.group], self.host[move.group]
+        self.moving.remove(move)
+        if move.kind == "load":
+            self.corrupt += not sound
+            if not sound:
+                device.forget(move.page_id)
+                host.forget(move.page_id)
+            device.release(move.target)
+            host.release(move.source)
+            return
+        if sound and device.find(move.page_id) == move.source:  # else it was forgotten meanwhile
+            host.publish(move.target, move.page_id)
+        host.release(move.target)
+        if sound and host.find(move.page_id) is not None:
+            device.back(move.page_id, self.keeping.load_s())
+        device.release(move.source)
+
+    def sinking(self, group: int, most: int) -> list[PageId]:
+        """Return up to `most` pages to copy below the host, the least valuable first, if it has little to spare."""
+        host = self.host[group]
+        short = math.ceil(SPARE * host.total) - host.spare
+        return host.bare(min(most, short)) if short > 0 else []
+
+    def sunk(self, group: int, page_id: PageId) -> None:
+        """A tier below the host has a page."""
+        self.host[group].back(page_id, self.keeping.fetch_s())
+
+    def hold(self, group: int, page_id: PageId) -> tuple[LocalTier, int] | None:
+        """Hold a page to read it; return where it is, or None."""
+        pools: tuple[tuple[LocalTier, PagePool], ...] = (
+            ("host", self.host[group]),
+            ("device", self.device[group]),
+        )
+        for tier, pool in pools:
+            page = pool.find(page_id)
+            if page is not None:
+                pool.hold(page)
+                self.read[tier, group, page] += 1
+                return tier, page
+        return None
+
+    def let_go(self, group: int, tier: LocalTier, page: int) -> None:
+        """A page that was held has been read."""
+        self.read[tier, group, page] -= 1
+        (self.host if tier == "host" else self.device)[group].release(page)
+
+    def bring(self, group: int, page_id: PageId) -> int | None:
+        """Return a host page to be filled from a lower tier; None if it is here already, or there is no room."""
+        host = self.host[group]
+        known = host.find(page_id) is not None or self.device[group].find(page_id) is not None
+        return None if known or not host.available else host.allocate()
+
+    def brought(self, group: int, page_id: PageId, page: int, origin: str | None) -> None:
+        """A host page was filled from the tier `origin`, or (None) was not."""
+        host = self.host[group]
+        if origin is not None:
+            host.publish(page, page_id)
+            if host.find(page_id) == page:
+                self.origin[page_id] = origin
+        host.release(page)
+
+    def forget(self, ids: Iterable[PageId]) -> tuple[int, int]:
+        """Let pages be found no more; return how many the device had, and the host.
+
+        Who holds one keeps it until it lets go; then it is free.
+        """
+        found = Counter[LocalTier]()
+        for page_id in ids:
+            sides: tuple[tuple[LocalTier, list[PagePool]], ...] = (
+                ("device", self.device),
+                ("host", self.host),
+            )
+            for tier, pools in sides:
+                found[tier] += any(pool.find(page_id) is not None for pool in pools)
+                for pool in pools:
+                    pool.forget(page_id)
+        return found["device"], found["host"]
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken (for tests)."""
+        for device, host in zip(self.device, self.host, strict=True):
+            device.check()
+            host.check()

@@ -1,0 +1,180 @@
+"""Puts pages where they outlive this worker: those of sessions that come back, and what the host is about to lose."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common import log
+from common.config import PagePublish
+from common.pages.codec import Header
+from common.pages.identity import Owner, PageId
+from common.pages.store import PageKey, PageStore, TierDown
+from common.tasks import wait
+from engine.decoder.executor.interface import ModelShape, PageCopier
+from engine.decoder.kv.tiers import PageTiers
+from engine.decoder.sequence import TokenSequence
+
+AT_ONCE = 16
+# Pages that may wait to be put, or of which is known whose they are; the oldest are forgotten.
+WAITING = 1 << 16
+_AGAIN_S = 1.0
+_IDLE_S = 0.5
+_REFUSED_S = 10.0  # how long a page beyond its owner's limit is not tried again
+_NOBODY = bytes(16)
+_log = log.get("engine")
+
+
+class _Place(NamedTuple):
+    """Where a page stands in its sequence, and whose it is."""
+
+    parent: PageId
+    depth: int
+    owner: Owner
+
+
+class WriteBack:
+    """One worker's way down; `policy` says what goes before the host must lose it.
+
+    `through`: all full pages of a turn that has ended; `selective`: those of sessions that have come back at least
+    once; `back`: none.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        tiers: PageTiers,
+        mover: PageCopier,
+        shape: ModelShape,
+        policy: PagePublish,
+        ttl_s: float,
+    ) -> None:
+        self._store, self._tiers, self._mover, self._shape = store, tiers, mover, shape
+        self._policy, self._ttl_s = policy, ttl_s
+        self.put: Counter[str] = Counter()  # pages by outcome
+        self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
+        self._known: OrderedDict[PageId, _Place] = OrderedDict()
+        self._refused: set[PageKey] = set()
+        self._forget_at = 0.0
+        self._work = asyncio.Event()
+        self._putting = asyncio.Lock()
+
+    async def forget(self, ids: Iterable[PageId]) -> None:
+        """Put these no more; returns when none of them is on its way."""
+        async with self._putting:
+            for page_id in ids:
+                self._waiting.pop(page_id, None)
+                self._known.pop(page_id, None)
+
+    def ended(self, sequence: TokenSequence) -> None:
+        """A sequence is about to leave: its full pages may go down."""
+        goes = self._policy == "through" or (self._policy == "selective" and sequence.cached > 0)
+        parent = sequence.root
+        for depth, page_id in enumerate(sequence.ids):
+            place = self._known[page_id] = _Place(parent, depth, sequence.owner)
+            if goes:
+                self._waiting[page_id] = place
+            parent = page_id
+        for places in (self._waiting, self._known):
+            while len(places) > WAITING:
+                places.popitem(last=False)
+        if goes:
+            self._work.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Put what this worker still holds, the latest turns' pages first, until all is there or the time is over."""
+        give_up = time.monotonic() + seconds
+        async with self._putting:
+            self._waiting = OrderedDict(reversed(self._known.items()))
+            while self._waiting and time.monotonic() < give_up:
+                if not await self._put_some():
+                    return
+
+    async def run(self) -> None:
+        """Put for ever; while the tier is away or full, try again a little later."""
+        while True:
+            async with self._putting:
+                went = await self._put_some()
+            if went is None:
+                self._work.clear()
+                await wait(self._work, _IDLE_S)
+            elif not went:
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _put_some(self) -> bool | None:
+        """Put what is to go next; False if the tier is away or full, None if there is nothing."""
+        waited = self._next_waiting()
+        some = self._keyed(waited) or self._sinking()
+        if not some:
+            return None
+        try:
+            went = await self._put(some)
+        except TierDown as error:
+            _log.warning("pages_not_put", error=str(error))
+            went = False
+        if not went:  # behind the others, which may be another node's
+            self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
+        return went
+
+    def _next_waiting(self) -> dict[PageId, _Place]:
+        count = min(AT_ONCE, len(self._waiting))
+        return dict(self._waiting.popitem(last=False) for _ in range(count))
+
+    def _keyed(self, places: dict[PageId, _Place]) -> dict[PageKey, _Place]:
+        groups = range(len(self._shape.windows))
+        return {PageKey(page, group): place for page, place in places.items() for group in groups}
+
+    def _sinking(self) -> dict[PageKey, _Place]:
+        if time.monotonic() >= self._forget_at:
+            self._refused.clear()
+        some = {}
+        for group in range(len(self._shape.windows)):
+            for page_id in self._tiers.sinking(group, AT_ONCE + len(self._refused)):
+                if (key := PageKey(page_id, group)) not in self._refused:
+                    some[key] = self._place(page_id)
+        return some
+
+    def _place(self, page_id: PageId) -> _Place:
+        depth = self._tiers.history.depth(page_id)
+        return self._known.get(page_id, _Place(_NOBODY, depth, b""))
+
+    async def _put(self, some: dict[PageKey, _Place]) -> bool:
+        """Put the pages that are not there yet; False if there is no room for them."""
+        keys = list(some)
+        for key, tier in zip(keys, await self._store.where(keys), strict=True):
+            if tier is None:
+                held = self._tiers.hold(key.group, key.id)
+                if held is None:
+                    continue  # no tier of this worker has it any more
+                try:
+                    value = await self._mover.value(self._header(key, some[key]), *held)
+                finally:
+                    self._tiers.let_go(key.group, *held)
+                outcome = await self._store.put(key, value, self._ttl_s, some[key].owner)
+                self.put[outcome] += 1
+                if outcome == "full":
+                    return False
+                if outcome == "over":  # others' go on
+                    self._refuse(key)
+                    continue
+            self._tiers.sunk(key.group, key.id)
+        return True
+
+    def _refuse(self, key: PageKey) -> None:
+        if not self._refused:
+            self._forget_at = time.monotonic() + _REFUSED_S
+        self._refused.add(key)
+
+    def _header(self, key: PageKey, place: _Place) -> Header:
+        layers, layer_bytes = self._mover.layout(key.group)
+        return Header(
+            id=key.id,
+            parent=place.parent,
+            depth=place.depth,
+            layers=layers,
+            layer_bytes=layer_bytes,
+            group=key.group,
+        )

@@ -1,0 +1,51 @@
+"""What the embedding loop needs of a model, whether it computes or simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.cost.linear import LinearCost
+from common.wire.messages import ModelCard
+
+Floats = NDArray[np.float32]
+
+
+class EncoderModel(Protocol):
+    """An encoder, a cross-encoder, or the sim device."""
+
+    name: str
+    fingerprint: str
+    dimension: int
+    max_tokens: int
+    device: str
+    dtype: str
+    known_cost: LinearCost | None
+
+    @property
+    def reranks(self) -> bool:
+        """True for a cross-encoder."""
+        ...
+
+    def tokenizer_json(self) -> bytes:
+        """Return the tokenizer for the router."""
+        ...
+
+    def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
+        """Return the model's card."""
+        ...
+
+    def check(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise InvalidRequest for texts it cannot take."""
+        ...
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
+        """Return one row per text."""
+        ...
+
+    def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
+        """Return one raw score per pair."""
+        ...

@@ -1,0 +1,115 @@
+"""The sim device: the real protocol, a linear time model, and answers that no one can take for real ones.
+
+Its worker's record says device "sim", its model is called "sim", and its vectors are pseudo-random but the same for the
+same tokens. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.cost.linear import LinearCost
+from common.errors import InvalidRequest
+from common.wire.messages import ModelCard
+from engine.models.encoders.files import ModelFiles, find
+
+DIMENSION = 384
+_TABLE_ROWS = 4096
+
+
+class SimulatedEncoder:
+    """A device that takes `beta_s + alpha_items_s * items + alpha_tokens_s * tokens` seconds a batch.
+
+    To within the clock's precision, or with `sigma` times a normal factor with that deviation.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha_items_s: float,
+        beta_s: float,
+        alpha_tokens_s: float = 0.0,
+        sigma: float = 0.0,
+        files: ModelFiles | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._files = files or find("")
+        self._sleep = sleep
+        self._table = _table()
+        self.name = "sim"
+        self.fingerprint = hashlib.blake2b(b"sim", digest_size=16).hexdigest()
+        self.dimension = DIMENSION
+        self.max_tokens = self._files.max_tokens
+        self.device = "sim"
+        self.dtype = "fp32"
+        self.known_cost: LinearCost | None = LinearCost(beta_s, alpha_items_s, alpha_tokens_s)
+        self._sigma = sigma
+
+    @property
+    def reranks(self) -> bool:
+        """False: it has no cross-encoder head."""
+        return False
+
+    def tokenizer_json(self) -> bytes:
+        """Return MiniLM's tokenizer, so that text takes its real path."""
+        return self._files.tokenizer_json()
+
+    def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
+        """Return the card of the model named "sim"."""
+        return ModelCard(
+            name=self.name,
+            kind="embed",
+            family=f"embed.{self.name}",
+            fingerprint=self.fingerprint,
+            dimension=self.dimension,
+            max_tokens=self.max_tokens,
+            partitions=partitions,
+            created_ms=created_ms,
+        )
+
+    def check(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise InvalidRequest for a text that is empty or too long."""
+        for index, text in enumerate(texts):
+            if not 0 < len(text) <= self.max_tokens:
+                raise InvalidRequest(
+                    f"text {index} has {len(text)} tokens; model sim takes 1 to {self.max_tokens}",
+                    param="input",
+                )
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Return the texts' pseudo-vectors after the time the model says."""
+        started = time.monotonic()
+        assert self.known_cost is not None
+        seconds = self.known_cost.seconds(len(texts), sum(map(len, texts)))
+        due = started + seconds * max(0.0, random.gauss(1.0, self._sigma))
+        rows = np.empty((len(texts), DIMENSION), dtype=np.float32)
+        for index, text in enumerate(texts):
+            digest = hashlib.blake2b(repr(list(text)).encode(), digest_size=4).digest()
+            key = int.from_bytes(digest, "little")
+            rows[index] = np.roll(self._table[key % _TABLE_ROWS], key // _TABLE_ROWS % DIMENSION)
+        while (left := due - time.monotonic()) > 0:
+            self._sleep(left)
+        return rows
+
+    def score(
+        self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        """Raise InvalidRequest: the sim device reranks by cosine only."""
+        raise InvalidRequest(
+            f"model sim is no cross-encoder; {len(pairs)} pairs, {len(types)} types"
+        )
+
+
+def _table() -> NDArray[np.float32]:
+    """Return unit rows drawn once from a fixed seed."""
+    drawn = np.random.Generator(np.random.Philox(7)).standard_normal((_TABLE_ROWS, DIMENSION))
+    rows: NDArray[np.float32] = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(
+        np.float32
+    )
+    return rows

@@ -1,0 +1,234 @@
+"""The plan of one step's attention: which rows look at which pages, worked out once and used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.pages.identity import PAGE
+from engine.kernels.page_memory import PageMemory
+
+Ints = NDArray[np.int64]
+BLOCK_ROWS = 256  # query rows of one sequence that share one mask
+PADDING = 1.25  # a batch of decode rows may hold so many times the pages it needs
+
+
+class QueryRows(Protocol):
+    """One sequence's rows: rising positions, and per layer group the physical page of each logical one."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Absolute positions of the rows."""
+        ...
+
+    @property
+    def pages(self) -> Sequence[Sequence[int]]:
+        """Per layer group: page ids by logical page; -1 for one that is not resident."""
+        ...
+
+
+class AttentionPart(NamedTuple):
+    """Attention of `sequences` x `length` rows over the same number of tokens each.
+
+    `rows` says which query rows they are, sequence by sequence; `blocks` are for `Pool.read`; `mask`
+    (sequences * kv heads or 1, 1, length, tokens) is 0 where a row sees a token and minus infinity elsewhere.
+    """
+
+    sequences: int
+    length: int
+    rows: Tensor
+    blocks: Tensor
+    mask: Tensor
+
+
+class GroupPlan(NamedTuple):
+    """One layer group's share of a step: its rows' positions, where their K and V go, and its parts."""
+
+    slots: Tensor
+    positions: Tensor
+    parts: list[AttentionPart]
+
+
+class Layout(NamedTuple):
+    """A step's rows, sequence after sequence: their positions, where each sequence's rows end, and its pages per group.
+
+    A group's page tables lie one after another in `tables[group]`; a sequence's begins at `starts[group][sequence]`.
+    """
+
+    positions: Ints
+    ends: Ints
+    tables: list[Ints]
+    starts: list[Ints]
+
+    def pages(self, group: int) -> Ints:
+        """Return the physical page of every row."""
+        begin = np.repeat(self.starts[group][:-1], np.diff(self.ends, prepend=0))
+        found: Ints = self.tables[group][begin + self.positions // PAGE]
+        return found
+
+
+def lay_out(
+    queries: Sequence[QueryRows], pools: Sequence[PageMemory], *, whole: bool = True
+) -> Layout:
+    """Join the sequences of a step.
+
+    ValueError if positions do not rise or a page that a row needs is not there, unless some may be missing.
+    """
+    for index, query in enumerate(queries):
+        if not _rises(query.positions):
+            raise ValueError(f"sequence {index}: positions must rise from 0 or more")
+        for group, pool in enumerate(pools):
+            _check_pages(index, query, group, pool, whole=whole)
+    ends = np.cumsum([len(query.positions) for query in queries])
+    tables = [_joined(query.pages[group] for query in queries) for group in range(len(pools))]
+    starts = [
+        np.cumsum([0, *(len(query.pages[group]) for query in queries)])
+        for group in range(len(pools))
+    ]
+    return Layout(_joined(query.positions for query in queries), ends, tables, starts)
+
+
+def _joined(lists: Iterable[Sequence[int]]) -> Ints:
+    return np.array(list(chain.from_iterable(lists)), dtype=np.int64)
+
+
+def _rises(positions: Sequence[int]) -> bool:
+    return len(positions) > 0 and positions[0] >= 0 and all(a < b for a, b in pairwise(positions))
+
+
+def _check_pages(
+    index: int, query: QueryRows, group: int, pool: PageMemory, *, whole: bool
+) -> None:
+    """Raise ValueError unless every page a row sees is resident and exists."""
+    # Plain lists: a step has few sequences, and numpy takes longer to begin than this to end.
+    positions, table = query.positions, query.pages[group]
+    if positions[-1] // PAGE >= len(table):
+        raise ValueError(
+            f"sequence {index}: position {positions[-1]} has no page in group {group} of {len(table)}"
+        )
+    if (page := max(table)) >= pool.pages:
+        raise ValueError(f"sequence {index}: page {page} of group {group} does not exist")
+    if not whole or min(table) >= 0:
+        return
+    for position in positions:
+        first = 0 if pool.window is None else max(position - pool.window + 1, 0) // PAGE
+        if min(table[first : position // PAGE + 1]) < 0:
+            raise ValueError(
+                f"sequence {index}: position {position} sees a page of group {group} that is not resident"
+            )
+
+
+def plan_groups(
+    queries: Sequence[QueryRows], pools: Sequence[PageMemory], _shared: int = 1
+) -> list[GroupPlan]:
+    """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
+    device, step = pools[0].data.device, lay_out(queries, pools)
+    positions = np.split(step.positions, step.ends[:-1])
+    flat, groups = _tensor(step.positions, device), []
+    for group, pool in enumerate(pools):
+        tables = np.split(step.tables[group], step.starts[group][1:-1])
+        parts = _parts(positions, step.ends.tolist(), tables, pool, pool.data.dtype)
+        slots = pool.slots(_tensor(step.pages(group), device), flat % PAGE)
+        groups.append(GroupPlan(slots, flat, parts))
+    return groups
+
+
+def _parts(
+    positions: list[Ints], ends: list[int], tables: list[Ints], pool: PageMemory, dtype: torch.dtype
+) -> list[AttentionPart]:
+    single: list[tuple[int, int, Ints]] = []  # row, position, logical pages
+    parts = []
+    for each, end, table in zip(positions, ends, tables, strict=True):
+        start = end - len(each)
+        if len(each) == 1:
+            single.append((start, int(each[0]), _seen(each, table, pool.window)))
+            continue
+        for at in range(0, len(each), BLOCK_ROWS):
+            some = each[at : at + BLOCK_ROWS]
+            logical = _seen(some, table, pool.window)
+            mask = _mask(some[:, None], _keys(logical)[None, :], pool.window)
+            rows = np.arange(start + at, start + at + len(some))
+            parts.append(_part(rows, 1, table[logical][None, :], mask[None], pool, dtype))
+    by_row = {end - 1: table for end, table in zip(ends, tables, strict=True)}
+    for chosen in _similar(single):
+        longest = max(len(logical) for _, _, logical in chosen)
+        pages = np.zeros((len(chosen), longest), dtype=np.int64)
+        # a padded page is the row's own first one, at positions behind every row's, so the mask hides it
+        logical = np.full((len(chosen), longest), 1 << 40, dtype=np.int64)
+        for n, (row, _, seen) in enumerate(chosen):
+            pages[n] = by_row[row][seen[0]]
+            pages[n, : len(seen)] = by_row[row][seen]
+            logical[n, : len(seen)] = seen
+        keys = (logical[:, :, None] * PAGE + np.arange(PAGE)).reshape(len(chosen), 1, -1)
+        own = np.array([position for _, position, _ in chosen])
+        mask = _mask(own[:, None, None], keys, pool.window)
+        rows = np.array([row for row, _, _ in chosen])
+        parts.append(_part(rows, len(chosen), pages, mask, pool, dtype))
+    return parts
+
+
+def _seen(positions: Ints, table: Ints, window: int | None) -> Ints:
+    """Return the logical pages, resident ones only, that any of these rows may see."""
+    first = 0 if window is None else max(0, int(positions[0]) - window + 1) // PAGE
+    logical = np.arange(first, int(positions[-1]) // PAGE + 1)
+    return logical[table[logical] >= 0]
+
+
+def _keys(logical: Ints) -> Ints:
+    return (logical[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
+
+
+def _mask(rows: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
+    """Return True where a row at one position sees a token at another."""
+    seen: NDArray[np.bool_] = keys <= rows
+    return seen if window is None else seen & (keys > rows - window)
+
+
+def _similar(single: list[tuple[int, int, Ints]]) -> list[list[tuple[int, int, Ints]]]:
+    """Split rows into batches of like numbers of pages, so that little is read for nothing."""
+    batches: list[list[tuple[int, int, Ints]]] = []
+    used = 0
+    for each in sorted(single, key=lambda item: len(item[2]), reverse=True):
+        size = len(each[2])
+        if batches:
+            longest = len(batches[-1][0][2])
+            if longest * (len(batches[-1]) + 1) <= PADDING * (used + size) or longest - size <= 1:
+                batches[-1].append(each)
+                used += size
+                continue
+        batches.append([each])
+        used = size
+    return batches
+
+
+def _part(
+    rows: Ints,
+    sequences: int,
+    pages: Ints,
+    seen: NDArray[np.bool_],
+    pool: PageMemory,
+    dtype: torch.dtype,
+) -> AttentionPart:
+    device = pool.data.device
+    visible = torch.from_numpy(seen).to(device)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    mask.masked_fill_(~visible, float("-inf"))
+    if sequences > 1:
+        mask = mask.repeat_interleave(pool.kv_heads, dim=0)
+    return AttentionPart(
+        sequences=sequences,
+        length=seen.shape[1],
+        rows=_tensor(rows, device),
+        blocks=pool.blocks(_tensor(pages, device)),
+        mask=mask[:, None],
+    )
+
+
+def _tensor(values: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

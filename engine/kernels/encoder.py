@@ -1,0 +1,107 @@
+"""Bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
+
+The library shares torch's OpenMP pool: it is linked without one of its own, so no second pool spins beside torch's.
+A call takes as many threads as torch has in the thread that makes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common import log
+from common.native.finder import find
+from engine.kernels.sources import ENCODER
+
+HEAD_WIDTHS = (32, 64)
+_log = log.get("ml")
+
+
+class EncoderKernels:
+    """The compiled kernels on torch tensors; all tensors are contiguous and on the CPU."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._library = functions
+        for name in ("spillway_add_norm", "spillway_embed"):
+            getattr(functions, name).restype = None
+
+    @classmethod
+    def load(cls, directory: Path | None = None) -> EncoderKernels | None:
+        """Return the kernels, or None where they cannot be built or loaded."""
+        path = find(ENCODER, directory)
+        library = None if path is None else open_library(path)
+        return None if library is None else cls(library)
+
+    def attention(self, qkv: Tensor, starts: Tensor, heads: int, width: int) -> Tensor:
+        """Return bf16 (rows, heads * width) from bf16 (rows, 3 * heads * width); texts begin at `starts`."""
+        out = torch.empty(qkv.shape[0], heads * width, dtype=torch.bfloat16)
+        missing = self._library.spillway_attention(
+            _pointer(qkv),
+            _pointer(out),
+            _pointer(starts),
+            ctypes.c_int64(len(starts) - 1),
+            ctypes.c_int(heads),
+            ctypes.c_int(width),
+            ctypes.c_float(width**-0.5),
+        )
+        assert missing == 0, f"no kernel for heads of {width}"
+        return out
+
+    def add_norm(
+        self, rows: Tensor, delta: Tensor, rows16: Tensor, norm: tuple[Tensor, Tensor, float]
+    ) -> None:
+        """Set `rows` (fp32) to norm(rows + delta), and `rows16` to the same rounded."""
+        weight, bias, epsilon = norm
+        self._library.spillway_add_norm(
+            _pointer(rows),
+            _pointer(delta),
+            _pointer(rows16),
+            ctypes.c_int64(rows.shape[0]),
+            ctypes.c_int64(rows.shape[1]),
+            _pointer(weight),
+            _pointer(bias),
+            ctypes.c_float(epsilon),
+        )
+
+    def embed(
+        self,
+        tables: tuple[Tensor, Tensor, Tensor],
+        ids: tuple[Tensor, Tensor, Tensor | None],
+        norm: tuple[Tensor, Tensor, float],
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows (fp32) = norm(words + positions + types), and the same rounded to bf16."""
+        count, hidden = len(ids[0]), tables[0].shape[1]
+        rows = torch.empty(count, hidden)
+        rows16 = torch.empty(count, hidden, dtype=torch.bfloat16)
+        weight, bias, epsilon = norm
+        self._library.spillway_embed(
+            *(_pointer(table) for table in tables),
+            *(None if index is None else _pointer(index) for index in ids),
+            _pointer(rows),
+            _pointer(rows16),
+            ctypes.c_int64(count),
+            ctypes.c_int64(hidden),
+            _pointer(weight),
+            _pointer(bias),
+            ctypes.c_float(epsilon),
+        )
+        return rows, rows16
+
+
+def open_library(path: Path) -> ctypes.CDLL | None:
+    """Open a library of kernels beside torch's OpenMP; None, and a warning, if it cannot be opened."""
+    torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    try:
+        for openmp in torch_openmp:
+            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+        return None
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,211 @@
+"""Page pools: the memory that KV pages live in, one tensor a layer group."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.pages.identity import PAGE
+from engine.models.decoders.spec import DecoderSpec
+
+LAYOUT = 1  # version of `[layer][K|V][kv head][token][dim]`; part of the fingerprint
+SEQUENCES = 64  # so many sequences of full context is more than is ever taken unasked
+HOST_TIMES = 4  # so many times the device's pages are more than is ever taken of a host unasked
+_SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+class PageMemory:
+    """The pages of one layer group: (pages, layers, 2, kv heads, PAGE, dim), a page contiguous in memory.
+
+    `layers` are the model's layers it holds, `window` is what their rows see. On a host the memory is taken when a
+    page is first written.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        window: int | None,
+        layers: Sequence[int],
+        pages: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: bool = False,
+    ) -> None:
+        """Take the memory; `shared` is host memory that other processes can map, pinned where CUDA is."""
+        self.window = window
+        self.layers = list(layers)
+        self.kv_heads = spec.kv_heads
+        shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
+        self.data = _shared(shape, dtype) if shared else _zeros(shape, dtype, device)
+        self._blocks = self.data.view(-1, PAGE * spec.head_dim)
+        self._slots = self.data.view(-1, spec.head_dim)
+        self._heads = torch.arange(spec.kv_heads, device=device)
+
+    @property
+    def pages(self) -> int:
+        """How many pages there are."""
+        return self.data.shape[0]
+
+    def raw(self) -> NDArray[np.uint8]:
+        """Return a host's pages as bytes, (pages, layers, bytes of a page's layer), the same memory."""
+        flat = self.data.view(torch.uint8).reshape(self.pages, len(self.layers), -1)
+        found: NDArray[np.uint8] = flat.numpy()
+        return found
+
+    def blocks(self, tables: Tensor) -> Tensor:
+        """Return, for page ids (sequences, L), indices of each head's key block in layer 0, to be passed to `read`."""
+        first = tables * (len(self.layers) * 2 * self.kv_heads)
+        return (first[:, None, :] + self._heads[None, :, None]).reshape(-1)
+
+    def read(self, layer: int, blocks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """Return K and V, (sequences * kv heads, 1, tokens, dim), of a layer (counted in the group)."""
+        at = blocks + layer * 2 * self.kv_heads
+        shape = (sequences * self.kv_heads, 1, -1, self.data.shape[-1])
+        keys = self._blocks.index_select(0, at).view(shape)
+        return keys, self._blocks.index_select(0, at + self.kv_heads).view(shape)
+
+    def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
+        """Return, for rows' page ids and offsets in them, indices to be passed to `write`."""
+        first = pages * (len(self.layers) * 2 * self.kv_heads)
+        heads = torch.arange(self.kv_heads, device=pages.device)
+        return ((first[:, None] + heads) * PAGE + offsets[:, None]).reshape(-1)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store rows (rows, kv heads, dim) of a layer (counted in the group)."""
+        at = slots + layer * 2 * self.kv_heads * PAGE
+        dim = keys.shape[-1]
+        self._slots.index_copy_(0, at, keys.reshape(-1, dim))
+        self._slots.index_copy_(0, at + self.kv_heads * PAGE, values.reshape(-1, dim))
+
+    def clear(self, slots: Tensor) -> None:
+        """Zero rows in all layers, so that no number that is not finite stays behind."""
+        for layer in range(len(self.layers)):
+            for half in (0, 1):
+                at = slots + (layer * 2 + half) * self.kv_heads * PAGE
+                self._slots.index_fill_(0, at, 0)
+
+
+def page_bytes(spec: DecoderSpec, layers: int, dtype: torch.dtype) -> int:
+    """Return the size of one page of a group of so many layers."""
+    return layers * 2 * spec.kv_heads * PAGE * spec.head_dim * dtype.itemsize
+
+
+def page_count(
+    spec: DecoderSpec, kv_bytes: int, *, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return how many pages each group gets of `kv_bytes` (0: a share of what is free); ConfigError if none.
+
+    The share is a quarter of a host's available memory, or 0.8 of a device's free memory, and no more than 64
+    sequences of full context need.
+    """
+    each = sum(page_bytes(spec, len(layers), dtype) for _, layers in spec.groups)
+    if kv_bytes:
+        if kv_bytes < each:
+            raise ConfigError(
+                f"SPILLWAY_KV_BYTES is {kv_bytes}; expected 0, or at least {each}: one page of {PAGE} tokens"
+            )
+        return kv_bytes // each
+    wanted = SEQUENCES * -(-spec.positions // PAGE)
+    if device.type == "cuda":
+        share = int(torch.cuda.mem_get_info(device)[0] * _SHARE_DEVICE)
+    else:
+        share = int(available_memory() * _SHARE_HOST)
+    if share < each:
+        raise ConfigError(
+            f"only {share} bytes are free for KV pages, and one of {PAGE} tokens takes {each}; "
+            "expected a smaller model, or SPILLWAY_KV_BYTES"
+        )
+    return min(wanted, share // each)
+
+
+def host_page_count(host_bytes: int | None, pages: int, page_size: int) -> int:
+    """Return how many pages each group gets of `host_bytes` of host memory beside `pages` on the device.
+
+    None takes a quarter of the available memory, and no more than four times what the device has.
+    """
+    if host_bytes is not None:
+        return host_bytes // page_size
+    share = int(available_memory() * _SHARE_HOST) // page_size
+    return min(share, HOST_TIMES * pages)
+
+
+def available_memory() -> int:
+    """Return the bytes this process can still take: the machine's, or its cgroup's if that is less."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _text(_MEMINFO).splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for limit, used in _CGROUP:
+        if _text(limit).isdigit() and _text(used).isdigit():
+            cache = _inactive(_text(used.parent / "memory.stat"))
+            free = min(free, max(0, int(_text(limit)) - int(_text(used)) + cache))
+    return free
+
+
+def _inactive(statistics: str) -> int:
+    """Return the bytes of file cache that a cgroup gives up when asked for memory."""
+    fields = dict(line.split()[:2] for line in statistics.splitlines() if line.count(" "))
+    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
+    # Private: shared memory gets no huge pages unless the system is told to give it some.
+    size = math.prod(shape) * dtype.itemsize
+    return _mapped(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), shape, dtype)
+
+
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("spillway-pages")
+        try:
+            os.ftruncate(file, size)
+            memory = mmap.mmap(file, size)
+        finally:
+            os.close(file)
+    else:
+        memory = mmap.mmap(-1, size)
+    found = _mapped(memory, shape, dtype)
+    if torch.cuda.is_available() and found.numel():
+        # Pinned memory is what a device copies from and to beside its computing.
+        torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _mapped(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    plain = np.frombuffer(
+        memory,
+        dtype=np.float32 if dtype.itemsize == 4 else np.int16,
+        count=math.prod(shape),
+    )
+    return torch.from_numpy(plain).view(dtype).view(shape)

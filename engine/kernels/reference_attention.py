@@ -1,0 +1,34 @@
+"""`paged_attention` in plain torch: the reference that every other implementation is tested against."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+from torch import Tensor
+
+from engine.kernels.attention_plan import GroupPlan
+from engine.kernels.page_memory import PageMemory
+
+
+def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan) -> Tensor:
+    """Attend with rows (rows, heads, dim) over the pages of one layer (counted in its group).
+
+    Any positions, any page placement, grouped heads and windows: `plan` says who sees what. K and V of this step's
+    rows must have been written. Returns (rows, heads, dim), in the type of `q`.
+    """
+    out = torch.empty_like(q)
+    heads, dim = q.shape[1:]
+    shared = heads // kv_pages.kv_heads  # query heads that share one head of K and V
+    for part in plan.parts:
+        keys, values = kv_pages.read(layer, part.blocks, part.sequences)
+        shape = (part.sequences, part.length, kv_pages.kv_heads, shared, dim)
+        rows = q[part.rows].view(shape).permute(0, 2, 3, 1, 4)
+        found = F.scaled_dot_product_attention(
+            rows.reshape(-1, shared, part.length, dim),
+            keys.expand(-1, shared, -1, -1),
+            values.expand(-1, shared, -1, -1),
+            attn_mask=part.mask,
+        )
+        found = found.view(part.sequences, kv_pages.kv_heads, shared, part.length, dim)
+        out[part.rows] = found.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
+    return out

@@ -1,0 +1,177 @@
+"""`paged_attention` on CUDA, in Triton: any positions, page tables and windows, grouped heads, chunks of pages apart.
+
+Each program takes some rows of a sequence, the query heads on one head of K and V, and a chunk of pages; what the
+chunks give is merged. Triton's interpreter runs the same kernel without a device (TRITON_INTERPRET=1), for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.pages.identity import PAGE
+from engine.kernels.attention_plan import QueryRows, lay_out
+from engine.kernels.page_memory import PageMemory
+
+CHUNK = 16  # pages
+QUERIES = 64  # query heads of a program
+_NOTHING = -1.0e30
+_INTERPRETED = bool(
+    triton.knobs.runtime.interpret
+)  # it multiplies the bits of bf16 as if they were numbers
+_ROWS, _FROM, _TO = 1, 3, 4
+
+
+class Blocks(NamedTuple):
+    """One layer group's share of a step: its rows' positions, where their K and V go, who looks at which pages.
+
+    `blocks` (blocks, 5): first row, rows, where the page table begins, and the logical pages from and to. `most` is the
+    largest number of rows of a block, `chunks` of chunks.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    tables: Tensor
+    blocks: Tensor
+    most: int
+    chunks: int
+
+
+def plan_blocks(
+    queries: Sequence[QueryRows],
+    pools: Sequence[PageMemory],
+    shared: int,
+    device: torch.device | None = None,
+) -> list[Blocks]:
+    """Work out a step for every layer group; `shared` query heads are on one head of K and V.
+
+    The tensors are on `device`, or where the pools are. ValueError if positions do not rise or a page that a row
+    needs is not there.
+    """
+    device, step = device or pools[0].data.device, lay_out(queries, pools)
+    flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
+    for group, pool in enumerate(pools):
+        blocks, first = [], 0
+        for end, start in zip(step.ends.tolist(), step.starts[group].tolist(), strict=False):
+            for at in range(first, end, size):
+                last = min(at + size, end)
+                seen = 0 if pool.window is None else step.positions[at] - pool.window + 1
+                pages = max(0, int(seen)) // PAGE, int(step.positions[last - 1]) // PAGE + 1
+                blocks.append((at, last - at, start, *pages))
+            first = end
+        chunks = max((b[_TO] - 1) // CHUNK - b[_FROM] // CHUNK + 1 for b in blocks)
+        found.append(
+            Blocks(
+                pool.slots(_tensor(step.pages(group), device), flat % PAGE),
+                flat,
+                _tensor(step.tables[group].astype(np.int32), device),
+                _tensor(np.array(blocks, dtype=np.int32), device),
+                max(b[_ROWS] for b in blocks),
+                chunks,
+            )
+        )
+    return found
+
+
+def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Tensor:
+    """Attend with rows (rows, heads, dim) over the pages of one layer, as the reference of the same name does."""
+    sums, most, mass = attend_partly(q, kv_pages, layer, plan)
+    top = most.amax(0)
+    weights = torch.exp(most - top)
+    total = (mass * weights).sum(0)
+    return ((sums * weights[..., None]).sum(0) / total[..., None]).to(q.dtype)
+
+
+def attend_partly(
+    q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unscaled sums (chunks, rows, heads, dim), largest scores and masses (chunks, rows, heads), all fp32."""
+    q = q.contiguous()
+    rows, heads, dim = q.shape
+    shared = heads // kv_pages.kv_heads
+    sums = torch.zeros(plan.chunks, rows, heads, dim, device=q.device)
+    most = torch.full((plan.chunks, rows, heads), _NOTHING, device=q.device)
+    mass = torch.zeros(plan.chunks, rows, heads, device=q.device)
+    data = kv_pages.data
+    _attend[(len(plan.blocks), kv_pages.kv_heads, plan.chunks)](
+        q, data, plan.tables, plan.positions, plan.blocks, sums, most, mass,
+        rows, layer * data.stride(1), data.stride(0), data.stride(2), dim**-0.5,
+        HEADS=heads, SHARED=shared, DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)),
+        SIZE=max(16, triton.next_power_of_2(plan.most * shared)), PAGE_=PAGE, CHUNK_=CHUNK,
+        WINDOW=kv_pages.window or 0, WIDEN=_INTERPRETED and data.dtype == torch.bfloat16,
+    )  # fmt: skip
+    return sums, most, mass
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    q, pages, tables, positions, blocks, sums, most, mass, rows, layer_at, page_stride, half_stride, scale,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    PAGE_: tl.constexpr, CHUNK_: tl.constexpr, WINDOW: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    block, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(blocks + block * 5)
+    count = tl.load(blocks + block * 5 + 1)
+    table = tl.load(blocks + block * 5 + 2)
+    page_from = tl.load(blocks + block * 5 + 3)
+    page_to = tl.load(blocks + block * 5 + 4)
+    begin = (page_from // CHUNK_ + chunk) * CHUNK_
+    low, high = tl.maximum(page_from, begin), tl.minimum(page_to, begin + CHUNK_)
+    if low < high:
+        i = tl.arange(0, SIZE)
+        there = i < count * SHARED
+        row = first + i // SHARED
+        at = row * HEADS + head * SHARED + i % SHARED
+        d = tl.arange(0, WIDTH)
+        inside = d < DIM
+        mine = tl.load(
+            q + at[:, None] * DIM + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        position = tl.load(positions + row, mask=there, other=-1)
+        top = tl.full([SIZE], -1.0e30, tl.float32)
+        total = tl.zeros([SIZE], tl.float32)
+        found = tl.zeros([SIZE, WIDTH], tl.float32)
+        t = tl.arange(0, PAGE_)
+        for page in range(low, high):
+            physical = tl.load(tables + table + page)
+            present = (
+                physical + 0 * t >= 0
+            )  # as many as there are tokens: the interpreter joins no scalar
+            base = pages + physical.to(tl.int64) * page_stride + layer_at + head * PAGE_ * DIM
+            where = t[:, None] * DIM + d[None, :]
+            shown = inside[None, :] & present[:, None]
+            keys = tl.load(base + where, mask=shown, other=0.0)
+            values = tl.load(base + half_stride + where, mask=shown, other=0.0)
+            if WIDEN:
+                keys, values = keys.to(tl.float32), values.to(tl.float32)
+            scores = tl.dot(mine.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
+            token = page * PAGE_ + t
+            seen = (token[None, :] <= position[:, None]) & present[None, :]
+            if WINDOW > 0:
+                seen = seen & (token[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+            now = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp(scores - now[:, None])
+            keep = tl.exp(top - now)
+            total = total * keep + tl.sum(weights, 1)
+            found = found * keep[:, None]
+            found += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            top = now
+        out = chunk * rows * HEADS + at
+        tl.store(most + out, top, mask=there)
+        tl.store(mass + out, total, mask=there)
+        tl.store(
+            sums + out[:, None] * DIM + d[None, :], found, mask=there[:, None] & inside[None, :]
+        )
+
+
+def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,349 @@
+"""A decoder on the CPU in one C++ call a step: packed weights, paged attention, and what lies between.
+
+A row's result is the same to the last bit in any batch, chunking and page placement, with any number of threads: this
+is exact mode, and costs nothing here. The plain torch of `forward` is what it is tested against.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.native.finder import find
+from engine.kernels.attention_plan import QueryRows, lay_out
+from engine.kernels.encoder import open_library
+from engine.kernels.page_arrival import PageArrival
+from engine.kernels.page_memory import PageMemory
+from engine.kernels.sources import DECODER
+from engine.models.decoders.rotary import frequencies
+from engine.models.decoders.spec import DecoderSpec
+
+WeightKind = Literal["fp32", "bf16", "int8", "int4"]
+WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
+_KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+_PAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
+_BEFORE, _AFTER, _Q_NORM, _K_NORM, _LAST = range(5)
+_int64 = ctypes.c_int64
+
+
+class _Pages(ctypes.Structure):
+    """One layer group's pages, as `attention.h` has them."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("kind", ctypes.c_int),
+        ("layers", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("tables", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+    )
+
+
+def load_kernels() -> ctypes.CDLL | None:
+    """Return the decoder's kernels for this processor, or None where they cannot be had."""
+    for source in DECODER:
+        path = find(source)
+        library = None if path is None else open_kernels(path)
+        if library is not None:
+            return library
+    return None
+
+
+def open_kernels(path: Path) -> ctypes.CDLL | None:
+    """Return the kernels in a library, or None if it cannot be opened."""
+    library = open_library(path)
+    if library is not None:
+        library.spillway_model.restype = ctypes.c_void_p
+        library.spillway_pack.restype = ctypes.c_void_p
+        library.spillway_free.restype = None
+        library.spillway_read.restype = ctypes.c_float
+    return library
+
+
+def serves(spec: DecoderSpec) -> bool:
+    """True if the kernels know a model of this shape."""
+    return spec.head_dim <= WIDEST_HEAD and spec.heads // spec.kv_heads <= MOST_SHARED
+
+
+class CompiledDecoder:
+    """A loaded model without its pages; every call says where they are. Not thread-safe."""
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: dict[str, Tensor],
+        kernels: ctypes.CDLL,
+        *,
+        kind: WeightKind,
+        threads: int,
+    ) -> None:
+        """Pack weights named and shaped as `weights.wanted` says, of fp32 or bf16; those packed leave the dict.
+
+        int8 and int4 are made here, with one scale for 64 inputs of an output. ConfigError if memory does not suffice.
+        """
+        self.spec, self._kernels, self._threads = spec, kernels, threads
+        self._model = ctypes.c_void_p(
+            kernels.spillway_model(
+                *map(
+                    _int64,
+                    (
+                        spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim,
+                        spec.intermediate,
+                    ),
+                ),
+                ctypes.c_float(spec.epsilon),
+                _ACTIVATIONS[spec.activation],
+            )
+        )  # fmt: skip
+        weakref.finalize(self, kernels.spillway_free, self._model)
+        # A copy: a tensor from a file holds the whole file in memory.
+        self._embed = weights["model.embed_tokens.weight"].clone()
+        kernels.spillway_table(self._model, _at(self._embed), _half(self._embed))
+        for group, (_, layers) in enumerate(spec.groups):
+            for at, layer in enumerate(layers):
+                kernels.spillway_place(self._model, _int64(layer), _int64(group), _int64(at))
+        for layer in range(spec.layers):
+            self._layer(layer, weights, kind)
+        self._norm(0, _LAST, weights.pop("model.norm.weight"))
+        head = self._embed if spec.tied else weights.pop("lm_head.weight")
+        self._linear(0, _HEAD, kind, [head], [])
+        inverse = frequencies(spec.rope, spec.head_dim).contiguous()
+        kernels.spillway_turn(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
+
+    def arrival(self) -> PageArrival:
+        """Return what is told how far pages have come that a step of this model waits for."""
+        come = self._kernels.spillway_come
+        return PageArrival(
+            self.spec.layers, lambda flag, layers: come(ctypes.byref(flag), _int64(layers))
+        )
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        queries: Sequence[QueryRows],
+        pools: Sequence[PageMemory],
+        arrival: PageArrival | None = None,
+    ) -> Tensor:
+        """Compute rows (rows,) of token ids and write their K and V; return fp32 (rows, hidden) before the last norm.
+
+        A layer attends when its pages have come. ValueError if positions do not rise or a page that a row needs is not
+        there.
+        """
+        step = _Step(queries, pools)
+        out = torch.empty(len(step.positions), self.spec.hidden)
+        self._kernels.spillway_step(
+            self._model,
+            *step.rows(tokens),
+            *step.sequences(),
+            _int64(len(pools)),
+            step.pages,
+            None if arrival is None else ctypes.byref(arrival.flag),
+            _at(out),
+            self._threads,
+        )
+        return out
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
+        out = torch.empty(len(rows), self.spec.vocabulary)
+        if len(rows):
+            rows = rows.contiguous()
+            self._kernels.spillway_logits(
+                self._model, _int64(len(rows)), _at(rows), _at(out), self._threads
+            )
+        return out
+
+    def _layer(self, layer: int, weights: dict[str, Tensor], kind: WeightKind) -> None:
+        base = f"model.layers.{layer}."
+        self._norm(layer, _BEFORE, weights.pop(base + "input_layernorm.weight"))
+        self._norm(layer, _AFTER, weights.pop(base + "post_attention_layernorm.weight"))
+        attention = base + "self_attn."
+        if self.spec.qk_norm:
+            self._norm(layer, _Q_NORM, weights.pop(attention + "q_norm.weight"))
+            self._norm(layer, _K_NORM, weights.pop(attention + "k_norm.weight"))
+        for which, names in (
+            (_QKV, [attention + f"{name}_proj" for name in "qkv"]),
+            (_OUT, [attention + "o_proj"]),
+            (_GATE_UP, [base + "mlp.gate_proj", base + "mlp.up_proj"]),
+            (_DOWN, [base + "mlp.down_proj"]),
+        ):
+            matrices = [weights.pop(name + ".weight") for name in names]
+            biases = [weights.pop(name + ".bias") for name in names if name + ".bias" in weights]
+            self._linear(layer, which, kind, matrices, biases)
+
+    def _norm(self, layer: int, which: int, weight: Tensor) -> None:
+        weight = weight.float().contiguous()
+        self._kernels.spillway_norm(
+            self._model, _int64(layer), which, _at(weight), _int64(len(weight))
+        )
+
+    def _linear(
+        self,
+        layer: int,
+        which: int,
+        kind: WeightKind,
+        matrices: Sequence[Tensor],
+        biases: Sequence[Tensor],
+    ) -> None:
+        joined = matrices[0] if len(matrices) == 1 else torch.cat(list(matrices))
+        joined = joined.contiguous()
+        bias = torch.cat(list(biases)).float().contiguous() if biases else None
+        failed = self._kernels.spillway_linear(
+            self._model,
+            _int64(layer),
+            which,
+            _KINDS[kind],
+            _at(joined),
+            _half(joined),
+            _int64(joined.shape[0]),
+            _int64(joined.shape[1]),
+            None if bias is None else _at(bias),
+            self._threads,
+        )
+        if failed:
+            raise ConfigError(f"there is no memory for the weights of layer {layer} as {kind}")
+
+
+class _Step:
+    """What the kernels are told of a step's rows; it holds the memory that they look at."""
+
+    def __init__(
+        self, queries: Sequence[QueryRows], pools: Sequence[PageMemory], *, whole: bool = True
+    ) -> None:
+        step = lay_out(queries, pools, whole=whole)
+        self.positions, self._ends, self._starts = step.positions, step.ends, step.starts
+        self._tables = [table.astype(np.int32) for table in step.tables]
+        self.pages = (_Pages * len(pools))(
+            *(
+                _Pages(
+                    pool.data.data_ptr(),
+                    _PAGES[pool.data.dtype],
+                    len(pool.layers),
+                    pool.window or 0,
+                    table.ctypes.data,
+                    starts.ctypes.data,
+                )
+                for pool, table, starts in zip(pools, self._tables, self._starts, strict=True)
+            )
+        )
+
+    def rows(self, of: Tensor) -> tuple[object, ...]:
+        """Return the number of rows, what they are, and their positions."""
+        return _int64(len(self.positions)), _at(of), ctypes.c_void_p(self.positions.ctypes.data)
+
+    def sequences(self) -> tuple[object, ...]:
+        """Return the number of sequences, and where their rows end."""
+        return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
+
+
+class PackedLinear:
+    """One linear alone, of fp32 or bf16 weights (outputs, inputs): for tests and measurements."""
+
+    def __init__(
+        self, kernels: ctypes.CDLL, weight: Tensor, kind: WeightKind, threads: int
+    ) -> None:
+        """Pack; ConfigError if memory does not suffice."""
+        self._kernels, self._threads, self.outputs = kernels, threads, weight.shape[0]
+        weight = weight.contiguous()
+        sizes = (_int64(weight.shape[0]), _int64(weight.shape[1]))
+        packed = kernels.spillway_pack(_KINDS[kind], _at(weight), _half(weight), *sizes, threads)
+        if packed is None:
+            raise ConfigError(f"there is no memory for {tuple(weight.shape)} weights as {kind}")
+        self._packed = ctypes.c_void_p(packed)
+        weakref.finalize(self, kernels.spillway_drop, self._packed)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return fp32 (rows, outputs) of contiguous fp32 (rows, inputs)."""
+        out = torch.empty(len(rows), self.outputs)
+        self._kernels.spillway_multiply(
+            self._packed, _int64(len(rows)), _at(rows), _at(out), self._threads
+        )
+        return out
+
+
+class Partial(NamedTuple):
+    """Attention over some of the pages: unscaled sums (rows, heads, dim); largest score and mass (rows, heads)."""
+
+    sums: Tensor
+    most: Tensor
+    mass: Tensor
+
+
+def attend(
+    kernels: ctypes.CDLL,
+    q: Tensor,
+    pool: PageMemory,
+    layer: int,
+    queries: Sequence[QueryRows],
+    threads: int,
+) -> Tensor:
+    """Attend with fp32 rows (rows, heads, dim) over the pages of one layer, counted in its group; see `attention`."""
+    return _attend(kernels, q, pool, layer, _Step(queries, [pool]), threads, partial=False).sums
+
+
+def attend_partly(
+    kernels: ctypes.CDLL,
+    q: Tensor,
+    pool: PageMemory,
+    layer: int,
+    queries: Sequence[QueryRows],
+    threads: int,
+) -> Partial:
+    """Attend over those pages that are resident (not -1 in the table); `merge` joins what disjoint ones gave."""
+    step = _Step(queries, [pool], whole=False)
+    return _attend(kernels, q, pool, layer, step, threads, partial=True)
+
+
+def merge(one: Partial, other: Partial) -> Partial:
+    """Return the attention over the pages of both."""
+    most = torch.maximum(one.most, other.most)
+    mine, its = torch.exp(one.most - most), torch.exp(other.most - most)
+    sums = one.sums * mine[..., None] + other.sums * its[..., None]
+    return Partial(sums, most, one.mass * mine + other.mass * its)
+
+
+def _attend(
+    kernels: ctypes.CDLL,
+    q: Tensor,
+    pool: PageMemory,
+    layer: int,
+    step: _Step,
+    threads: int,
+    *,
+    partial: bool,
+) -> Partial:
+    q = q.contiguous()
+    rows, heads, dim = q.shape
+    found = Partial(torch.empty_like(q), torch.empty(rows, heads), torch.empty(rows, heads))
+    kernels.spillway_attend(
+        *map(_int64, (heads, pool.kv_heads, dim)),
+        step.pages,
+        _int64(layer),
+        *step.rows(q),
+        *step.sequences(),
+        _at(found.sums),
+        _at(found.most) if partial else None,
+        _at(found.mass) if partial else None,
+        threads,
+    )
+    return found
+
+
+def _half(tensor: Tensor) -> int:
+    return int(tensor.dtype == torch.bfloat16)
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

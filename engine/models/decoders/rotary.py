@@ -1,0 +1,71 @@
+"""Rotary positions computed: inverse frequencies, and the rotation of queries and keys.
+
+Operations, their order and their precision (fp32) are those of transformers: at position 10,000 the last bit of a
+frequency moves an angle by 1e-3, so a more precise frequency would be a different model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.models.decoders.rope import RopeSpec
+
+
+def frequencies(rope: RopeSpec, dim: int) -> Tensor:
+    """Return the `dim / 2` inverse frequencies, fp32, in radians a position."""
+    powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+    plain = 1.0 / powers
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, powers, dim)
+    return plain
+
+
+def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
+    """Divide slow turns by the factor, keep fast ones, and blend in between."""
+    length = 2 * math.pi / plain
+    slow, fast = rope.original / rope.low, rope.original / rope.high
+    scaled = torch.where(length > slow, plain / rope.factor, plain)
+    smooth = (rope.original / length - rope.low) / (rope.high - rope.low)
+    blended = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    return torch.where((length >= fast) & (length <= slow), blended, scaled)
+
+
+def _yarn(rope: RopeSpec, powers: Tensor, dim: int) -> Tensor:
+    """Blend scaled and plain frequencies along a ramp over the dimensions."""
+    first, last = _turning(rope, rope.fast, dim), _turning(rope, rope.slow, dim)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    if first == last:
+        last += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    keep = 1 - ramp
+    return 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
+
+
+def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
+    """Return the dimension that turns `rotations` times over the original context."""
+    ratio = math.log(rope.original / (rotations * 2 * math.pi))
+    return dim * ratio / (2 * math.log(rope.theta))
+
+
+def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return cosines and sines, (2, rows, 1, dim), of `positions` (rows), scaled (yarn), in `dtype`."""
+    turned = torch.outer(positions.to(torch.float32), inverse)
+    turned = torch.stack((turned.cos(), turned.sin()))
+    turned = (turned if scale == 1 else turned * scale).to(dtype)
+    return torch.cat((turned, turned), dim=-1)[:, :, None, :]
+
+
+def rotate(rows: Tensor, turned: Tensor) -> Tensor:
+    """Rotate (rows, heads, dim) by `angles`: dimension i turns with i + dim / 2."""
+    half = rows.shape[-1] // 2
+    swapped = torch.cat((-rows[..., half:], rows[..., :half]), dim=-1)
+    return rows * turned[0] + swapped * turned[1]

@@ -1,0 +1,238 @@
+"""One encoder or cross-encoder: token lists in, vectors or scores out, on one device in one precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.cost.linear import LinearCost
+from common.devices import detect
+from common.errors import ConfigError, InvalidRequest
+from common.wire.messages import ModelCard
+from engine.encoder.batching import length_order
+from engine.kernels.encoder import EncoderKernels
+from engine.memory import keep_memory
+from engine.models.encoders.files import ModelFiles, find
+from engine.models.encoders.packed_forward import PackedForward, packable
+from engine.models.encoders.precision import Forward, Way, choose
+from engine.models.encoders.torch_forward import TorchForward
+from engine.models.encoders.weights import load_weights
+
+Floats = NDArray[np.float32]
+MICROBATCH_TOKENS = 4096
+
+
+class Encoder:
+    """A loaded model; not thread-safe: one thread computes, any may read its properties."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        weights: dict[str, Tensor],
+        forward: Forward,
+        *,
+        device: torch.device,
+        way: Way,
+        threads: int,
+    ) -> None:
+        self._files = files
+        self._spec = files.spec
+        self._forward = forward
+        self._device = device
+        self._threads = threads
+        self._head = {
+            name: tensor.to(device)
+            for name, tensor in weights.items()
+            if name.startswith(("pooler.", "classifier"))
+        }
+        self.name = files.name
+        self.fingerprint = files.fingerprint()
+        self.dtype: str = way
+        self.known_cost: LinearCost | None = None
+        self.times = (
+            1  # so often everything is computed: a slower device, for tests and demonstration
+        )
+        self.device = device.type
+        self.max_tokens = files.max_tokens
+        self.dimension = files.spec.hidden
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 0,
+        cache: Path | None = None,
+    ) -> Encoder:
+        """Load a model by directory, hub id or alias ("" is MiniLM).
+
+        `dtype` auto takes the fastest precision within the accuracy bound, by measurement, remembered in `cache`;
+        `threads` 0 takes what affinity and cgroup allow. ConfigError says what cannot be had.
+        """
+        files = find(model)
+        place = _place(device)
+        keep_memory()
+        threads = threads or detect().usable_cores
+        torch.set_num_threads(threads)
+        weights = load_weights(files)
+
+        ways = _ways(files, weights, place, threads, cache.parent if cache else None)
+        way: Way = "bf16 packed" if "bf16 packed" in ways else "bf16"
+        if dtype == "auto":
+            way = choose(files, ways, place, cache)
+        elif dtype == "fp32":
+            way = "fp32"
+        with torch.inference_mode():
+            built = ways[way]()
+        return cls(files, weights, built, device=place, way=way, threads=threads)
+
+    @property
+    def reranks(self) -> bool:
+        """True for a cross-encoder, whose `score` takes pairs."""
+        return self._spec.labels > 0
+
+    def tokenizer_json(self) -> bytes:
+        """Return the tokenizer, without truncation and padding."""
+        return self._files.tokenizer_json()
+
+    def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
+        """Return what the router must know to tokenize for this model and to name its families."""
+        kind: Literal["embed", "rerank"] = "rerank" if self.reranks else "embed"
+        return ModelCard(
+            name=self.name,
+            kind=kind,
+            family=f"{kind}.{self.name}",
+            fingerprint=self.fingerprint,
+            dimension=self.dimension,
+            max_tokens=self.max_tokens,
+            partitions=partitions,
+            pair_separator=self._spec.family == "xlmr",
+            query_prompt=self._files.query_prompt,
+            document_prompt=self._files.document_prompt,
+            created_ms=created_ms,
+        )
+
+    def check(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise InvalidRequest for a text that is empty, too long, or outside the vocabulary."""
+        for index, text in enumerate(texts):
+            if not 0 < len(text) <= self.max_tokens:
+                raise InvalidRequest(
+                    f"text {index} has {len(text)} tokens; model {self.name} takes 1 to {self.max_tokens}",
+                    param="input",
+                )
+            if min(text) < 0 or max(text) >= self._spec.vocabulary:
+                raise InvalidRequest(
+                    f"text {index} has a token id outside 0 to {self._spec.vocabulary - 1}, "
+                    f"the vocabulary of model {self.name}",
+                    param="input",
+                )
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
+        """Return one float32 row per token list, in the order given; lists must pass `check`."""
+        out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        with self._computing():
+            for indices, rows, lengths in self._again(texts):
+                vectors = self._pool(rows, lengths)
+                if self._spec.normalise:
+                    vectors = F.normalize(vectors, dim=1)
+                out[indices] = vectors.cpu().numpy()
+        return out
+
+    def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
+        """Return a cross-encoder's raw score per joined pair; `types` are token types, or empty for all 0."""
+        if self._spec.labels != 1:
+            raise InvalidRequest(f"model {self.name} is not a cross-encoder with one score")
+        kinds = types if types and self._spec.types > 1 else None
+        out = np.empty(len(pairs), dtype=np.float32)
+        with self._computing():
+            for indices, rows, lengths in self._batches(pairs, kinds):
+                first = rows[_starts(lengths)]
+                out[indices] = self._classify(first)[:, 0].cpu().numpy()
+        return out
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            yield
+
+    def _again(
+        self, texts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], Tensor, list[int]]]:
+        for _ in range(self.times):
+            yield from self._batches(texts, None)
+
+    def _batches(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
+    ) -> Iterator[tuple[list[int], Tensor, list[int]]]:
+        """Yield (indices, hidden rows, lengths) of micro-batches in order of length."""
+        for chosen in length_order([len(text) for text in texts], MICROBATCH_TOKENS):
+            kinds = [types[index] for index in chosen] if types is not None else None
+            picked = [texts[index] for index in chosen]
+            yield chosen, self._forward(picked, kinds), [len(text) for text in picked]
+
+    def _pool(self, rows: Tensor, lengths: list[int]) -> Tensor:
+        if self._spec.pooling == "cls":
+            return rows[_starts(lengths)]
+        sizes = torch.tensor(lengths, device=rows.device)
+        kind = "max" if self._spec.pooling == "max" else "mean"
+        return torch.segment_reduce(rows, kind, lengths=sizes, axis=0)
+
+    def _classify(self, first: Tensor) -> Tensor:
+        inner, outer = (
+            ("pooler.dense", "classifier")
+            if self._spec.family == "bert"
+            else ("classifier.dense", "classifier.out_proj")
+        )
+        hidden = torch.tanh(self._linear(first, inner))
+        return self._linear(hidden, outer)
+
+    def _linear(self, rows: Tensor, name: str) -> Tensor:
+        return F.linear(rows, self._head[f"{name}.weight"], self._head[f"{name}.bias"])
+
+
+def _ways(
+    files: ModelFiles,
+    weights: dict[str, Tensor],
+    place: torch.device,
+    threads: int,
+    directory: Path | None,
+) -> dict[Way, Callable[[], Forward]]:
+    """Return what could compute this model here; each is built only when called."""
+    ways: dict[Way, Callable[[], Forward]] = {
+        "fp32": lambda: TorchForward(files.spec, weights, "fp32", place),
+        "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),
+    }
+    if place.type == "cpu" and packable(files.spec):
+        kernels = EncoderKernels.load(directory)
+        if kernels is not None:
+            ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
+    return ways
+
+
+def _starts(lengths: list[int]) -> list[int]:
+    starts, at = [], 0
+    for length in lengths:
+        starts.append(at)
+        at += length
+    return starts
+
+
+def _place(device: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError(
+            "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
+        )
+    return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")

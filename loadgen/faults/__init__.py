@@ -1,1 +1,0 @@
-"""Fault runs: processes are killed under load, and every accepted request is checked."""

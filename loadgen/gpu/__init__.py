@@ -1,1 +1,0 @@
-"""Checks that need an accelerator, one script each; rehearsed on the CPU with `--tiny`."""

@@ -1,0 +1,186 @@
+"""A worker finds its depth in queries: probes through the mesh to its own lane while it serves no other.
+
+For the policies that admit by depths in queries. What was found is kept in Redis and used again while device, model,
+precision, cores and objective are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from common import log
+from common.bus import Bus, Consumer, NewJob, Notifications, keys
+from common.bus.admission import Terms
+from common.config import WorkerConfig
+from common.cost.estimate import MOST, estimate, tune, tune_beside
+from common.cost.linear import PARCEL_ITEMS, QUERY_TOKENS
+from common.ids import Family, job_id, ulid
+from common.wire.messages import DepthRecord, EmbedWork, WorkerRecord, decode, encode
+from engine.encoder.capacity import EncoderCapacity
+from engine.encoder.model import EncoderModel
+
+_PROBE_S = 300.0
+# How long an overflow worker waits for an accelerator's to appear, and then for the end of its probes.
+_APPEAR_S, _OPEN_S = 5.0, 600.0
+_log = log.get("work")
+
+
+def counts_queries(config: WorkerConfig) -> bool:
+    """Return whether lanes are filled by depths in queries, so that workers must find theirs."""
+    return config.admission != "windve-tokens"
+
+
+class Prober:
+    """Sends queries to workers' own lanes, all at once, and times the last answer."""
+
+    def __init__(self, bus: Bus, family: Family, model: EncoderModel) -> None:
+        self._bus, self._family, self._model = bus, family, model
+        self._journal = Notifications(bus, Consumer.incarnation("probe"))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._journal.stop()
+
+    async def probe(self, queries: Mapping[str, int]) -> dict[str, float]:
+        """Return worker -> seconds until the last of its queries was answered; infinite where they were refused."""
+        workers = [worker for worker, count in queries.items() if count]
+        took = await asyncio.gather(*(self._one(worker, queries[worker]) for worker in workers))
+        return dict.fromkeys(queries, 0.0) | dict(zip(workers, took, strict=True))
+
+    async def _one(self, worker: str, count: int) -> float:
+        jobs, bus = [self._job(first, count) for first in range(0, count, PARCEL_ITEMS)], self._bus
+        bells = [self._journal.bell(job.id, self._family) for job in jobs]
+        await bus.workers(self._family)  # as a router in use knows them
+        began = time.monotonic()
+        deadline_ms = bus.clock.now_ms() + int(1000 * _PROBE_S)
+        try:
+            admission = await bus.admit(
+                jobs,
+                classes=(keys.own(worker),),
+                router=self._journal.router,
+                tenant="",
+                deadline_ms=deadline_ms,
+                terms=Terms("all"),
+                own=True,
+            )
+            if admission.outcome != "admitted":
+                return math.inf
+            ends = [
+                self._journal.end(job.id, deadline_ms, bell)
+                for job, bell in zip(jobs, bells, strict=True)
+            ]
+            events = await asyncio.gather(*ends)
+        finally:
+            for bell in bells:
+                bell.close()
+        took = time.monotonic() - began
+        for job in jobs:
+            await bus.shorten(job.id, 1.0)
+        return took if all(event.kind == "result" for event in events) else math.inf
+
+    def _job(self, first: int, count: int) -> NewJob:
+        length = min(QUERY_TOKENS, self._model.max_tokens)
+        rows = [
+            [2 + (i * 31 + j * 7) % 97 for j in range(length)]
+            for i in range(first, min(first + PARCEL_ITEMS, count))
+        ]
+        work = encode(EmbedWork(fingerprint=self._model.fingerprint, tokens=rows))
+        name = job_id(self._family, ulid(self._bus.clock.now_ms()))
+        return NewJob(name, work, len(rows), length * len(rows))
+
+
+class DepthFinder:
+    """One worker's depth: read where it is known, else probed; the overflow's also beside the accelerator's."""
+
+    def __init__(
+        self, bus: Bus, consumer: Consumer, model: EncoderModel, pace: EncoderCapacity
+    ) -> None:
+        self._bus, self._consumer, self._model, self._pace = bus, consumer, model, pace
+
+    async def find(self, stopping: asyncio.Event) -> None:
+        """Find the depth, publish it, and open the worker to everyone."""
+        family, name = self._consumer.family, self._name()
+        raw = await self._bus.call("HGET", keys.depths(family), name)
+        if raw is not None:
+            found = decode(raw, DepthRecord)
+        else:
+            task = asyncio.ensure_future(self._probe())
+            stop = asyncio.ensure_future(stopping.wait())
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                return
+            found = task.result()
+            await self._bus.call("HSET", keys.depths(family), name, encode(found))
+        self._pace.queries = found.depth
+        record = msgspec.structs.replace(self._pace.record(self._consumer.record), closed=False)
+        await self._consumer.publish(record)
+        line = {k: getattr(found, k) for k in ("alpha_s", "beta_s", "r2", "by_line", "depth")}
+        _log.info("depth_found", probed=raw is None, **line)
+
+    def _name(self) -> str:
+        """Return what must be the same for a depth to hold."""
+        model, cores = self._model, len(os.sched_getaffinity(0))
+        known = model.known_cost and ",".join(f"{part:g}" for part in model.known_cost)
+        parts = (self._consumer.record.classes[0], model.device, model.dtype, cores, known or "")
+        return " ".join(map(str, (*parts, model.fingerprint, f"{self._pace.slo_s:g}s")))
+
+    async def _probe(self) -> DepthRecord:
+        family, me, slo_s = self._consumer.family, self._consumer.worker, self._pace.slo_s
+        accelerator = (
+            await self._accelerator() if self._consumer.record.classes[0] == "cpu" else None
+        )
+        prober = Prober(self._bus, family, self._model)
+
+        async def alone(queries: int) -> float:
+            return (await prober.probe({me: queries}))[me]
+
+        async def device(queries: int) -> float:
+            """Return the device's own seconds: the hops are counted beside the line, in the open-loop depth."""
+            before_s = self._consumer.busy_s
+            answered = await alone(queries)
+            return min(answered, self._consumer.busy_s - before_s)
+
+        async def both(there: int, here: int) -> tuple[float, float]:
+            assert accelerator is not None
+            took = await prober.probe({accelerator.worker: there, me: here})
+            return took[accelerator.worker], took[me]
+
+        try:
+            line = await estimate(device, slo_s)
+            depth = await tune(alone, slo_s, line.depth) if line.depth else 0
+            if accelerator is not None and depth:
+                depth = await tune_beside(both, slo_s, accelerator.depth_queries, depth, most=MOST)
+        finally:
+            await prober.close()
+        return DepthRecord(
+            alpha_s=line.alpha_s,
+            beta_s=line.beta_s,
+            r2=line.r2,
+            slo_s=slo_s,
+            by_line=line.depth,
+            depth=depth,
+            points=list(line.points),
+            at_ms=self._bus.clock.now_ms(),
+        )
+
+    async def _accelerator(self) -> WorkerRecord | None:
+        """Return the accelerator's worker once it has found its own depth, None if there is none."""
+        clock = self._bus.clock
+        appear, give_up = clock.monotonic() + _APPEAR_S, clock.monotonic() + _OPEN_S
+        while clock.monotonic() < give_up:
+            workers = await self._bus.workers(self._consumer.family)
+            found = [w for w in workers if "gpu" in w.classes and not w.draining]
+            if found and not found[0].closed:
+                return found[0]
+            if not found and clock.monotonic() > appear:
+                return None
+            await asyncio.sleep(0.5)
+        return None

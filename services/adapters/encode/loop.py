@@ -1,0 +1,280 @@
+"""The embedding loop of one worker and one model: read, batch, compute, finish, with the device never waiting.
+
+While a batch computes, the next is read and the last is finished. The loop itself holds no truth: every lease can be
+lost at any moment, and then another worker has the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from common import log, tracing
+from common.bus import BusDown, Consumer, Lease, RunningBatch
+from common.clock import Clock
+from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
+from common.errors import DeadlineExceeded, SpillwayError
+from common.tasks import wait
+from common.wire.messages import EmbedWork, Result
+from engine.device import ComputeThread
+from engine.encoder.batching import next_batch
+from engine.encoder.capacity import EncoderCapacity
+from engine.encoder.model import EncoderModel
+from services.adapters.encode.execution import (
+    EncodeFailure,
+    EncodeJob,
+    EncodeResult,
+    read_job,
+    run_batch,
+)
+from services.adapters.metrics import WorkMetrics
+
+# Of jobs read just before nobody has been cancelled yet: who was is asked while their batch computes already.
+_ASK_FIRST_S = 0.02
+_MAX_JOBS = 256
+_WAIT_S = 1.0
+# A change of depth by this share is worth a line in the log.
+_DRIFT = 0.2
+_log = log.get("work")
+
+
+class EmbeddingLoop:
+    """Runs until told to stop; `run` then finishes the running batch and hands over the rest."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        model: EncoderModel,
+        pace: EncoderCapacity,
+        *,
+        clock: Clock,
+        thread: ComputeThread,
+        metrics: WorkMetrics,
+    ) -> None:
+        self._consumer = consumer
+        self._model = model
+        self._pace = pace
+        self._clock = clock
+        self._thread = thread
+        self._metrics = metrics
+        self._queue: deque[EncodeJob] = deque()
+        self._running: list[EncodeJob] = []
+        self._finishing: asyncio.Task[None] | None = None
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._stopping = False
+        self._logged_tokens = pace.depth.tokens
+        self._typical_tokens = 128.0
+
+    async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
+        """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
+        reader = asyncio.create_task(self._read(), name="read")
+        worker = asyncio.create_task(self._work(), name="work")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        tasks: set[asyncio.Task[Any]] = {reader, worker, stop}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        self._arrived.set()
+        self._room.set()
+        await asyncio.wait({worker}, timeout=drain_s)
+        if worker.done() and self._finishing is not None:
+            await asyncio.wait({self._finishing}, timeout=drain_s)
+        try:
+            await self._consumer.drain()
+            await self._consumer.stop()
+        except BusDown as error:
+            _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
+        for task in (reader, worker, stop):
+            task.cancel()
+        await asyncio.gather(reader, worker, stop, return_exceptions=True)
+        for task in (reader, worker):
+            if task in done:
+                task.result()  # a loop that ended by itself has raised
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while not self._stopping:
+            jobs = self._free_jobs()
+            if jobs <= 0:
+                self._room.clear()
+                await wait(self._room, _WAIT_S)
+                continue
+            # The bus halves its count for handed-over work and shares it between lanes.
+            room = 4 * jobs
+            leases = await self._consumer.read(room * PARCEL_ITEMS, room * PARCEL_TOKENS)
+            if self._stopping:
+                return  # drain hands these over
+            for lease in leases:
+                await self._accept(lease)
+
+    def _free_jobs(self) -> int:
+        """Return how many jobs of the usual size are missing for one full batch beyond the running one."""
+        queued = sum(job.tokens for job in self._queue)
+        missing = self._pace.limits.tokens - queued
+        if missing <= 0 or len(self._queue) >= _MAX_JOBS:
+            return 0
+        return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
+
+    async def _accept(self, lease: Lease) -> None:
+        generation = self._consumer.generation
+        try:
+            job = read_job(lease, self._model, generation, time.monotonic())
+        except SpillwayError as error:
+            with tracing.use(self._consumer.spans.of(lease)):
+                _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
+            await self._refuse(lease, error)
+            return
+        self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
+        operation = "embeddings" if isinstance(job.work, EmbedWork) else "rerank"
+        self._consumer.spans.of(lease).name(
+            f"{operation} {self._model.name}",
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "spillway",
+                "gen_ai.request.model": self._model.name,
+                "gen_ai.usage.input_tokens": job.tokens,
+            },
+        )
+        self._queue.append(job)
+        self._arrived.set()
+
+    async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
+        with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
+            await self._consumer.refuse(lease, error)
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            batch = await self._form()
+            if not batch:
+                self._arrived.clear()
+                if not self._queue:
+                    with contextlib.suppress(BusDown):
+                        await self._consumer.relieve()
+                    await wait(self._arrived, _WAIT_S)
+                continue
+            await self._run(batch)
+
+    async def _form(self) -> list[EncodeJob]:
+        """Take the next batch off the queue; what was lost with a generation or has expired is dropped."""
+        now_ms = self._clock.now_ms()
+        held = [job for job in self._queue if job.generation == self._consumer.generation]
+        expired = [job for job in held if job.lease.deadline_ms <= now_ms]
+        fresh = [job for job in held if job.lease.deadline_ms > now_ms]
+        chosen = set(
+            next_batch(
+                fresh, self._pace.limits, lambda i, t: now_ms + 1000 * self._pace.surely(i, t)
+            )
+        )
+        batch = [job for index, job in enumerate(fresh) if index in chosen]
+        self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
+        for job in expired:
+            await self._refuse(job.lease, DeadlineExceeded("the deadline passed in the queue"))
+        self._room.set()
+        return batch
+
+    async def _run(self, batch: list[EncodeJob]) -> None:
+        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
+        predicted = self._pace.seconds(items, tokens)
+        self._running = batch
+        waited = time.monotonic() - min(job.read_at for job in batch)
+        ask_first = waited >= _ASK_FIRST_S
+        number = max(job.batch for job in batch)
+        until_ms = self._clock.now_ms() + int(1000 * predicted)
+        doing = RunningBatch(until_ms, number, items, tokens)
+        if ask_first:
+            batch = await self._drop_stopped(batch, doing)
+            if not batch:
+                self._running = []
+                return
+        self._consumer.working(predicted)
+        started = time.monotonic()
+        for job in batch:
+            self._metrics.batch_wait.observe(started - job.read_at)
+        span = self._consumer.spans.batch(job.lease for job in batch)
+        computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
+        wanted = batch if ask_first else await self._drop_stopped(batch, doing)
+        ran = await computing
+        span.end()
+        self._consumer.progressed()
+        self._running = []
+        self._observe(batch, ran, time.monotonic() - started)
+        if self._finishing is not None:
+            await self._finishing
+        self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
+
+    async def _drop_stopped(self, batch: list[EncodeJob], doing: RunningBatch) -> list[EncodeJob]:
+        """Say what runs, and ask which held jobs were cancelled or fenced off; drop them from the queue and `batch`."""
+        held = [*batch, *self._queue]
+        try:
+            stopped = await self._consumer.step([job.lease for job in held], doing=doing)
+        except BusDown:
+            return batch  # running work goes on; its results are fenced when they are written
+        if stopped:
+            self._queue = deque(job for job in self._queue if job.lease.job not in stopped)
+        return [job for job in batch if job.lease.job not in stopped]
+
+    # -- ending ----------------------------------------------------------------------------------------
+
+    async def _finish(
+        self, batch: Sequence[EncodeJob], ran: EncodeResult, wanted: Sequence[EncodeJob]
+    ) -> None:
+        """End the jobs that nobody stopped while they ran."""
+        kept = {job.lease.job for job in wanted}
+        pairs = zip(batch, ran.outcomes, strict=True)
+        await asyncio.gather(*(self._end(job, out) for job, out in pairs if job.lease.job in kept))
+        self._judge(batch)
+
+    async def _end(self, job: EncodeJob, outcome: Result | EncodeFailure) -> None:
+        try:
+            if isinstance(outcome, EncodeFailure):
+                with tracing.use(self._consumer.spans.of(job.lease)):
+                    _log.error(
+                        "job_failed", job=job.lease.job, code=outcome.code, why=outcome.message
+                    )
+                await self._consumer.fail(job.lease, *outcome)
+            else:
+                await self._consumer.finish(job.lease, outcome)
+        except BusDown:
+            _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
+        except Exception:  # noqa: BLE001 - it is this job's: the others of its batch go on
+            _log.exception("job_not_ended", job=job.lease.job)
+            self._consumer.let_go(job.lease)
+
+    # -- cost ------------------------------------------------------------------------------------------
+
+    def _observe(self, batch: Sequence[EncodeJob], ran: EncodeResult, seconds: float) -> None:
+        metrics = self._metrics
+        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
+        metrics.batch_size.observe(items)
+        metrics.batch_tokens.observe(tokens)
+        metrics.input.inc(tokens)
+        metrics.step.observe(ran.seconds)
+        self._consumer.ran(items, tokens, seconds)
+        if ran.isolated:
+            metrics.isolated.inc()
+            return
+        metrics.step_ratio.observe(self._pace.observe(items, tokens, seconds))
+        record = self._consumer.record = self._pace.record(self._consumer.record)
+        self._metrics.tell(record)  # the bus is told with the next beat
+        if abs(record.depth_tokens / self._logged_tokens - 1) > _DRIFT:
+            self._logged_tokens = record.depth_tokens
+            _log.info("depth_changed", items=record.depth_items, tokens=record.depth_tokens)
+
+    def _judge(self, batch: Sequence[EncodeJob]) -> None:
+        """Compare the end of a batch with what the door foresaw, and with when its jobs were due."""
+        now_ms = self._clock.now_ms()
+        self._metrics.missed.inc(sum(job.due_ms < now_ms for job in batch))
+        foreseen = [job.lease for job in batch if job.lease.finish_ms and job.lease.attempts == 1]
+        if foreseen:
+            # Of a planned batch the last one admitted knew best what is in it.
+            last = max(foreseen, key=lambda lease: lease.finish_ms)
+            admitted_ms = int(last.entry.partition("-")[0])
+            ahead_s = (last.finish_ms - admitted_ms) / 1000
+            self._pace.ended((now_ms - last.finish_ms) / 1000, ahead_s)

@@ -1,0 +1,109 @@
+"""Tells the mesh what this worker holds: of sessions, as a turn ends and as tiers change; of prompts, by marks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from common import log
+from common.bus import BusDown, BusFull, Consumer
+from common.pages.identity import PAGE, PageId
+from common.pages.prefix_hashes import marks_of
+from common.registry.cache_directory import HELD_S
+from common.wire.messages import Held
+from engine.decoder.kv.page_table import PageTable
+from engine.decoder.kv.prefix_index import PrefixIndex
+
+EVERY_S = 1.0
+SESSIONS, MARKS = 32, 512  # looked at in one go
+_log = log.get("engine")
+
+
+class CacheAnnouncer:
+    """One engine's word on its pages; all of it is lost with Redis, and said again as turns end."""
+
+    def __init__(self, consumer: Consumer, table: PageTable, residents: PrefixIndex) -> None:
+        self._consumer, self._table, self._residents = consumer, table, residents
+        self._told: dict[str, Held] = {}
+        self._names: set[str] = set()  # this worker's, of all its incarnations
+        self._at = 0
+
+    async def ended(self, session: str, ids: Sequence[PageId]) -> None:
+        """A session's turn with these full pages is over and computed: say so, unless the bus is away."""
+        self._residents.left(session, ids)
+        with contextlib.suppress(BusDown, BusFull):  # it is said again
+            await self._tell(session)
+
+    async def mark(self, ids: Sequence[PageId]) -> None:
+        """Say that a chain was computed here, unless nobody else could be asked instead, or the bus is away."""
+        consumer = self._consumer
+        with contextlib.suppress(BusDown, BusFull):
+            if (marks := marks_of(ids)) and not await self._alone():
+                await consumer.bus.publish_marks(consumer.family, consumer.worker, marks)
+
+    async def _alone(self) -> bool:
+        return len(await self._consumer.bus.registered(self._consumer.family)) < 2
+
+    async def run(self) -> None:
+        """Look at some of all that is remembered, again and again."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.look()
+            except (BusDown, BusFull):
+                continue
+            except Exception:  # noqa: BLE001 - what is told is a hint: the worker goes on without
+                _log.exception("holdings_untold")
+
+    async def look(self) -> None:
+        """Say what has changed of the next sessions and marks, or was said long ago."""
+        sessions = self._residents.sessions
+        self._told = {name: self._told[name] for name in sessions if name in self._told}
+        begin = self._at if self._at < len(sessions) else 0
+        self._at = begin + SESSIONS
+        for session in sessions[begin : begin + SESSIONS]:
+            await self._look_at(session)
+        if not await self._alone():
+            await self._look_at_marks()
+
+    async def _look_at_marks(self) -> None:
+        consumer, marks = self._consumer, self._residents.some_marks(MARKS)
+        there = [mark for mark in marks if self._table.keeps(mark)]
+        gone = set(marks).difference(there)
+        self._residents.unmark(gone)
+        await consumer.bus.publish_marks(consumer.family, consumer.worker, there, sorted(gone))
+        await consumer.bus.trim_marks(consumer.family)
+
+    async def _look_at(self, session: str) -> None:
+        told, held = self._told.get(session), self._held(session)
+        if told is None:
+            return
+        same = replace(held, at_ms=told.at_ms) == told
+        if same and held.at_ms - told.at_ms < 1000 * HELD_S / 2:
+            return
+        known = await self._consumer.bus.held(session)
+        ours = known is not None and known.worker in self._names
+        if not ours or not self._residents.chain(session):
+            self._told.pop(session, None)  # it is gone, or has gone on elsewhere
+            return
+        await self._tell(session)
+
+    async def _tell(self, session: str) -> None:
+        held = self._held(session)
+        self._names.add(held.worker)
+        await self._consumer.bus.publish_held(session, held)
+        self._told[session] = held
+
+    def _held(self, session: str) -> Held:
+        chain = self._residents.chain(session)
+        device, host = self._table.resident(chain)
+        return Held(
+            worker=self._consumer.worker,
+            device_tokens=device * PAGE,
+            host_tokens=host * PAGE,
+            page=chain[-1] if chain else b"",
+            at_ms=self._consumer.bus.clock.now_ms(),
+        )

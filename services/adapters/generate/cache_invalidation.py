@@ -1,0 +1,62 @@
+"""Forgets the pages of deleted sessions, on the device and on the host, and says so; nothing waits for it here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from common import log
+from common.bus import BusDown, BusFull, Consumer
+from common.registry.deletion import KEEP_S, MOST, DeletedSession, digest_of
+from common.wire.messages import Forgot
+from engine.decoder.kv.offload import OffloadManager
+from engine.decoder.kv.prefix_index import PrefixIndex
+
+_RETRY_S = 0.5
+_log = log.get("engine")
+
+
+class CacheInvalidation:
+    """Reads one family's deletions for one engine; `leave` drops what a session, by its digest, still runs here."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        tiering: OffloadManager,
+        residents: PrefixIndex,
+        leave: Callable[[bytes], None],
+    ) -> None:
+        self._consumer, self._tiering, self._residents = consumer, tiering, residents
+        self._leave = leave
+
+    async def run(self) -> None:
+        """Forget what is deleted, for ever; everything, if it cannot be known what was deleted meanwhile."""
+        after, read_at = "0-0", time.monotonic()
+        while True:
+            try:
+                found = await self._consumer.bus.forgets(self._consumer.family, after)
+                if len(found) >= MOST or time.monotonic() - read_at > KEEP_S:
+                    _log.warning("pages_forgotten", why="deletions may have been missed")
+                    await self._tiering.forget()
+                read_at = time.monotonic()
+                for forget in found:
+                    if forget.session:
+                        await self._do(forget)
+                    after = forget.entry
+            except (BusDown, BusFull):
+                await asyncio.sleep(_RETRY_S)
+            except Exception:  # noqa: BLE001 - it must outlive a bad entry
+                _log.exception("pages_not_forgotten")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _do(self, forget: DeletedSession) -> None:
+        consumer, bus = self._consumer, self._consumer.bus
+        self._leave(forget.session)
+        named = (name for name in self._residents.sessions if digest_of(name) == forget.session)
+        ids = self._residents.delete(next(named, ""), forget.ids)
+        device, host = await self._tiering.forget(ids)
+        answer = Forgot(worker=consumer.worker, looked=len(ids), device=device, host=host)
+        await bus.tell_forgotten(consumer.family, forget.entry, answer)
+        await bus.publish_marks(consumer.family, consumer.worker, (), ids)
+        _log.info("session_forgotten", pages=len(ids), device=device, host=host)

@@ -1,0 +1,124 @@
+"""The generator of one gpu_worker: loaded, measured, published, registered, and its loop."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from common import log
+from common.bus import Bus, Consumer
+from common.bus.metrics import lane_label
+from common.config import WorkerConfig
+from common.errors import ConfigError
+from common.ids import Family
+from common.pages.store import PageStore
+from common.wire.messages import WorkerRecord
+from engine.decoder.capacity import DecoderCapacity, measure
+from engine.decoder.executor.interface import Executor
+from engine.decoder.schedule import StepLimits
+from engine.device import ComputeThread
+from services.adapters.generate.loop import GenerationLoop
+from services.adapters.generate.metrics import LANE, EngineMetrics
+from services.adapters.metrics import WorkMetrics
+from services.adapters.worker import NONE
+
+_log = log.get("engine")
+
+
+class Generator:
+    """What a gpu_worker serves beside its encoders; `load` first, on the compute thread, then `attach`."""
+
+    def __init__(self, config: WorkerConfig, service: str, metrics: WorkMetrics) -> None:
+        if not math.isfinite(config.chat_slo_s):
+            raise ConfigError(
+                f"SPILLWAY_CHAT_SLO_S is {config.chat_slo_s}; expected a finite number"
+            )
+        self._config, self._service, self._work = config, service, metrics
+        self._runner: Executor | None = None
+        self._pace: DecoderCapacity | None = None
+
+    @classmethod
+    def of(cls, config: WorkerConfig, service: str, metrics: WorkMetrics) -> Generator | None:
+        """Return the configured generator, or None if none is."""
+        return None if config.chat_model in {"", NONE} else cls(config, service, metrics)
+
+    def load(self) -> None:
+        """Load the model and measure its steps; ConfigError says what cannot be had."""
+        config = self._config
+        self._runner = runner = _runner(config)
+        self._pace = DecoderCapacity(
+            measure(runner, config.step_tokens, config.max_running),
+            slo_s=config.chat_slo_s,
+            itl_s=config.itl_s,
+            context=runner.shape.context,
+            fixed=runner.device == "sim",
+        )
+        _log.info(
+            "generator_ready",
+            model=runner.name,
+            device=runner.device,
+            dtype=runner.dtype,
+            pages=runner.shape.pages,
+            context=runner.shape.context,
+            token_s=self._pace.token_s,
+            step_s=self._pace.cost.parts,
+            **{f"depth_{name}": value for name, value in self._pace.depth._asdict().items()},
+        )
+
+    async def attach(self, bus: Bus, thread: ComputeThread) -> GenerationLoop:
+        """Publish the card, register in the model's family, and return the loop."""
+        runner, pace, config = self._runner, self._pace, self._config
+        assert runner is not None
+        assert pace is not None
+        card = runner.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
+        await bus.publish_card(card, runner.tokenizer_json())
+        record = WorkerRecord(
+            worker=Consumer.incarnation(LANE),
+            classes=[LANE],
+            device=runner.device,
+            depth_items=0,
+            depth_tokens=0,
+            fingerprint=runner.fingerprint,
+            started_ms=bus.clock.now_ms(),
+            pid=os.getpid(),
+            service=self._service,
+        )
+        family = Family(card.family, config.partition)
+        consumer = Consumer(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
+        await consumer.start()
+        metrics = EngineMetrics(self._work.on(lane_label(family, LANE), runner.name))
+        shape = runner.shape
+        for tier, pages in (("device", shape.pages), ("host", shape.host_pages)):
+            metrics.page_bytes.labels(tier).set(sum(shape.page_bytes) * pages)
+        metrics.work.depth_items.set(pace.depth.items)
+        metrics.work.depth_tokens.set(pace.depth.tokens)
+        return GenerationLoop(
+            consumer,
+            runner,
+            pace,
+            StepLimits(config.step_tokens, config.max_running),
+            clock=bus.clock,
+            thread=thread,
+            metrics=metrics,
+            config=config,
+            store=PageStore.of(config, bus.clock),
+        )
+
+
+def _runner(config: WorkerConfig) -> Executor:
+    if config.device == "sim":
+        from engine.decoder.executor.simulated_executor import SimulatedExecutor  # noqa: PLC0415 - each device loads only what it needs
+
+        return SimulatedExecutor(alpha_s=config.alpha, beta_s=config.beta, kv_bytes=config.kv_bytes)
+    from engine.decoder.executor.torch_executor import TorchExecutor  # noqa: PLC0415
+
+    return TorchExecutor.load(
+        config.chat_model,
+        device=config.device,
+        dtype=config.chat_dtype,
+        threads=config.threads,
+        kv_bytes=config.kv_bytes,
+        host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
+        exact=config.exact,
+        form=config.page_form,
+    )

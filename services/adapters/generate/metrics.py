@@ -1,0 +1,144 @@
+"""What a generator measures beside its steps, which are counted as the batches of its lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+from engine.decoder.executor.isolated_step import StepResult
+from engine.decoder.scheduler import Scheduler
+from services.adapters.metrics import WorkMetrics
+
+if TYPE_CHECKING:
+    from engine.decoder.kv.offload import OffloadManager
+
+LANE = "gpu"
+
+
+class TierMetrics:
+    """What the tiers of pages of one generator give and cost; all are counted elsewhere, and told from there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._found = counter(
+            "spillway_pages_found",
+            "Pages that sequences needed, by the tier they were found in; computed: in none.",
+            "tier",
+        )
+        self._moved_bytes = counter(
+            "spillway_page_move_bytes", "Bytes of pages moved between tiers.", "move"
+        )
+        self._moved_s = counter(
+            "spillway_page_move_seconds", "Seconds that moving pages took.", "move"
+        )
+        self._fetch_s = counter(
+            "spillway_page_fetch_seconds",
+            "Seconds of fetches from a tier below the host: as they were predicted, and measured.",
+            "tier",
+            "kind",
+        )
+        self._saved_s = counter(
+            "spillway_recompute_saved_seconds",
+            "Predicted seconds of computing that pages found have saved.",
+        )
+        self._unsound = counter(
+            "spillway_unsound_pages",
+            "Pages that were not what was kept, and were computed.",
+            "tier",
+        )
+        self._last: dict[tuple[Any, ...], float] = {}
+        for tier in ("device", "host", "redis", "disk", "computed"):
+            self._found.labels(tier)
+        for move in ("load", "save", "get", "put"):
+            self._moved_bytes.labels(move)
+            self._moved_s.labels(move)
+        for tier in ("redis", "disk"):
+            for kind in ("predicted", "measured"):
+                self._fetch_s.labels(tier, kind)
+        for tier in ("host", "redis"):
+            self._unsound.labels(tier)
+
+    def observe(self, tiering: OffloadManager) -> None:
+        """Note what was counted since the last time."""
+        tiers, mover, fetcher = tiering.tiers, tiering.mover, tiering.fetcher
+        for tier, count in tiers.found.items():
+            self._rise(self._found, count, tier)
+        self._rise(self._saved_s, tiers.saved_s)
+        self._rise(self._unsound, tiers.corrupt, "host")
+        if mover is not None:
+            for move, size in mover.moved_bytes.items():
+                self._rise(self._moved_bytes, size, move)
+                self._rise(self._moved_s, mover.moved_s[move], move)
+        if fetcher is not None:
+            self._rise(self._unsound, fetcher.corrupt, "redis")
+            for below, trust in fetcher.trust.items():
+                self._rise(self._fetch_s, trust.expected_s, below, "predicted")
+                self._rise(self._fetch_s, trust.took_s, below, "measured")
+
+    def _rise(self, metric: Counter, to: float, *labels: str) -> None:
+        key = (metric, *labels)
+        child = metric.labels(*labels) if labels else metric
+        child.inc(max(0.0, to - self._last.get(key, 0.0)))
+        self._last[key] = to
+
+
+class EngineMetrics:
+    """Pages and sequences of one generator; `work` has its steps and tokens."""
+
+    def __init__(self, work: WorkMetrics, registry: CollectorRegistry = REGISTRY) -> None:
+        self.work = work
+        self._preempted = 0
+        self._pages = Gauge(
+            "spillway_pages", "Pages by tier and state.", ("tier", "state"), registry=registry
+        )
+        self.page_bytes = Gauge(
+            "spillway_page_bytes",
+            "Bytes of all pages of a tier, used, cached and free.",
+            ("tier",),
+            registry=registry,
+        )
+        self.tiers = TierMetrics(registry)
+        self.running = Gauge(
+            "spillway_running_sequences", "Sequences that hold pages.", registry=registry
+        )
+        self.waiting = Gauge(
+            "spillway_waiting_sequences", "Sequences read that have no pages.", registry=registry
+        )
+        self.preemptions = Counter(
+            "spillway_preemptions",
+            "Sequences that lost their pages to earlier ones and are recomputed.",
+            registry=registry,
+        )
+        self.unacknowledged = Gauge(
+            "spillway_steps_unacknowledged",
+            "Steps whose tokens the bus has not acknowledged yet.",
+            registry=registry,
+        )
+
+    def observe_step(
+        self, ran: StepResult, predicted_s: float, *, sequences: int, rows: int
+    ) -> None:
+        """Note one step."""
+        self.work.batch_size.observe(sequences)
+        self.work.batch_tokens.observe(rows)
+        self.work.step.observe(ran.seconds)
+        if ran.isolated:
+            self.work.isolated.inc()
+        else:
+            self.work.step_ratio.observe(ran.seconds / max(predicted_s, 1e-9))
+
+    def observe_state(self, scheduler: Scheduler, unacknowledged: int) -> None:
+        """Note what the scheduler holds, and how far the loop is ahead of the bus."""
+        tiers = scheduler.table.tiers
+        for tier, pools in (("device", tiers.device), ("host", tiers.host)):
+            for state in ("used", "cached", "free"):
+                count = sum(getattr(pool, state) for pool in pools)
+                self._pages.labels(tier, state).set(count)
+        self.running.set(len(scheduler.running))
+        self.waiting.set(len(scheduler.waiting))
+        self.unacknowledged.set(unacknowledged)
+        self.preemptions.inc(scheduler.preemptions - self._preempted)
+        self._preempted = scheduler.preemptions

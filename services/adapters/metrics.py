@@ -1,0 +1,117 @@
+"""The metrics of what computes batches; a process declares them once, and each of its loops uses them on its lane."""
+
+from __future__ import annotations
+
+import copy
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from common.metrics import DURATION_S, ITEMS, SHORT_S, TOKENS
+from common.wire.messages import WorkerRecord
+
+_RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
+
+
+class WorkMetrics:
+    """Batches, tokens, and how well the seconds of a batch were predicted; for use, `on` a lane and a model."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ("lane",), buckets=buckets, registry=registry)
+
+        self._batch_size = histogram(
+            "spillway_batch_size", "Texts per batch, sequences per step.", ITEMS
+        )
+        self._batch_tokens = histogram("spillway_batch_tokens", "Tokens per batch.", TOKENS)
+        self._batch_wait = histogram(
+            "spillway_batch_wait_seconds", "From reading a job to the start of its batch.", SHORT_S
+        )
+        self._step = histogram(
+            "spillway_step_seconds", "Seconds the device took for a batch or step.", DURATION_S
+        )
+        self._step_ratio = histogram(
+            "spillway_step_measured_ratio", "Measured over predicted seconds of a batch.", _RATIO
+        )
+        self._isolated = Counter(
+            "spillway_batches_isolated_total",
+            "Batches that raised and were run job by job.",
+            ("lane",),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "spillway_tokens_total",
+            "Tokens of texts and prompts computed (input) or found computed (cached), and generated (output).",
+            ("model", "kind"),
+            registry=registry,
+        )
+        self._missed = Counter(
+            "spillway_due_missed_total",
+            "Jobs that ended after they were due: their own deadline, or the lane's objective.",
+            ("lane",),
+            registry=registry,
+        )
+        self._cost = Gauge(
+            "spillway_cost_seconds",
+            "What a batch costs: beta, alpha_items and alpha_tokens each, and the margin for being late.",
+            ("lane", "part"),
+            registry=registry,
+        )
+        self._explained = Gauge(
+            "spillway_cost_explained_ratio",
+            "Share of the variance of batch seconds that the cost model explains (r squared).",
+            ("lane",),
+            registry=registry,
+        )
+        self._depth = Gauge(
+            "spillway_worker_depth",
+            "What this worker may hold and keep its deadline.",
+            ("lane", "unit"),
+            registry=registry,
+        )
+
+    def on(self, lane: str, model: str) -> WorkMetrics:
+        """Return these metrics under the labels of one lane and one model."""
+        other = copy.copy(self)
+        other.batch_size = self._batch_size.labels(lane)
+        other.batch_tokens = self._batch_tokens.labels(lane)
+        other.batch_wait = self._batch_wait.labels(lane)
+        other.step = self._step.labels(lane)
+        other.step_ratio = self._step_ratio.labels(lane)
+        other.isolated = self._isolated.labels(lane)
+        other.depth_items = self._depth.labels(lane, "items")
+        other.depth_tokens = self._depth.labels(lane, "tokens")
+        other.missed = self._missed.labels(lane)
+        other.lane = lane
+        other.input = self._tokens.labels(model, "input")
+        other.cached = self._tokens.labels(model, "cached")
+        other.output = self._tokens.labels(model, "output")
+        return other
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Show what a worker publishes: its depths and costs."""
+        self.depth_items.set(record.depth_items)
+        self.depth_tokens.set(record.depth_tokens)
+        self._depth.labels(self.lane, "queries").set(record.depth_queries)
+        parts = {
+            "beta": record.beta_s,
+            "alpha_items": record.alpha_items_s,
+            "alpha_tokens": record.alpha_tokens_s,
+            "late": record.late_s,
+        }
+        for part, value in parts.items():
+            self._cost.labels(self.lane, part).set(value)
+        self._explained.labels(self.lane).set(record.r2)
+
+    lane: str
+    missed: Counter
+    batch_size: Histogram
+    batch_tokens: Histogram
+    batch_wait: Histogram
+    step: Histogram
+    step_ratio: Histogram
+    isolated: Counter
+    depth_items: Gauge
+    depth_tokens: Gauge
+    input: Counter
+    cached: Counter
+    output: Counter

@@ -1,1 +1,0 @@
-"""Decisions of the engine: sequences, pages, schedules. Plain Python, no tensors."""

@@ -1,0 +1,79 @@
+"""Where the pages of a session lie: on a worker, as that worker says, and in the tiers below, as they say now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from common.bus import Bus
+from common.errors import NotFound
+from common.ids import family_of
+from common.pages.identity import PAGE, PageId
+from common.pages.keys import PageKey
+from common.pages.store import PageStore, TierDown
+from common.wire.messages import Held, SessionWork
+from services.kv_store.chains import chain
+
+_GROUPS = 2  # layer groups looked for: models mix full attention with at most one kind of window
+_AT_ONCE = 2000
+
+
+class PageLocations:
+    """Looks for sessions' pages; `store` is None where there are no tiers below the host."""
+
+    def __init__(self, bus: Bus, store: PageStore | None) -> None:
+        self._bus, self._store = bus, store
+
+    async def perform(self, work: SessionWork) -> bytes:
+        """Return how many pages of a session have a copy in each tier, as JSON; null where a tier cannot be asked.
+
+        NotFound if it is not the tenant's; BusDown.
+        """
+        try:
+            record = await self._bus.session(work.session)
+        except ValueError:
+            record = None
+        if record is None or record.tenant != work.tenant:
+            raise NotFound(
+                f"no session {work.session[:200]!r}: it is unknown, deleted or expired",
+                code="session_not_found",
+            )
+        ids, held = await chain(self._bus, record.id), await self._held(record.id)
+        redis, disk = await self._below(ids)
+        found: dict[str, Any] = {
+            "object": "session.pages",
+            "pages": len(ids),
+            "tiers": {
+                "device": held.device_tokens // PAGE if held else 0,
+                "host": held.host_tokens // PAGE if held else 0,
+                "redis": redis,
+                "disk": disk,
+            },
+            "worker": held.worker if held else None,
+            "told": held.at_ms / 1000 if held else None,
+        }
+        return msgspec.json.encode(found)
+
+    async def _held(self, session: str) -> Held | None:
+        """Return what a worker that lives says it holds."""
+        held = await self._bus.held(session)
+        alive = {record.worker for record in await self._bus.workers(family_of(session))}
+        return held if held is not None and held.worker in alive else None
+
+    async def _below(self, ids: Sequence[PageId]) -> tuple[int | None, int | None]:
+        if self._store is None:
+            return None, None
+        redis, disk = set[PageId](), set[PageId]()
+        try:
+            for first in range(0, len(ids), _AT_ONCE):
+                names = [
+                    PageKey(i, g) for i in ids[first : first + _AT_ONCE] for g in range(_GROUPS)
+                ]
+                for key, tier in zip(names, await self._store.where(names), strict=True):
+                    if tier is not None:
+                        (redis if tier == "redis" else disk).add(key.id)
+        except TierDown:
+            return None, None
+        return len(redis), len(disk - redis)

@@ -1,0 +1,190 @@
+"""Sessions as documents: what an export holds and an import takes, `spillway.session/1`.
+
+Tokens mean something to the model of the same fingerprint only. An import for another keeps the messages, and the next
+turn renders and tokenizes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from common.errors import InvalidRequest, TooLarge
+from common.wire.messages import SessionRecord, Turn
+
+FORMAT = "spillway.session/1"
+MAX_TURNS = 100_000
+MAX_METADATA_BYTES = 65_536
+Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Tokens = list[Token]
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class MessageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One message; what templates take."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
+
+
+class TurnTokens(Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn in tokens: how many at its head the turns before it are, its own, and its answer's."""
+
+    history: Annotated[int, Meta(ge=0)]
+    prompt: Tokens
+    output: Tokens
+
+
+class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A passage that an answer rests on: characters [start, end) of a document; `text` if its client asked for it."""
+
+    index: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    document_id: str
+    chunk: Count
+    start: Count
+    end: Count
+    score: Annotated[float, Meta(ge=-1e30, le=1e30)]
+    text: str | None = None
+
+
+class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a grounded answer rests on, as its response said."""
+
+    collection: str
+    found: Count
+    passages: list[PassageDocument]
+
+
+class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One turn; `shown` are its messages as sent, where passages were put into them; `at` is when it ended (s)."""
+
+    messages: Annotated[list[MessageDocument], Meta(min_length=1)]
+    answer: str
+    finish: Annotated[str, Meta(max_length=40)] = "stop"
+    at: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    shown: list[MessageDocument] | None = None
+    partial: bool = False
+    tokens: TurnTokens | None = None
+    retrieval: RetrievalDocument | None = None
+
+
+class SessionDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole session; times in seconds since the epoch."""
+
+    format: Literal["spillway.session/1"]
+    model: Annotated[str, Meta(min_length=1, max_length=200)]
+    turns: Annotated[list[TurnDocument], Meta(max_length=MAX_TURNS)]
+    fingerprint: Annotated[str, Meta(max_length=200)] = ""
+    metadata: dict[str, Any] = {}
+    ttl_s: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    id: Annotated[str, Meta(max_length=200)] = ""
+    created: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    updated: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+
+
+def turn_document(turn: Turn) -> TurnDocument:
+    """Return a stored turn as it is exported."""
+    return TurnDocument(
+        messages=msgspec.json.decode(turn.messages, type=list[MessageDocument]),
+        answer=turn.answer,
+        finish=turn.finish,
+        at=turn.at_ms / 1000,
+        shown=msgspec.json.decode(turn.shown, type=list[MessageDocument]) if turn.shown else None,
+        partial=turn.partial,
+        tokens=TurnTokens(turn.history, turn.prompt, turn.output),
+        retrieval=(
+            msgspec.json.decode(turn.retrieval, type=RetrievalDocument) if turn.retrieval else None
+        ),
+    )
+
+
+def exported(record: SessionRecord, turns: Sequence[TurnDocument]) -> SessionDocument:
+    """Return a session as it is exported."""
+    return SessionDocument(
+        format="spillway.session/1",
+        id=record.id,
+        model=record.model,
+        fingerprint=record.fingerprint,
+        created=record.created_ms / 1000,
+        updated=record.updated_ms / 1000,
+        ttl_s=record.ttl_s,
+        metadata=msgspec.json.decode(record.metadata),
+        turns=list(turns),
+    )
+
+
+def read(body: bytes) -> SessionDocument:
+    """Decode and check a document; InvalidRequest `invalid_session` says where it is wrong."""
+    try:
+        document = msgspec.json.decode(body, type=SessionDocument)
+    except RecursionError:
+        raise _invalid("it is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _invalid(str(error)) from None
+    size = len(msgspec.json.encode(document.metadata))
+    if size > MAX_METADATA_BYTES:
+        raise TooLarge(
+            f"metadata is {size} bytes: at most {MAX_METADATA_BYTES} are allowed",
+            code="session_too_large",
+            param="metadata",
+        )
+    held = 0
+    for index, turn in enumerate(document.turns):
+        tokens = turn.tokens
+        if tokens is None:
+            held = -1
+            continue
+        if tokens.history and tokens.history != held:
+            raise _invalid(
+                f"turns[{index}].tokens.history is {tokens.history}: the turns before it hold "
+                f"{max(held, 0)} tokens; expected that or 0"
+            )
+        held = tokens.history + len(tokens.prompt) + len(tokens.output)
+    return document
+
+
+def check_tokens(document: SessionDocument, vocabulary: int) -> None:
+    """Refuse token ids that the model does not have."""
+    for index, turn in enumerate(document.turns):
+        if turn.tokens is not None:
+            largest = max((*turn.tokens.prompt, *turn.tokens.output), default=0)
+            if largest >= vocabulary:
+                raise _invalid(
+                    f"turns[{index}].tokens holds id {largest}: the model has ids 0 to {vocabulary - 1}"
+                )
+
+
+def keeps_tokens(document: SessionDocument, fingerprint: str) -> bool:
+    """Return whether a document's tokens are the model's own, and complete."""
+    return document.fingerprint == fingerprint and all(turn.tokens for turn in document.turns)
+
+
+def imported(document: SessionDocument, job: str, *, tokens: bool) -> list[Turn]:
+    """Return the turns to store; `tokens` keeps them, else the messages alone."""
+    turns = []
+    for index, turn in enumerate(document.turns):
+        kept = turn.tokens if tokens else None
+        turns.append(
+            Turn(
+                job=f"{job}.turn.{index}",
+                history=kept.history if kept else 0,
+                messages=msgspec.json.encode(turn.messages),
+                answer=turn.answer,
+                prompt=kept.prompt if kept else [],
+                output=kept.output if kept else [],
+                finish=turn.finish,
+                at_ms=round(turn.at * 1000),
+                shown=msgspec.json.encode(turn.shown) if turn.shown else b"",
+                partial=turn.partial,
+                retrieval=msgspec.json.encode(turn.retrieval) if turn.retrieval else b"",
+            )
+        )
+    return turns
+
+
+def _invalid(why: str) -> InvalidRequest:
+    return InvalidRequest(f"this is no session to import: {why}", code="invalid_session")

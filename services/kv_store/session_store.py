@@ -1,0 +1,191 @@
+"""What kv_store does with a session: list, export, import, delete, pin; each may be repeated after a kill anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from common.bus import Bus, Lease
+from common.bus import keys as names
+from common.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from common.ids import family_of
+from common.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    BadMessage,
+    ModelCard,
+    SessionRecord,
+    SessionWork,
+    Turn,
+    decode,
+)
+from common.wire.session_views import shown
+from services.kv_store import metrics, session_documents
+from services.kv_store.erase import Eraser
+from services.kv_store.pins import Pins
+
+_ROOM = 64 * 1024
+_PAGE = 32
+Note = Callable[[bytes], Awaitable[None]]
+
+
+class SessionStore:
+    """Performs work on sessions; one a process."""
+
+    def __init__(self, bus: Bus, eraser: Eraser, pins: Pins | None = None) -> None:
+        self.bus, self._eraser, self._pins = bus, eraser, pins
+        self._vocabularies: dict[str, int] = {}
+
+    async def perform(self, work: SessionWork, lease: Lease, note: Note) -> bytes:
+        """Do one job and return its JSON; `note` keeps bytes in the job's log, for its repetition after a kill."""
+        if work.op == "list":
+            return await self._list(work)
+        if work.op == "export":
+            return await self._export(work, lease.job)
+        if work.op == "import":
+            return await self._import(work, lease.job)
+        if work.op in ("pin", "unpin"):
+            return await self._pin(work)
+        return await self._delete(work, lease, note)
+
+    async def _own(self, work: SessionWork) -> SessionRecord:
+        try:
+            record = await self.bus.session(work.session)
+        except ValueError:
+            record = None
+        if record is None or record.tenant != work.tenant:
+            raise _unknown(work.session)
+        return record
+
+    async def _list(self, work: SessionWork) -> bytes:
+        limit = work.limit
+        while True:
+            try:
+                found, cursor = await self.bus.sessions(work.tenant, work.cursor, limit)
+            except ValueError as error:
+                raise InvalidRequest(
+                    f"after: {error}", code="invalid_cursor", param="after"
+                ) from None
+            page = {
+                "object": "list",
+                "data": [shown(record) for record in found],
+                "has_more": cursor is not None,
+                "next": cursor,
+            }
+            body = msgspec.json.encode(page)
+            if len(body) <= MAX_MESSAGE_BYTES - _ROOM or len(found) < 2:
+                return body
+            limit = len(found) // 2  # large metadata: a shorter page
+
+    async def _export(self, work: SessionWork, job: str) -> bytes:
+        record = await self._own(work)
+        await self.bus.note_session_job(record.id, job)  # its result holds the conversation
+        turns: list[session_documents.TurnDocument] = []
+        size, at = 0, 0
+        while True:
+            rows = await self.bus.call("LRANGE", names.turns(record.id), at, at + _PAGE - 1)
+            turns += [session_documents.turn_document(decode(row, Turn)) for row in rows]
+            size, at = size + sum(map(len, rows)), at + len(rows)
+            if len(rows) < _PAGE:
+                break
+            if size > 2 * MAX_MESSAGE_BYTES:
+                raise _too_large(record.id, size)
+        body = msgspec.json.encode(session_documents.exported(record, turns))
+        if len(body) > MAX_MESSAGE_BYTES - _ROOM:
+            raise _too_large(record.id, len(body))
+        return body
+
+    async def _import(self, work: SessionWork, job: str) -> bytes:
+        document = session_documents.read(work.body)
+        family = family_of(work.session)
+        cards = (await self.bus.cards()).values()
+        card = next((card for card in cards if card.family == family.name), None)
+        if card is None:
+            raise Unavailable("no worker serves a chat model yet; try again", code="no_worker")
+        tokens = session_documents.keeps_tokens(document, card.fingerprint)
+        if tokens:
+            session_documents.check_tokens(document, await self._vocabulary(card))
+        turns = session_documents.imported(document, job, tokens=tokens)
+        last = turns[-1] if turns else None
+        now, stored = self.bus.clock.now_ms(), await self.bus.session(work.session)
+        record = SessionRecord(
+            id=work.session,
+            tenant=work.tenant,
+            model=card.name,
+            fingerprint=card.fingerprint if tokens else "",
+            version=len(turns),
+            tokens=last.history + len(last.prompt) + len(last.output) if last else 0,
+            turns=len(turns),
+            ttl_s=work.ttl_s,
+            created_ms=stored.created_ms if stored else now,
+            updated_ms=stored.updated_ms if stored else now,
+            metadata=msgspec.json.encode(document.metadata),
+        )
+        await self.bus.create_session(record, turns)
+        await self.bus.note_session_job(record.id, job)
+        return msgspec.json.encode({**shown(record), "tokens_kept": tokens})
+
+    async def _pin(self, work: SessionWork) -> bytes:
+        record = await self._own(work)
+        if self._pins is None:
+            raise Conflict(
+                "no pages are kept below the workers (SPILLWAY_PAGES_URL is none): nothing can be pinned",
+                code="no_page_tier",
+            )
+        await (self._pins.pin(record) if work.op == "pin" else self._pins.unpin(record))
+        return msgspec.json.encode(shown(await self._own(work)))
+
+    async def _vocabulary(self, card: ModelCard) -> int:
+        """Return one more than the largest token id of a model's tokenizer."""
+        if card.fingerprint not in self._vocabularies:
+            tokenizer = msgspec.json.decode(await self.bus.tokenizer(card.name))
+            self._vocabularies[card.fingerprint] = 1 + max(_ids(tokenizer), default=-1)
+        return self._vocabularies[card.fingerprint]
+
+    async def _delete(self, work: SessionWork, lease: Lease, note: Note) -> bytes:
+        try:
+            record = await self.bus.stored_session(work.session)
+        except ValueError:
+            raise _unknown(work.session) from None
+        if record is not None and record.tenant != work.tenant:
+            raise _unknown(work.session)
+        proof = await self._proven(lease)  # an earlier try came as far as this
+        if proof is None:
+            (found,) = await self._eraser.erase(
+                [(work.session, work.tenant)], lease.deadline_ms, prove=True
+            )
+            proof = msgspec.json.encode(found)
+            await note(proof)
+        await self._eraser.forget(work.session, work.tenant)
+        metrics.ERASED.labels("deleted").inc()
+        return proof
+
+    async def _proven(self, lease: Lease) -> bytes | None:
+        if lease.attempts < 2:
+            return None
+        try:
+            events = await self.bus.log(lease.job)
+        except BadMessage:
+            return None
+        return events[-1].data if events else None
+
+
+def _ids(tokenizer: Any) -> list[int]:
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+    return ids + [token["id"] for token in tokenizer.get("added_tokens", ())]
+
+
+def _unknown(session: str) -> NotFound:
+    return NotFound(
+        f"no session {session[:200]!r}: it is unknown, deleted or expired", code="session_not_found"
+    )
+
+
+def _too_large(session: str, size: int) -> TooLarge:
+    return TooLarge(
+        f"session {session} is {size} bytes: an export holds at most {MAX_MESSAGE_BYTES - _ROOM}; read its "
+        "messages by GET /v1/sessions/{id}?include=messages",
+        code="session_too_large",
+    )

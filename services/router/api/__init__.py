@@ -1,1 +1,0 @@
-"""HTTP handlers, one noun a file."""

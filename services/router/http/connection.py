@@ -1,0 +1,172 @@
+"""One client's connection: what is not HTTP, or comes too slowly, is told so in the shape of every other error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from common import log
+from common.errors import InternalError, InvalidRequest, RequestTimeout, SpillwayError, Unavailable
+from common.ids import ulid
+from services.router.http.middleware import error_response, from_http
+
+_BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError)
+TOO_MANY = Unavailable("too many connections; try again", code="too_many_connections")
+_log = log.get("router")
+
+
+class ClientConnection(RequestHandler):
+    """aiohttp's connection with our errors; closed after `idle_s` without a request, with 408 if a head had begun.
+
+    Only public names of aiohttp are used: its own idle timer is set to never come first, and `note_requests` tells
+    when a head is complete.
+    """
+
+    __slots__ = (
+        "_closes_at",
+        "_head_begun",
+        "_idle_s",
+        "_idle_timer",
+        "_most",
+        "_serving",
+        "_site",
+    )
+
+    def __init__(self, site: web.Server, most: int, idle_s: float, **options: Any) -> None:
+        super().__init__(site, keepalive_timeout=2 * idle_s, **options)
+        self._site: web.Server | None = site
+        self._most, self._idle_s = most, idle_s
+        self._closes_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._head_begun = self._serving = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or say that there are too many connections, and close."""
+        if self._site is None or len(self._site.connections) >= self._most:
+            # Not checked by isinstance: uvloop's transports derive from nothing of asyncio's.
+            cast("asyncio.Transport", transport).write(_raw(b"503 Service Unavailable", TOO_MANY))
+            transport.close()
+            self._site = None
+            return
+        super().connection_made(transport)
+        self._rest()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End; a connection that was one too many has never begun."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._site is not None:
+            self._site = None
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; outside of a request they begin the next one's head."""
+        if self._site is not None:
+            super().data_received(data)
+            self._head_begun = self._head_begun or (bool(data) and not self._serving)
+
+    def begin(self) -> None:
+        """Note that a request's head is complete."""
+        self._serving, self._head_begun = True, False
+
+    def _rest(self) -> None:
+        """Wait for the next request, at most `idle_s`; one timer serves all of a connection's requests."""
+        loop = asyncio.get_running_loop()
+        self._serving, self._closes_at = False, loop.time() + self._idle_s
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_at(self._closes_at, self._look)
+
+    def _look(self) -> None:
+        # One round later, so that a request whose last bytes came in this round has begun.
+        asyncio.get_running_loop().call_soon(self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if self._idle_timer is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._serving or loop.time() < self._closes_at:
+            again_at = loop.time() + self._idle_s if self._serving else self._closes_at
+            self._idle_timer = loop.call_at(again_at, self._look)
+            return
+        if self._head_begun and self.transport is not None:
+            error = RequestTimeout(f"the request's head did not arrive within {self._idle_s:g} s")
+            self.transport.write(_raw(b"408 Request Timeout", error))
+        self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return what a request that is not HTTP, or a fault outside of the application, is answered with."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a reply has begun already")
+        error: SpillwayError
+        if status >= 500:
+            _log.error("connection_failed", exc_info=exc)
+            error = InternalError("an internal error; the log has it")
+        elif isinstance(exc, LineTooLong):
+            error = InvalidRequest(
+                f"a line of the request's head is longer than {self.max_line_size} bytes",
+                code="head_too_large",
+            )
+        else:
+            reason = (message or "it cannot be parsed").partition("\n")[0].rstrip(":")
+            error = InvalidRequest(f"the request is not HTTP/1.1: {reason}", code="invalid_http")
+        response = _with_id(error_response(error))
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response; what aiohttp refuses before the application is asked gets our shape, too."""
+        if isinstance(resp, web.HTTPException):
+            resp = _with_id(from_http(resp, request))
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._rest()
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a fault; a body that was broken on its way is the client's, who has been told."""
+        if not isinstance(kw.get("exc_info"), _BROKEN_BODY):
+            _log.error(
+                "connection_failed", what=args[0] if args else "", exc_info=kw.get("exc_info")
+            )
+
+
+def note_requests(site: web.Server) -> None:
+    """Make a site tell each `ClientConnection` when a request of it begins."""
+    make = site.request_factory
+
+    def begun(*arguments: Any) -> web.BaseRequest:
+        request = make(*arguments)
+        connection = request.protocol
+        if isinstance(connection, ClientConnection):
+            connection.begin()
+        return request
+
+    site.request_factory = begun
+
+
+def _with_id(response: web.Response) -> web.Response:
+    response.headers["x-request-id"] = f"req-{ulid()}"
+    return response
+
+
+def _raw(status: bytes, error: SpillwayError) -> bytes:
+    body = error_response(error).body
+    assert isinstance(body, bytes)
+    return (
+        b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
+        b"x-should-retry: true\r\nx-request-id: req-%s\r\nContent-Length: %d\r\n\r\n%s"
+        % (status, ulid().encode(), len(body), body)
+    )

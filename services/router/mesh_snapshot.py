@@ -1,0 +1,223 @@
+"""What the whole mesh is at this moment: its lanes and its workers, read from the bus when somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from common.bus import LaneState
+from common.cost.finish import Queue
+from common.cost.linear import LinearCost
+from common.ids import Family
+from common.wire.messages import WorkerRecord
+from services.router.http.context import Router
+from services.router.recent_batches import RecentBatches
+
+FRESH_S = 0.8
+SESSIONS = Family("sessions")
+ENCODERS = ("embed", "rerank")  # the kinds of families that spill
+
+
+class FamilyState(NamedTuple):
+    """One family's lanes by class, its workers, living and lost, and how many shards are searched there."""
+
+    family: Family
+    lanes: dict[str, LaneState]
+    workers: list[tuple[WorkerRecord, bool]]
+    shards: int = 0
+
+
+class MeshSnapshot:
+    """Reads every family at most once in FRESH_S, however many ask."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lock = asyncio.Lock()
+        self._read_at: float | None = None
+        self._states: list[FamilyState] = []
+
+    async def states(self) -> list[FamilyState]:
+        """Return the state of every family, those of searches last; BusDown if Redis is away."""
+        async with self._lock:
+            now = self._router.clock.monotonic()
+            if self._read_at is None or now - self._read_at >= FRESH_S:
+                await self._read()
+                self._read_at = self._router.clock.monotonic()
+        return self._states
+
+    async def _read(self) -> None:
+        router = self._router
+        requests = [Family("request", n) for n in range(router.config.partitions)]
+        families = [*await router.families(), *requests, SESSIONS]
+        shards = Counter[Family]()
+        for record in await router.bus.collections():
+            shards[router.bus.search_family(record.id)] += record.shards
+        every = (*families, *sorted(shards))
+        self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
+
+    async def _family(self, family: Family, shards: int) -> FamilyState:
+        bus = self._router.bus
+        return FamilyState(family, await bus.lanes(family), await bus.roster(family), shards)
+
+
+# -- as the API shows it -------------------------------------------------------------------------------
+
+
+def kind_of(family: Family) -> str:
+    """Return what a family does: embed, rerank, chat, search, request or sessions."""
+    return family.name.split(".", maxsplit=1)[0]
+
+
+def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
+    """Return every lane; those of all searches are one. `models` maps a family's name to its model."""
+    found: dict[str, dict[str, Any]] = {}
+    for family, lanes, workers, shards in states:
+        for cls in [name for name in lanes if not name.startswith("w.")]:
+            kind = kind_of(family)
+            name = f"search:{cls}" if kind == "search" else f"{family}:{cls}"
+            serving = [record for record, alive in workers if alive and cls in record.classes]
+            own = [lanes[w] for r in serving if (w := f"w.{r.worker}") in lanes]
+            lane = found.setdefault(name, _empty(name, kind, cls, models.get(family.name)))
+            lane["shards"] += shards
+            _add(lane, lanes[cls], own, serving)
+    return list(found.values())
+
+
+def _empty(name: str, kind: str, cls: str, model: str | None) -> dict[str, Any]:
+    return {
+        "lane": name,
+        "kind": kind,
+        "class": cls,
+        "model": model,
+        "items": {"used": 0, "depth": 0},
+        "tokens": {"used": 0, "depth": 0},
+        "oldest_age_s": 0.0,
+        "pending": 0,
+        "held_s": None,
+        "workers": 0,
+        "shards": 0,
+    }
+
+
+def _add(
+    lane: dict[str, Any], state: LaneState, own: list[LaneState], serving: list[WorkerRecord]
+) -> None:
+    every = [state, *own]
+    lane["items"]["used"] += sum(one.items for one in every)
+    lane["tokens"]["used"] += sum(one.tokens for one in every)
+    lane["items"]["depth"] += state.depth_items
+    lane["tokens"]["depth"] += state.depth_tokens
+    lane["oldest_age_s"] = max(lane["oldest_age_s"], *(one.oldest_age_s for one in every))
+    lane["pending"] += sum(one.pending for one in every)
+    processes = {process_of(record) for record in serving}
+    lane["workers"] = max(lane["workers"], len(processes))
+    planning = [record for record in serving if record.limit_items and not record.draining]
+    if planning:
+        used = lane["items"]["used"], lane["tokens"]["used"]
+        lane["held_s"] = round(_held_s(*used, planning), 6)
+
+
+def _held_s(items: int, tokens: int, workers: list[WorkerRecord]) -> float:
+    """Return the predicted seconds of so much work in the largest batches of workers that share it."""
+    n = len(workers)
+    costs = [_cost(record) for record in workers]
+    mean = LinearCost(*(sum(parts) / n for parts in zip(*costs, strict=True)))
+    queue = Queue(
+        mean,
+        n,
+        limit_items=max(record.limit_items for record in workers),
+        limit_tokens=max(record.limit_tokens for record in workers),
+    )
+    ahead_s = mean.alpha_items_s * items + mean.alpha_tokens_s * tokens
+    return (ahead_s + mean.beta_s * queue.batches(items, tokens)) / n
+
+
+def _cost(record: WorkerRecord) -> LinearCost:
+    return LinearCost(record.beta_s, record.alpha_items_s, record.alpha_tokens_s)
+
+
+def open_queries(record: WorkerRecord, hop_s: float) -> int:
+    """Return how many queries may arrive at any time and still end within the objective; 0 of what is no encoder.
+
+    D_o = floor((slo - hop - 2 beta - margin) / alpha): one may arrive just after a batch began, so it waits for that.
+    """
+    spare_s = hop_s + record.late_s + record.beta_s
+    return _cost(record).queries(record.slo_s, spare_s) if record.slo_s else 0
+
+
+def process_of(record: WorkerRecord) -> str:
+    """Return a worker's name without its incarnation: its role, host and process."""
+    return record.worker.rsplit("-", 1)[0]
+
+
+def workers_of(
+    states: Iterable[FamilyState], models: dict[str, str], batches: RecentBatches, hop_s: float
+) -> list[dict[str, Any]]:
+    """Return every worker, one a process and model; a process' shards are one. The lost come last.
+
+    `hop_s` is the way from the end of a job to its client, which depths in queries have to allow for.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for family, _, workers, shards in states:
+        kind = kind_of(family)
+        of = family.name if family.name in models else kind
+        alive_here = {process_of(record) for record, alive in workers if alive}
+        for record, alive in workers:
+            process = process_of(record)
+            if not alive and process in alive_here:
+                continue  # an incarnation given up by a process that goes on
+            shown = _worker(record, alive=alive, kind=kind, model=models.get(family.name))
+            shown["shards"] = shards
+            shown["family"] = str(family) if family.name in models else None
+            shown["depth"]["queries_open"] = open_queries(record, hop_s)
+            shown["measured"] = batches.points(family, record.worker)
+            shown["tokens_lately"] = batches.tokens(family, record.worker)
+            known = found.setdefault((process, of), shown)
+            if known is not shown:
+                _join(known, shown)
+    return sorted(found.values(), key=lambda w: (w["state"] == "lost", w["service"], w["name"]))
+
+
+def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) -> dict[str, Any]:
+    last = {"items": record.batch_items, "tokens": record.batch_tokens, "seconds": record.batch_s}
+    state = "draining" if record.draining else "ready"
+    return {
+        "name": record.worker,
+        "service": record.service,
+        "kind": kind,
+        "classes": list(record.classes),
+        "model": model,
+        "device": record.device,
+        "state": state if alive else "lost",
+        "started": record.started_ms / 1000,
+        "depth": {
+            "items": record.depth_items,
+            "tokens": record.depth_tokens,
+            "queries": record.depth_queries,
+        },
+        "cost": {
+            "alpha_items_s": record.alpha_items_s,
+            "alpha_tokens_s": record.alpha_tokens_s,
+            "beta_s": record.beta_s,
+            "r2": record.r2,
+            "late_s": record.late_s,
+            "late_share": record.late_share,
+            "slo_s": record.slo_s,
+        },
+        "batches": record.batches,
+        "last_batch": last if record.batches else None,
+    }
+
+
+def _join(known: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add the consumer of another of the same process' families."""
+    if other["state"] == "ready" or known["state"] == "lost":
+        known["state"] = other["state"]
+    known["shards"] += other["shards"]
+    if other["batches"] > known["batches"]:
+        known["last_batch"] = other["last_batch"]
+    known["batches"] += other["batches"]
+    for unit in ("items", "tokens"):
+        known["depth"][unit] += other["depth"][unit]

@@ -1,0 +1,202 @@
+"""A generation's pieces as OpenAI's clients read them: chunks of a stream, or one whole answer.
+
+Both are made from the same pieces, so an answer is what its stream would have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from common.ids import time_of
+from common.wire.messages import GenerateResult, Logprob, Piece
+from services.router.responses.json_bodies import ResponseOptions
+
+# JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
+_IMPOSSIBLE = -9999.0
+Position = tuple[int, int]
+
+
+class Extension(Struct, frozen=True):
+    """What a grounded answer adds: `retrieval` to the first chunk, `citations` of a choice's whole text to its last."""
+
+    retrieval: dict[str, Any]
+    citations: Callable[[str], list[dict[str, Any]]]
+
+
+class ChoiceText(Struct):
+    """What one choice has said so far."""
+
+    text: str = ""
+    finish: str | None = None
+    stopped_by: str | None = None
+    tokens: int = 0
+    shown: int = 0  # characters of all tokens so far, for text_offset
+    logprobs: list[tuple[Logprob, int]] = []
+
+
+class AnswerFormat:
+    """How the answer to one request looks; it takes each piece once, in order (`take`)."""
+
+    def __init__(
+        self, request: str, view: ResponseOptions, extension: Extension | None = None
+    ) -> None:
+        self.view, self.extension = view, extension
+        self.chat = view.kind == "chat"
+        self.said = [ChoiceText(logprobs=[]) for _ in range(view.choices)]
+        unique = request.rsplit("~", 1)[-1][:26]
+        kind = "chat.completion" if self.chat else "text_completion"
+        self._head: dict[str, Any] = {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{unique}",
+            "object": kind,
+            "created": time_of(unique) // 1000,
+            "model": view.model,
+            "system_fingerprint": f"fp_{view.fingerprint[:10]}" if view.fingerprint else None,
+        }
+
+    def take(self, piece: Piece) -> ChoiceText | None:
+        """Add a piece to what its choice has said; None for a choice the request does not have."""
+        if piece.choice >= len(self.said):
+            return None
+        said = self.said[piece.choice]
+        said.text += piece.text
+        said.tokens += len(piece.tokens)
+        said.finish = piece.finish or said.finish
+        said.stopped_by = piece.stopped_by or said.stopped_by
+        if self.view.logprobs >= 0:
+            for logprob in piece.logprobs:
+                said.logprobs.append((logprob, said.shown))
+                said.shown += len(_text(logprob))
+        return said
+
+    # -- a stream --------------------------------------------------------------------------------------
+
+    def heads(self) -> list[bytes]:
+        """Return the chunks that begin the choices: the role, and a completion's own prompt if it was asked for."""
+        frames = []
+        for index in range(self.view.choices):
+            if self.chat:
+                delta = {"role": "assistant", "content": "", "refusal": None}
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            elif self.view.echo:
+                text = self.echoed(index)
+                choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+            else:
+                return []
+            first = {"retrieval": self.extension.retrieval} if self.extension and not index else {}
+            frames.append(self._frame([choice], **first))
+        return frames
+
+    def chunk(self, piece: Piece) -> bytes | None:
+        """Take a piece and return its chunk with its id; None if it has nothing to show yet."""
+        said = self.take(piece)
+        shows = piece.text or piece.finish or (piece.logprobs and self.view.logprobs >= 0)
+        if said is None or not shows:
+            return None
+        fresh = said.logprobs[-len(piece.logprobs) :] if piece.logprobs else []
+        choice: dict[str, Any] = {"index": piece.choice}
+        if self.chat:
+            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+            if piece.finish and self.extension is not None:
+                delta["citations"] = self.extension.citations(said.text)
+            choice["delta"] = delta
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(fresh)
+        choice["finish_reason"] = piece.finish
+        if piece.finish and piece.stopped_by is not None:
+            choice["stop_reason"] = piece.stopped_by
+        return b"id: %d.%d\n" % (piece.at, piece.choice) + self._frame([choice])
+
+    def usage_chunk(self, result: GenerateResult) -> bytes:
+        """Return the chunk that ends a stream whose client asked for its usage."""
+        return self._frame([], usage=usage(result), **self._session(result))
+
+    def _frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk = {**self._head, "choices": choices}
+        if self.chat:
+            chunk["object"] = "chat.completion.chunk"
+        if self.view.include_usage:
+            chunk["usage"] = None
+        return b"data: %s\n\n" % msgspec.json.encode(chunk | more)
+
+    # -- one answer ------------------------------------------------------------------------------------
+
+    def whole(self, result: GenerateResult) -> bytes:
+        """Return the whole answer as JSON, from all pieces taken."""
+        choices = [self._choice(index, said) for index, said in enumerate(self.said)]
+        body = {**self._head, "choices": choices, "usage": usage(result), **self._session(result)}
+        if self.extension is not None:
+            body["retrieval"] = self.extension.retrieval
+        return msgspec.json.encode(body)
+
+    def _choice(self, index: int, said: ChoiceText) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
+        if self.chat:
+            message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+            if self.extension is not None:
+                message["citations"] = self.extension.citations(said.text)
+            choice["message"] = message
+        else:
+            choice["text"] = self.echoed(index) + said.text
+        choice["logprobs"] = self._logprobs(said.logprobs)
+        choice["finish_reason"] = said.finish
+        if said.stopped_by is not None:
+            choice["stop_reason"] = said.stopped_by
+        return choice
+
+    def echoed(self, index: int) -> str:
+        """Return the prompt that a completion's choice repeats; "" if it does not."""
+        echo = self.view.echo
+        return echo[index * len(echo) // self.view.choices] if echo else ""
+
+    def _session(self, result: GenerateResult) -> dict[str, Any]:
+        if not self.view.session:
+            return {}
+        return {"session": {"id": self.view.session, "version": result.version}}
+
+    def _logprobs(self, fresh: list[tuple[Logprob, int]]) -> dict[str, Any] | None:
+        if self.view.logprobs < 0:
+            return None
+        if self.chat:
+            return {"content": [_chat_logprob(one) for one, _ in fresh], "refusal": None}
+        return {
+            "tokens": [_text(one) for one, _ in fresh],
+            "token_logprobs": [_finite(one.logprob) for one, _ in fresh],
+            "top_logprobs": [{_text(t): _finite(t.logprob) for t in one.top} for one, _ in fresh],
+            "text_offset": [offset for _, offset in fresh],
+        }
+
+
+def usage(result: GenerateResult) -> dict[str, Any]:
+    """Return OpenAI's usage object."""
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+        "total_tokens": result.prompt_tokens + result.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+    }
+
+
+def _finite(value: float) -> float:
+    return max(value, _IMPOSSIBLE)
+
+
+def _text(logprob: Logprob) -> str:
+    return logprob.raw.decode("utf-8", "replace")
+
+
+def _chat_logprob(one: Logprob) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "token": _text(one),
+        "logprob": _finite(one.logprob),
+        "bytes": list(one.raw),
+    }
+    shown["top_logprobs"] = [
+        {"token": _text(top), "logprob": _finite(top.logprob), "bytes": list(top.raw)}
+        for top in one.top
+    ]
+    return shown

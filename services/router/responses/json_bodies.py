@@ -1,0 +1,161 @@
+"""Bodies of replies from results: pure, and run in the pool of processes when the vectors are many."""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from common.wire.messages import DocumentsResult, Hit, ScoreResult, StoredDocument
+
+# So many are written in less time than another process needs to be handed them.
+INLINE_HITS = 10_000
+
+
+class ResponseOptions(msgspec.Struct, frozen=True):
+    """How a request wants its results shown; kept with requests that may be asked for later."""
+
+    kind: str
+    model: str = ""
+    base64: bool = False
+    dimensions: int | None = None
+    tokens: int = 0
+    tei: bool = False
+    raw: bool = False
+    top_n: int | None = None
+    texts: list[str] | None = None
+    many: bool = False
+    count: int = 0
+    include: list[str] = []
+    doc: str = ""
+    cursor: str | None = None
+    # of a generation:
+    fingerprint: str = ""
+    choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int = -1
+    echo: list[str] = []
+    session: str = ""
+    resume_s: float = 0.0
+
+
+def truncated(row: bytes, dimensions: int) -> array[float]:
+    """Return the first `dimensions` numbers of a float32 row, at length 1 again."""
+    values = array("f", row[: 4 * dimensions])
+    norm = math.sqrt(math.fsum(value * value for value in values)) or 1.0
+    return array("f", [value / norm for value in values])
+
+
+def embeddings(view: ResponseOptions, dimension: int, blocks: Sequence[bytes]) -> bytes:
+    """Return the JSON of an embeddings reply from blocks of float32 rows."""
+    data: list[dict[str, Any]] = []
+    size = 4 * dimension
+    for block in blocks:
+        for start in range(0, len(block), size):
+            row: bytes | array[float] = block[start : start + size]
+            if view.dimensions:
+                row = truncated(bytes(row), view.dimensions)
+            shown: Any = (
+                base64.b64encode(bytes(row)).decode()
+                if view.base64
+                else (row if isinstance(row, array) else array("f", row)).tolist()
+            )
+            data.append({"object": "embedding", "index": len(data), "embedding": shown})
+    usage = {"prompt_tokens": view.tokens, "total_tokens": view.tokens}
+    return msgspec.json.encode(
+        {"object": "list", "data": data, "model": view.model, "usage": usage}
+    )
+
+
+def rerank(view: ResponseOptions, request: str, results: Sequence[ScoreResult]) -> bytes:
+    """Return the JSON of a rerank reply in the shape the request asked for, best first."""
+    scores = [score for result in results for score in result.scores]
+    raws = [raw for result in results for raw in (result.raw or result.scores)]
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    texts = view.texts
+    if view.tei:
+        shown = raws if view.raw else scores
+        return msgspec.json.encode(
+            [
+                {"index": i, "score": shown[i], **({"text": texts[i]} if texts else {})}
+                for i in order
+            ]
+        )
+    hits = [
+        {
+            "index": i,
+            "relevance_score": scores[i],
+            **({"document": {"text": texts[i]}} if texts else {}),
+        }
+        for i in order[: view.top_n]
+    ]
+    usage = {"prompt_tokens": view.tokens, "total_tokens": view.tokens}
+    return msgspec.json.encode(
+        {"id": request, "model": view.model, "results": hits, "usage": usage}
+    )
+
+
+def search(
+    view: ResponseOptions, request: str, hits: Sequence[Sequence[Hit]], path: str, applied: str
+) -> bytes:
+    """Return the JSON of a search reply: one list of hits, or one per query."""
+    shown = [[_hit(hit) for hit in row] for row in hits]
+    data: Any = (
+        [{"index": i, "data": row} for i, row in enumerate(shown)]
+        if view.many
+        else shown[0]
+        if shown
+        else []
+    )
+    return msgspec.json.encode(
+        {"object": "list", "data": data, "path": path, "applied": applied, "request_id": request}
+    )
+
+
+class _Shown(msgspec.Struct, gc=False):
+    id: str
+    score: float
+    chunk: int
+    start: int
+    end: int
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _hit(hit: Hit) -> _Shown:
+    if hit.text is None and hit.metadata is None:
+        return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end)
+    text = msgspec.UNSET if hit.text is None else hit.text
+    metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
+    return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end, text, metadata)
+
+
+def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dict[str, Any]:
+    """Return one stored document as JSON values with the parts asked for."""
+    shown: dict[str, Any] = {"id": doc.id, "hash": doc.hash, "chunks": doc.chunks}
+    if "text" in include:
+        shown["text"] = doc.text
+    if "metadata" in include:
+        shown["metadata"] = doc.metadata or {}
+    if "vectors" in include:
+        raw, size = doc.vectors or b"", 4 * dimension
+        shown["vectors"] = [
+            array("f", raw[i : i + size]).tolist() for i in range(0, len(raw), size)
+        ]
+    return shown
+
+
+def documents(view: ResponseOptions, result: DocumentsResult) -> bytes:
+    """Return the JSON of a page of documents, or of the one asked for."""
+    shown = [document(doc, view.include, view.count) for doc in result.documents]
+    if view.doc:
+        return msgspec.json.encode({"object": "document", **shown[0], "applied": result.applied})
+    cursor = view.cursor if view.cursor is not None else result.cursor
+    return msgspec.json.encode(
+        {"object": "list", "data": shown, "has_more": cursor is not None, "next": cursor}
+    )

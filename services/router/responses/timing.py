@@ -1,0 +1,38 @@
+"""When a generation's tokens came, as its router saw them."""
+
+from __future__ import annotations
+
+import time
+
+from common import tracing
+from common.wire.messages import Piece
+from services.router import metrics
+
+
+class Timing:
+    """One answer's times; `began` is by time.perf_counter(). Only the reader who asked for it `counts`."""
+
+    def __init__(self, model: str, began: float, *, counts: bool) -> None:
+        self._model, self._began, self._counts = model, began, counts
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
+
+    def note(self, piece: Piece) -> None:
+        """Note a piece that has come just now."""
+        if not piece.tokens or not self._counts:
+            return
+        now = time.perf_counter()
+        if not self._first:
+            tracing.current().event("first token")
+            metrics.FIRST_TOKEN.labels(self._model).observe(now - self._began)
+        self._first.setdefault(piece.choice, now)
+        self._last[piece.choice] = now
+        self._tokens[piece.choice] = self._tokens.get(piece.choice, 0) + len(piece.tokens)
+
+    def end(self) -> None:
+        """Count the answer, which is complete."""
+        for choice, tokens in self._tokens.items():
+            took_s = self._last[choice] - self._first[choice]
+            if tokens > 1 and took_s > 0:
+                metrics.PER_TOKEN.labels(self._model).observe(took_s / (tokens - 1))

@@ -1,0 +1,71 @@
+"""The stages that embed: many parcels of one request, and the texts of a search or a write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from common.errors import Conflict
+from common.ids import Family
+from common.wire.messages import CollectionRecord, EmbedResult, RequestResult
+from services.router.admission.dispatcher import EMBED_CLASSES
+from services.router.text.bodies import RequestLimits
+from services.router.text.requests import Parcel, parcels_of
+from services.router.text.tokens import Spec
+from services.router.workflows.plans import ParcelsPlan
+from services.router.workflows.workflow import Workflow
+
+
+async def encoder_of(run: Workflow, record: CollectionRecord) -> Spec:
+    """Return the spec of a collection's encoder; Conflict `encoder_mismatch` if another is served now."""
+    specs = await run.tools.cards.specs()
+    return checked_encoder(record, specs)
+
+
+def checked_encoder(record: CollectionRecord, specs: dict[str, Spec]) -> Spec:
+    """Return the spec of a collection's encoder; Conflict `encoder_mismatch` if another is served now."""
+    spec = specs.get(record.model or "")
+    if spec is not None and spec.fingerprint == record.fingerprint:
+        return spec
+    served = spec.fingerprint[:16] if spec else "not served"
+    raise Conflict(
+        f"collection {record.name!r} was embedded with {record.model} ({record.fingerprint[:16]}), which is "
+        f"{'now ' + served if spec else served}; search it with that encoder, or re-embed it: "
+        f"spillway reembed {record.name}",
+        code="encoder_mismatch",
+    )
+
+
+async def _families(run: Workflow, model: str, count: int) -> list[Family]:
+    return [await run.tools.cards.family(model, run.request, i) for i in range(max(1, count))]
+
+
+async def parcels(run: Workflow, plan: ParcelsPlan) -> RequestResult:
+    """Run all parcels of an embeddings or rerank request; the result names their jobs."""
+    families = await _families(run, plan.model, (await run.tools.cards.card(plan.model)).partitions)
+    given = [Parcel(*parcel) for parcel in plan.parcels]
+    if plan.whole:
+        families = families[:1]  # one admission is of one family
+    ids, _ = await run.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
+    return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.view)})
+
+
+async def embed(
+    run: Workflow,
+    stage: str,
+    spec: Spec,
+    lists: Sequence[list[int]],
+    parcel: tuple[int, int],
+    *,
+    bulk: bool | None = None,
+) -> bytes:
+    """Return the float32 rows of token lists, in order; `bulk` as in `Run.gather`."""
+    if not lists:
+        return b""
+    limits = RequestLimits(len(lists), 1 << 40, *parcel)
+    families = await _families(run, spec.name, (await run.tools.cards.card(spec.name)).partitions)
+    cut = parcels_of(spec, lists, limits)
+    _, results = await run.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
+    return b"".join(cast("EmbedResult", result).vectors for result in results)

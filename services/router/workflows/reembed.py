@@ -1,0 +1,151 @@
+"""Re-embedding a collection with the encoder served now, while searches go on against the old vectors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from common.bus import BusDown
+from common.bus.writes import START
+from common.errors import Conflict, SpillwayError, Unprocessable
+from common.wire.document_hash import document_hash
+from common.wire.messages import (
+    CollectionRecord,
+    DocumentsResult,
+    DocumentsWork,
+    RequestResult,
+    StoredDocument,
+    Write,
+    encode,
+)
+from services.router.admission.dispatcher import SEARCH_CLASSES
+from services.router.text.collections import StoreItem
+from services.router.text.requests import Parcel
+from services.router.workflows.plans import ReembedPlan
+from services.router.workflows.workflow import Workflow
+from services.router.workflows.write import await_served, body_of, documents_of, reembed_lock, store
+
+PAGE = 50
+
+
+async def reembed(run: Workflow, plan: ReembedPlan) -> RequestResult:
+    """Embed all texts of a collection into a new one, then let the name mean that one."""
+    old, new, bus = plan.collection, plan.target, run.tools.bus
+    current = await bus.collection(old.tenant, old.name)
+    if current is None or current.id not in {old.id, new.id}:
+        raise Conflict(f"collection {old.name!r} was replaced meanwhile", code="collection_changed")
+    await _lock(run, old)
+    done = 0
+    if current.id == old.id:
+        shadow = shadow_of(new)
+        run.on_cancel = partial(_undo, run, old, shadow)
+        try:
+            await _shadow(run, shadow)
+            done = await _copy(run, old, new, plan.parcel)
+            if not await bus.replace_collection(old, new):
+                raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
+        except SpillwayError as error:
+            if not isinstance(error, BusDown):
+                await _undo(run, old, shadow)
+            raise
+        await drop_shards(run, old)
+    await bus.unname_collection(shadow_of(new))
+    await bus.call("DEL", reembed_lock(old))
+    body = {"object": "collection", "name": new.name, "id": new.id, "documents": done}
+    return body_of(
+        {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": run.request}
+    )
+
+
+def shadow_of(record: CollectionRecord) -> CollectionRecord:
+    """Return a collection under the name it has while it is being filled, which no client can ask for."""
+    return msgspec.structs.replace(record, name=f".{record.name}")
+
+
+async def _lock(run: Workflow, old: CollectionRecord) -> None:
+    """Stop writes to a collection while its texts are copied."""
+    bus, lock = run.tools.bus, reembed_lock(old)
+    ttl_ms = max(run.deadline_ms - bus.clock.now_ms(), 0) + 60_000
+    taken = await bus.call("SET", lock, run.request, "NX", "PX", ttl_ms)
+    if not taken and await bus.call("GET", lock) != run.request.encode():
+        raise Conflict(f"collection {old.name!r} is being re-embedded", code="collection_busy")
+
+
+async def _shadow(run: Workflow, shadow: CollectionRecord) -> None:
+    """Register the new collection under a name no client can ask for; what an earlier try left goes."""
+    if not await run.tools.bus.create_collection(shadow):
+        left = await run.tools.bus.collection(shadow.tenant, shadow.name)
+        if left is not None and left.id != shadow.id:
+            await run.tools.bus.remove_collection(left)
+            await run.tools.bus.create_collection(shadow)
+    await await_served(run.tools.bus, run.tools.room, shadow)
+
+
+async def _undo(run: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
+    await run.tools.bus.remove_collection(shadow)
+    await drop_shards(run, shadow)
+    await run.tools.bus.call("DEL", reembed_lock(old))
+
+
+async def drop_shards(run: Workflow, record: CollectionRecord) -> None:
+    """Tell every replica that a collection is gone."""
+    for shard in range(record.shards):
+        write = Write(
+            request=run.request, index=1 << 20, router=run.tools.journal.router, drop=True
+        )
+        await run.tools.bus.append_write(record.id, shard, write)
+
+
+async def _copy(
+    run: Workflow, old: CollectionRecord, new: CollectionRecord, parcel: tuple[int, int]
+) -> int:
+    """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
+    done, page = 0, 0
+    family = run.tools.bus.search_family(old.id)
+    for shard in range(old.shards):
+        newest = await run.tools.bus.last_write(old.id, shard)
+        after = newest if newest != START else None
+        cursor: str | None = None
+        while True:
+            work = DocumentsWork(
+                collection=old.id,
+                op="list",
+                cursor=cursor,
+                after=after,
+                limit=PAGE,
+                with_text=True,
+                with_vectors=False,
+                shard=shard,
+            )
+            _, results = await run.gather(
+                f"page{_letters(page)}", [family], SEARCH_CLASSES, [Parcel(encode(work), 1, 0)]
+            )
+            found = cast("DocumentsResult", results[0])
+            items = [_item(old, doc) for doc in found.documents]
+            documents = await documents_of(run, new, items, parcel, f"e{_letters(page)}")
+            if documents:
+                await store(run, shadow_of(new), documents, first=(page + 1) * 100_000)
+            done, page, cursor = done + len(items), page + 1, found.cursor
+            run.report("reembed", done, 0)
+            if cursor is None:
+                break
+    return done
+
+
+def _letters(number: int) -> str:
+    """Return a number in letters, as stage names are."""
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
+def _item(record: CollectionRecord, doc: StoredDocument) -> StoreItem:
+    if doc.text is None:
+        raise Unprocessable(
+            f"document {doc.id!r} of {record.name!r} has no text to embed again",
+            code="not_embeddable",
+        )
+    metadata = doc.metadata or {}
+    return StoreItem(
+        doc.id, document_hash(text=doc.text, metadata=metadata), doc.text, None, metadata
+    )

@@ -1,0 +1,34 @@
+"""What is done for each kind of request of several jobs; a stage's job ids let it be repeated."""
+
+from __future__ import annotations
+
+from common.wire.messages import RequestResult
+from services.router.workflows.embed import parcels
+from services.router.workflows.grounded import ground
+from services.router.workflows.plans import (
+    DeletePlan,
+    GroundPlan,
+    ParcelsPlan,
+    Plan,
+    SearchPlan,
+    WritePlan,
+)
+from services.router.workflows.reembed import reembed
+from services.router.workflows.search import search
+from services.router.workflows.workflow import Workflow
+from services.router.workflows.write import delete, write
+
+
+async def perform(run: Workflow, plan: Plan) -> RequestResult:
+    """Carry a plan out; raises the error its client is to see."""
+    if isinstance(plan, ParcelsPlan):
+        return await parcels(run, plan)
+    if isinstance(plan, SearchPlan):
+        return await search(run, plan)
+    if isinstance(plan, WritePlan):
+        return await write(run, plan)
+    if isinstance(plan, DeletePlan):
+        return await delete(run, plan)
+    if isinstance(plan, GroundPlan):
+        return await ground(run, plan)
+    return await reembed(run, plan)

@@ -1,0 +1,277 @@
+"""The stages of a write: what is known already, splitting, embedding, appending, waiting until it is synced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from common.bus import Bus
+from common.errors import Conflict, DeadlineExceeded, NotFound
+from common.wire.messages import (
+    Chunk,
+    CollectionRecord,
+    Document,
+    DocumentsResult,
+    DocumentsWork,
+    RequestResult,
+    StoredDocument,
+    Write,
+    encode,
+)
+from services.router.admission.dispatcher import SEARCH_CLASSES
+from services.router.queue.room import Room
+from services.router.text import collections as texts
+from services.router.text.collections import StoreItem
+from services.router.text.requests import Parcel
+from services.router.text.tokens import Spec
+from services.router.workflows.embed import embed, encoder_of
+from services.router.workflows.plans import DeletePlan, WritePlan
+from services.router.workflows.workflow import Workflow
+
+WRITE_BYTES = 4 * 1024 * 1024
+KNOWN_AT_ONCE = 500
+READY_S = 5.0
+_CHUNK_BYTES = 512 * 1024
+
+
+def shard_of(document: str, shards: int) -> int:
+    """Return the shard a document lives on."""
+    return zlib.crc32(document.encode()) % shards
+
+
+async def await_served(bus: Bus, room: Room, record: CollectionRecord) -> None:
+    """Wait a little until a replica holds every shard, so that the next request finds one."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            for shard in range(record.shards):
+                await _served(bus, room, record, shard)
+
+
+async def _served(bus: Bus, room: Room, record: CollectionRecord, shard: int) -> None:
+    family = bus.search_family(record.id)
+    place = room.place(family, 1.0)
+    try:
+        while True:
+            place.look()
+            await bus.ask_for_room(family)  # before the look, so that a start after it is told
+            if await bus.applied(record.id, shard):
+                return
+            await place.wait(READY_S)
+    finally:
+        place.leave()
+
+
+async def known_of(
+    run: Workflow, record: CollectionRecord, ids: Sequence[str]
+) -> dict[str, StoredDocument]:
+    """Return what the collection already holds of `ids`."""
+    parcels: list[Parcel] = []
+    for shard in range(record.shards):
+        mine = [name for name in ids if shard_of(name, record.shards) == shard]
+        for first in range(0, len(mine), KNOWN_AT_ONCE):
+            some = mine[first : first + KNOWN_AT_ONCE]
+            work = DocumentsWork(
+                collection=record.id,
+                op="get",
+                ids=some,
+                limit=len(some),
+                with_text=False,
+                shard=shard,
+            )
+            parcels.append(Parcel(encode(work), 1, 0))
+    family = run.tools.bus.search_family(record.id)
+    _, results = await run.gather("known", [family], SEARCH_CLASSES, parcels)
+    found = (doc for result in results for doc in cast("DocumentsResult", result).documents)
+    return {doc.id: doc for doc in found}
+
+
+async def _still_there(run: Workflow, record: CollectionRecord) -> None:
+    current = await run.tools.bus.collection(record.tenant, record.name)
+    if current is None:
+        raise NotFound(f"collection {record.name!r} was deleted", code="collection_not_found")
+    if current.id != record.id:
+        raise Conflict(
+            f"collection {record.name!r} was replaced meanwhile; send the request again",
+            code="collection_changed",
+        )
+    if await run.tools.bus.call("EXISTS", reembed_lock(record)):
+        raise Conflict(
+            f"collection {record.name!r} is being re-embedded; write to it when that is done",
+            code="collection_busy",
+        )
+
+
+def reembed_lock(record: CollectionRecord) -> str:
+    """Return the key that exists while a collection is being re-embedded."""
+    return "{collections}:reembed:" + record.id
+
+
+async def documents_of(
+    run: Workflow,
+    record: CollectionRecord,
+    items: Sequence[StoreItem],
+    parcel: tuple[int, int],
+    stage: str,
+) -> list[Document]:
+    """Return items as documents to store, their texts split and embedded."""
+    plain = [item for item in items if item.vector is None]
+    pieces: list[list[tuple[int, int, list[int]]]] = []
+    rows, size = b"", 4 * record.dimension
+    if plain:
+        spec = await encoder_of(run, record)
+        pieces = await _split(run, record, spec, [item.text or "" for item in plain])
+        lists = [ids for parts in pieces for _, _, ids in parts]
+        rows = await embed(run, stage, spec, lists, parcel, bulk=True)
+    parts_of = {item.id: parts for item, parts in zip(plain, pieces, strict=True)}
+    out: list[Document] = []
+    row = 0
+    for item in items:
+        chunks: list[Chunk] = []
+        if item.vector is not None:
+            chunks = [Chunk(0, len(item.text or ""), item.vector)]
+        for start, end, _ in parts_of.get(item.id, ()):
+            chunks.append(Chunk(start, end, rows[row * size : (row + 1) * size]))
+            row += 1
+        out.append(
+            Document(
+                id=item.id, hash=item.hash, chunks=chunks, text=item.text, metadata=item.metadata
+            )
+        )
+    return out
+
+
+async def _split(
+    run: Workflow, record: CollectionRecord, spec: Spec, given: Sequence[str]
+) -> list[list[tuple[int, int, list[int]]]]:
+    """Chunk and tokenize texts in the pool, some hundred kilobytes a call."""
+    out: list[list[tuple[int, int, list[int]]]] = []
+    first = 0
+    while first < len(given):
+        last, held = first, 0
+        while last < len(given) and (last == first or held + len(given[last]) <= _CHUNK_BYTES):
+            held += len(given[last])
+            last += 1
+        chunking = record.chunking
+        call = partial(
+            texts.chunked,
+            given[first:last],
+            spec,
+            chunking.max_tokens,
+            chunking.overlap_tokens,
+            record.document_prompt,
+        )
+        out += await run.tools.pool.run(call, inline=held < 2048)
+        first = last
+    return out
+
+
+def _writes(request: str, router: str, documents: Sequence[Document], first: int) -> list[Write]:
+    """Group documents into writes of a bounded size."""
+    groups: list[list[Document]] = [[]]
+    held = 0
+    for document in documents:
+        size = (
+            sum(len(chunk.vector) + 32 for chunk in document.chunks)
+            + len(document.text or "") * 2
+            + 1024
+        )
+        if groups[-1] and held + size > WRITE_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(document)
+        held += size
+    return [
+        Write(request=request, index=first + i, router=router, upserts=group)
+        for i, group in enumerate(groups)
+        if group
+    ]
+
+
+async def _apply(
+    run: Workflow, record: CollectionRecord, shard: int, writes: Sequence[Write]
+) -> str:
+    """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
+    tools, entry = run.tools, ""
+    for write in writes:
+        entry = await tools.bus.append_write(record.id, shard, write)
+    if not record.name.startswith("."):
+        # Looked at again: re-embedding that began meanwhile may have missed these writes, and the client must know.
+        await _still_there(run, record)
+    done = await tools.bus.await_applied(
+        record.id, shard, entry, tools.search_ack, tools.journal, run.deadline_ms
+    )
+    if not done:
+        raise DeadlineExceeded(
+            "the write is stored but was not confirmed before the deadline; repeating it is safe",
+            code="deadline_exceeded",
+        )
+    return entry
+
+
+async def store(
+    run: Workflow, record: CollectionRecord, documents: Sequence[Document], first: int = 0
+) -> str:
+    """Store documents on their shards; returns the applied ids, one per shard, joined by commas."""
+    applied: list[str] = []
+    for shard in range(record.shards):
+        mine = [doc for doc in documents if shard_of(doc.id, record.shards) == shard]
+        writes = _writes(run.request, run.tools.journal.router, mine, first + shard * 10_000)
+        applied.append(await _apply(run, record, shard, writes) if writes else "")
+    return ",".join(applied)
+
+
+async def write(run: Workflow, plan: WritePlan) -> RequestResult:
+    """Store what is new or changed: split, embed, append, and wait until it is synced."""
+    record = plan.collection
+    items = msgspec.msgpack.decode(plan.items, type=list[StoreItem])
+    known = await known_of(run, record, [item.id for item in items])
+    fresh = [item for item in items if item.id not in known or known[item.id].hash != item.hash]
+    documents = await documents_of(run, record, fresh, plan.parcel, "embed")
+    applied = ""
+    if documents:
+        await _still_there(run, record)
+        applied = await store(run, record, documents)
+    stored = {doc.id: len(doc.chunks) for doc in documents}
+    data = [
+        {
+            "id": item.id,
+            "status": "stored" if item.id in stored else "unchanged",
+            "chunks": stored[item.id] if item.id in stored else known[item.id].chunks,
+        }
+        for item in items
+    ]
+    return body_of({"object": "list", "data": data, "applied": applied, "request_id": run.request})
+
+
+async def delete(run: Workflow, plan: DeletePlan) -> RequestResult:
+    """Delete the documents there are; NotFound for a single one that is not."""
+    record = plan.collection
+    ids = list(dict.fromkeys(plan.ids))
+    known = await known_of(run, record, ids)
+    if plan.single and not known:
+        raise NotFound(
+            f"collection {record.name!r} holds no document {ids[0]!r}", code="document_not_found"
+        )
+    applied: list[str] = []
+    await _still_there(run, record)
+    for shard in range(record.shards):
+        mine = [name for name in ids if name in known and shard_of(name, record.shards) == shard]
+        write = Write(
+            request=run.request, index=shard, router=run.tools.journal.router, deletes=mine
+        )
+        applied.append(await _apply(run, record, shard, [write]) if mine else "")
+    body: dict[str, Any] = {"deleted": len(known), "applied": ",".join(applied)}
+    if plan.single:
+        body = {"object": "document", "id": ids[0], "deleted": True, "applied": body["applied"]}
+    return body_of({**body, "request_id": run.request})
+
+
+def body_of(value: dict[str, Any]) -> RequestResult:
+    """Return a result whose body is this JSON."""
+    return RequestResult(body=msgspec.json.encode(value))

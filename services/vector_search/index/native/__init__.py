@@ -1,0 +1,1 @@
+"""The C++ kernels of vector search: no torch, no OpenMP."""

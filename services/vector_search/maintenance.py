@@ -1,0 +1,140 @@
+"""What is done between queries and writes: indexing, compaction, audits, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from common import log
+from common.bus import Bus, BusDown, BusFull
+from common.bus.writes import Shard as Key
+from common.tasks import wait
+from services.vector_search.shard_manager import ShardManager
+
+_SNAPSHOT_S = 30.0
+_SNAPSHOT_CHECK_S = 1.0
+T = TypeVar("T")
+_log = log.get("vector_search")
+
+
+class Maintenance:
+    """Looks after all shards of a replica; `wake` when there may be something to do.
+
+    Builds run on a thread of its own that yields to searches; snapshots run on `writer`, since writes wait for them
+    anyway, so that a long build never lets logs and streams grow.
+    """
+
+    def __init__(
+        self,
+        holdings: ShardManager,
+        bus: Bus,
+        stopping: asyncio.Event,
+        *,
+        replica: str,
+        audit_s: float,
+        writer: ThreadPoolExecutor,
+    ) -> None:
+        self._holdings = holdings
+        self._bus = bus
+        self._stopping = stopping
+        self._replica = replica
+        self._audit_s = audit_s
+        self._writer = writer
+        self._pool = ThreadPoolExecutor(1, "tidy", initializer=_be_nice)
+        self._work = asyncio.Event()
+        self._touched: set[Key] = set()  # shards that may have something to do
+        self._snapshots: dict[Key, float] = {}
+
+    def wake(self, key: Key | None = None) -> None:
+        """Say that there may be something to do, for a shard or besides."""
+        if key is not None:
+            self._touched.add(key)
+        self._work.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a shard that is gone."""
+        self._touched.discard(key)
+        self._snapshots.pop(key, None)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def finish(self) -> None:
+        """Take last snapshots, so that the next start is quick."""
+        await self._snapshot_all()
+        await self._keep_graphs(self._holdings.units)
+
+    async def run(self) -> None:
+        """Index, compact and audit, whenever there is need, until the stop."""
+        time = asyncio.get_running_loop().time
+        every_s = min(self._audit_s, _SNAPSHOT_S) / 2
+        audited, rounded = time(), time() - every_s
+        while not self._stopping.is_set():
+            self._work.clear()
+            if time() - rounded >= every_s:
+                rounded = time()
+                self._touched |= self._holdings.units.keys()
+            touched, self._touched = self._touched, set()
+            for key in touched:
+                unit = self._holdings.units.get(key)
+                if unit is None or unit.shard is None or self._stopping.is_set():
+                    continue
+                if await self._tidied(unit.shard.maintain):
+                    self._touched.add(key)
+            due = time() - audited >= self._audit_s
+            audited = time() if due else audited
+            await self._audit(due=due)
+            if not self._touched:
+                await self._keep_graphs(touched)
+                await wait(self._work, every_s)
+
+    async def _audit(self, *, due: bool) -> None:
+        for unit in list(self._holdings.units.values()):
+            if unit.shard is not None and (due or unit.shard.audit_due):
+                await self._tidied(unit.shard.audit)
+
+    async def _tidied(
+        self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
+    ) -> T | None:
+        try:
+            loop = asyncio.get_running_loop()
+            return await asyncio.shield(loop.run_in_executor(pool or self._pool, function))
+        except Exception:  # noqa: BLE001 - tidying one shard must not end the service
+            _log.exception("tidying_failed")
+            return None
+
+    async def take_snapshots(self) -> None:
+        """Keep logs and streams short, beside long builds."""
+        while not self._stopping.is_set():
+            await self._snapshot_all()
+            await wait(self._stopping, _SNAPSHOT_CHECK_S)
+
+    async def _snapshot_all(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for key, unit in list(self._holdings.units.items()):
+            shard = unit.shard
+            if shard is None or not shard.log_bytes:
+                continue
+            last = self._snapshots.setdefault(key, now)
+            if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
+                self._snapshots[key] = now
+                covered = await self._tidied(shard.snapshot, self._writer)
+                if covered is not None and unit.shard is not None:
+                    with contextlib.suppress(BusDown, BusFull):
+                        await self._bus.publish_snapshot(*key, self._replica, covered)
+
+    async def _keep_graphs(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            unit = self._holdings.units.get(key)
+            if unit is not None and unit.shard is not None:
+                await self._tidied(unit.shard.keep_graph)
+
+
+def _be_nice() -> None:
+    """Let searches go before building, on this thread and those it starts."""
+    os.setpriority(os.PRIO_PROCESS, 0, 10)

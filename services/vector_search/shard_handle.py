@@ -1,0 +1,65 @@
+"""One shard as the mesh sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.errors import InvalidRequest, NotFound, SpillwayError, Unavailable
+from services.vector_search.shard import Shard
+from services.vector_search.write_log import parse_id
+
+
+class ShardHandle:
+    """One shard as the mesh sees it: its data (None once dropped or damaged) and who waits for its writes."""
+
+    def __init__(self, collection: str, number: int, shard: Shard | SpillwayError) -> None:
+        self.collection = collection
+        self.number = number
+        self.shard = shard if isinstance(shard, Shard) else None
+        self.error = shard if isinstance(shard, SpillwayError) else None
+        self._advanced = asyncio.Event()
+
+    def restore(self, shard: Shard) -> None:
+        """Take over data that could not be opened before."""
+        self.shard, self.error = shard, None
+        self.advanced()
+
+    def drop(self) -> Shard | None:
+        """Let go of the data; queries from now on are told that the collection is gone."""
+        shard, self.shard = self.shard, None
+        self.error = NotFound(
+            f"collection {self.collection} was deleted", code="collection_not_found"
+        )
+        self.advanced()
+        return shard
+
+    def advanced(self) -> None:
+        """Wake those who wait for a write."""
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    async def reach(self, after: str, timeout_s: float) -> Shard:
+        """Return the shard once it has applied `after`; Unavailable (`not_applied`) after the timeout."""
+        try:
+            wanted = parse_id(after)
+        except ValueError as error:
+            raise InvalidRequest(f"after: {error}", param="after") from error
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    advanced, shard = self._advanced, self.open()
+                    if parse_id(shard.applied) >= wanted:
+                        return shard
+                    await advanced.wait()
+        except TimeoutError as error:
+            raise Unavailable(
+                f"write {after} has not been applied here yet",
+                code="not_applied",
+                retry_after_s=1,
+            ) from error
+
+    def open(self) -> Shard:
+        """Return the shard, or raise why there is none."""
+        if self.shard is None:
+            raise self.error or NotFound("no such shard", code="collection_not_found")
+        return self.shard

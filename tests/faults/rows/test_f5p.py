@@ -1,0 +1,23 @@
+"""Bytes of every tier of pages, at a reduced count; `spillway bench F5P` has 10,000 turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos import f5_pages
+from chaos.f5_pages import BUDGETS
+
+
+@pytest.mark.timeout(120)
+async def test_no_tier_is_larger_than_its_budget(tmp_path: Path, seed: int) -> None:
+    """While conversations wander through small tiers none fails, and each tier stays within its bytes."""
+    print(f"seed {seed}")
+    memory = await f5_pages.run(80, tmp_path, seed)
+
+    assert memory.failed == {}
+    assert memory.turns > 0
+    assert set(memory.tiers) == set(BUDGETS)
+    assert all(max(sizes) <= 1.1 * BUDGETS[tier] for tier, sizes in memory.tiers.items())
+    assert memory.counted['spillway_pages_found_total{tier="device"}'] > 0

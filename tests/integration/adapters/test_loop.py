@@ -1,0 +1,240 @@
+"""The embedding loop on a real bus: results, refusals, cancellation, expiry, isolation and hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from common.bus import Bus, Consumer, NewJob, Notifications
+from common.ids import Family, job_id, ulid
+from common.wire.messages import EmbedResult, Event, WorkerRecord, decode_result
+from engine.device import ComputeThread
+from engine.encoder.calibration import calibrate
+from services.adapters.encode.loop import EmbeddingLoop
+from services.adapters.metrics import WorkMetrics
+from tests.support.fake_encoders import NAN, POISON, TinyModel, work
+
+FAMILY = Family("embed.tiny")
+LANE = "embed.tiny/0:gpu"
+WAIT_S = 20.0
+
+
+class Desk:
+    """What a router does, in few lines: admit jobs and wait for their ends."""
+
+    def __init__(self, bus: Bus, journal: Notifications) -> None:
+        self.bus, self.journal = bus, journal
+
+    async def admit(self, *texts: list[int], seconds: float = WAIT_S, payload: bytes = b"") -> str:
+        job = job_id(FAMILY, ulid())
+        tokens = sum(len(text) for text in texts)
+        admission = await self.bus.admit(
+            [NewJob(job, payload or work(*texts), max(1, len(texts)), max(1, tokens))],
+            classes=("gpu",),
+            router="r1",
+            tenant="t",
+            deadline_ms=self.bus.clock.now_ms() + int(seconds * 1000),
+        )
+        assert admission.outcome == "admitted", admission
+        return job
+
+    async def end(self, job: str) -> Event:
+        return await self.journal.end(job, self.bus.clock.now_ms() + int(WAIT_S * 1000))
+
+
+class Worker:
+    """A loop with its model, to be started and stopped."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.model = TinyModel()
+        self.stopping = asyncio.Event()
+        pace = calibrate(self.model, 2.0)
+        self.model.batches.clear()
+        self.model.entered.clear()
+        record = WorkerRecord(
+            worker=Consumer.incarnation("gpu"),
+            classes=["gpu"],
+            device="cpu",
+            depth_items=0,
+            depth_tokens=0,
+            fingerprint=self.model.fingerprint,
+        )
+        self.consumer = Consumer(bus, FAMILY, pace.record(record))
+        self.thread = ComputeThread()
+        self.loop = EmbeddingLoop(
+            self.consumer,
+            self.model,
+            pace,
+            clock=bus.clock,
+            thread=self.thread,
+            metrics=WorkMetrics(CollectorRegistry()).on(LANE, "tiny"),
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self) -> Worker:
+        await self.consumer.start()
+        self.task = asyncio.create_task(self.loop.run(self.stopping, 5.0))
+        return self
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        self.model.gate.set()
+        assert self.task is not None
+        async with asyncio.timeout(WAIT_S):
+            await self.task
+        self.thread.close()
+
+
+def ended(outcome: str) -> float:
+    """Return how many jobs have ended so, at any worker of this process."""
+    labels = {"lane": LANE, "outcome": outcome}
+    return REGISTRY.get_sample_value("spillway_jobs_total", labels) or 0.0
+
+
+@pytest.fixture
+async def desk(bus: Any) -> AsyncIterator[Desk]:
+    """Return a router's side of the bus."""
+    journal = Notifications(bus, "r1")
+    await journal.start()
+    yield Desk(bus, journal)
+    await journal.stop()
+
+
+@contextlib.asynccontextmanager
+async def running(bus: Any) -> AsyncIterator[Worker]:
+    """Run one worker and drain it at the end."""
+    worker = await Worker(bus).start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+def rows(event: Event) -> list[list[float]]:
+    """Return the vectors of a result."""
+    assert event.kind == "result", event
+    result = decode_result(event.data)
+    assert isinstance(result, EmbedResult)
+    return np.frombuffer(result.vectors, "<f4").reshape(-1, result.dimension).tolist()
+
+
+async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
+    """Jobs get their own vectors; a poisoned text and a NaN become dead letters, their neighbours do not."""
+    dead, ok = ended("dead"), ended("ok")
+    async with running(bus) as worker:
+        worker.model.gate.clear()
+        first = await desk.admit([1])
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(worker.model.entered.wait)
+        good = [await desk.admit([n, n], [n]) for n in range(2, 8)]
+        bad = [await desk.admit([POISON]), await desk.admit([NAN])]
+        worker.model.gate.set()
+
+        assert rows(await desk.end(first)) == [TinyModel.row([1])]
+        for n, job in zip(range(2, 8), good, strict=True):
+            assert rows(await desk.end(job)) == [TinyModel.row([n, n]), TinyModel.row([n])]
+        ends = [await desk.end(job) for job in bad]
+        assert [end.kind for end in ends] == ["dead", "dead"]
+    assert ended("dead") == dead + 2
+    assert ended("ok") == ok + 7
+    letters = await bus.dead_letters(FAMILY)
+    assert sorted(letter.job for letter in letters) == sorted(bad)
+    assert {letter.attempts for letter in letters} == {3}
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_a_job_whose_end_cannot_be_told(
+    bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected error as a job is ended costs one more try of this job; its neighbours end as always."""
+    async with running(bus) as worker:
+        finish, failed = worker.consumer.finish, []
+
+        async def breaks(lease: Any, result: Any) -> str:
+            if not failed:
+                failed.append(lease.job)
+                raise RuntimeError("boom")
+            return await finish(lease, result)
+
+        monkeypatch.setattr(worker.consumer, "finish", breaks)
+        jobs = [await desk.admit([n]) for n in range(2, 6)]
+
+        for n, job in zip(range(2, 6), jobs, strict=True):
+            assert rows(await desk.end(job)) == [TinyModel.row([n])]
+    assert len(failed) == 1
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_refusals(bus: Any, desk: Desk) -> None:
+    """Work that is not for this model ends at once, without tries and without a dead letter."""
+    async with running(bus) as worker:
+        junk = await desk.end(await desk.admit(payload=b"\xc1junk"))
+        other = await desk.end(await desk.admit(payload=work([1], fingerprint="0" * 32)))
+
+        assert (junk.kind, junk.code) == ("error", "invalid_request")
+        assert (other.kind, other.code) == ("error", "unavailable")
+        assert worker.model.batches == []
+    assert await bus.dead_letters(FAMILY) == []
+
+
+async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) -> None:
+    """What was cancelled or ran out of time behind a long batch never reaches the model."""
+    async with running(bus) as worker:
+        worker.model.gate.clear()
+        first = await desk.admit([1])
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(worker.model.entered.wait)
+        cancelled = await desk.admit([2])
+        late = await desk.admit([3], seconds=0.2)
+        async with asyncio.timeout(WAIT_S):
+            while len(worker.consumer.held) < 3:  # noqa: ASYNC110 - the bus has no event for it
+                await asyncio.sleep(0.01)
+        assert await bus.cancel(cancelled) == "flagged"
+        await asyncio.sleep(0.3)
+        worker.model.gate.set()
+
+        assert (await desk.end(first)).kind == "result"
+        assert (await desk.end(cancelled)).kind == "cancelled"
+        assert (await desk.end(late)).kind == "expired"
+        computed = {tuple(text) for batch in worker.model.batches for text in batch}
+        assert computed == {(1,)}
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
+    """A drained worker ends its running batch; another one does the rest, and no job is charged."""
+    one = await Worker(bus).start()
+    one.model.gate.clear()
+    jobs = [await desk.admit([1])]
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.to_thread(one.model.entered.wait)
+    jobs += [await desk.admit([n]) for n in range(2, 12)]
+    await asyncio.sleep(0.2)
+    stopping = asyncio.create_task(one.stop())
+    async with running(bus):
+        events = [await desk.end(job) for job in jobs]
+        await stopping
+
+    assert [rows(event) for event in events] == [[TinyModel.row([n])] for n in range(1, 12)]
+    states = [await bus.job(job) for job in jobs]
+    assert max(state.attempts for state in states) <= 1
+    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
+    """Many jobs over two workers: every one ends once, with its own vectors."""
+    before = ended("ok")
+    async with running(bus), running(bus):
+        jobs = await asyncio.gather(*(desk.admit([n + 1, n + 2]) for n in range(150)))
+        events = await asyncio.gather(*(desk.end(job) for job in jobs))
+
+    assert ended("ok") == before + 150
+    assert [rows(event) for event in events] == [
+        [TinyModel.row([n + 1, n + 2])] for n in range(150)
+    ]

@@ -1,0 +1,122 @@
+"""The check of chat on an accelerator, rehearsed on the CPU: it measures, resumes and keeps its time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import exactness
+from bench.gpu import chat, engine, pensieve, shapes, windve
+from engine.decoder.executor.torch_executor import TorchExecutor
+
+
+def _run(path: Path, *more: str) -> int:
+    return chat.main(["--device", "cpu", "--tiny", "--json", str(path), *more])
+
+
+def test_rehearsal_fills_every_cell_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No minutes measure nothing; then every cell is there with its figures, and none is measured twice."""
+    path = tmp_path / "chat.json"
+
+    assert _run(path, "--minutes", "0") == chat.AGAIN
+    assert _run(path, "--minutes", "5") == 0
+    found = json.loads(path.read_text())
+    cells = found["cells"]
+    assert {name.split("/")[0] for name in cells} == {"exact", "decode", "prefill", "agreement"}
+    assert {name.split("/")[1] for name in cells if name.startswith("exact")} == set(
+        exactness.FAMILIES
+    )
+    assert [len(cells[f"decode/tiny/{n}"]["first_s"][0]) for n in chat.STREAMS] == [1, 8, 32]
+    assert found["date"]
+    assert found["device"]
+
+    def never(*_given: object, **_named: object) -> None:
+        raise AssertionError("measured a second time")
+
+    monkeypatch.setattr(exactness, "measure", never)
+    monkeypatch.setattr(TorchExecutor, "load", never)
+    assert _run(path) == 0
+
+
+def test_engine_rehearsal_fills_every_cell(tmp_path: Path) -> None:
+    """Peaks, attention that equals torch's, and decode beside the roofline; none is measured twice."""
+    path = tmp_path / "engine.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert engine.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert engine.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert {name.split("/")[0] for name in cells} == {"peak", "attention", "decode"}
+    for name, cell in cells.items():
+        if name.startswith("attention"):
+            assert cell["worst"] < 1e-4
+        if name.startswith("decode"):
+            assert cell["share"] > 0
+    before = path.read_text()
+    assert engine.main(words) == 0
+    assert path.read_text() == before
+
+
+def test_pensieve_rehearsal_fills_every_cell(tmp_path: Path) -> None:
+    """Warm turns by tier, copies by layer, and attention that equals torch's; none is measured twice."""
+    path = tmp_path / "pensieve.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert pensieve.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert pensieve.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert {name.split("/")[0] for name in cells} == {"warm", "overlap", "attention"}
+    assert cells["attention"]["worst"] < 1e-4
+    for name, cell in cells.items():
+        if name.startswith("overlap"):
+            assert cell["layers_come_s"] == sorted(cell["layers_come_s"])
+    before = path.read_text()
+    assert pensieve.main(words) == 0
+    assert path.read_text() == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
+def test_no_device_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a CUDA device the answer is a sentence that names the rehearsal."""
+    with pytest.raises(SystemExit):
+        chat.main(["--json", str(tmp_path / "x.json")])
+
+    assert "rehearse with --device cpu --tiny" in capsys.readouterr().err
+
+
+def test_burst_counts_what_it_says(tmp_path: Path) -> None:
+    """Every stream gets its tokens, in order, whatever the step's size; first tokens come before the last."""
+    shapes.write(tmp_path / "m", shapes.SHAPES["tiny"], "cpu")
+    runner = TorchExecutor.load(str(tmp_path / "m"), device="cpu", dtype="bf16", kv_bytes=1 << 22)
+    burst = chat.Burst(runner, chat.prompts(runner, 3, 40, seed=1), 5, step_tokens=48)
+    burst.run()
+
+    assert [len(moments) for moments in burst.drawn_s] == [5, 5, 5]
+    assert all(moments == sorted(moments) for moments in burst.drawn_s)
+    assert burst.first_s[0] < burst.first_s[2]
+    assert burst.decode_tokens_per_s > 0
+
+
+def test_windve_rehearsal(tmp_path: Path) -> None:
+    """Every cell of the tiny shape has both devices' lines and depths, and none is measured twice."""
+    path = tmp_path / "windve.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert windve.main([*words, "--minutes", "0"]) == windve.AGAIN
+    assert windve.main([*words, "--minutes", "5"]) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert len(cells) >= 2
+    for cell in cells.values():
+        assert min(len(cell[name]["points"]) for name in ("accelerator", "cpu")) >= 3
+        assert 0 <= cell["together"] <= windve.MOST
+        # A busy machine answers not even one query in time: the depth is 0, and there is no gain.
+        deep = cell["accelerator"]["tuned"]
+        assert cell["gain"] == pytest.approx(cell["together"] / deep if deep else 0.0)
+    before = path.stat().st_mtime_ns
+    assert windve.main([*words, "--minutes", "5"]) == 0
+    assert path.stat().st_mtime_ns == before

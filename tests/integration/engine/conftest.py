@@ -1,0 +1,20 @@
+"""Fixtures of the engine's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from common.bus import Notifications
+from tests.support.engine import Desk
+
+
+@pytest.fixture
+async def desk(bus: Any) -> AsyncIterator[Desk]:
+    """A router's side of the bus."""
+    journal = Notifications(bus, "r1")
+    await journal.start()
+    yield Desk(bus, journal)
+    await journal.stop()

@@ -1,0 +1,94 @@
+"""docs/openapi.yaml is what the router serves: the same routes, and answers that fit the document."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import PROFILE, SEED
+from tests.support.mesh import ROOT, Mesh
+
+DOCUMENT = ROOT / "docs/openapi.yaml"
+CHECKS = "no_fault,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def _documented() -> set[tuple[str, str]]:
+    paths: dict[str, Any] = yaml.safe_load(DOCUMENT.read_text())["paths"]
+    verbs = {"get", "post", "put", "delete", "patch"}
+    return {(m.upper(), path) for path, item in paths.items() for m in item if m in verbs}
+
+
+def _parameter(name: str) -> list[dict[str, Any]]:
+    """Return the schemas of every parameter of a name."""
+    found: list[dict[str, Any]] = []
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and node.get("name") == name and "schema" in node:
+            found.append(node["schema"])
+        for inner in node.values() if isinstance(node, dict) else node:
+            if isinstance(inner, dict | list):
+                walk(inner)
+
+    walk(yaml.safe_load(DOCUMENT.read_text()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Last-Event-ID", "7.0"),
+        ("last_event_id", "7.0"),
+        ("last_event_id", "7"),
+        ("Idempotency-Key", "order 66"),
+        ("Idempotency-Key", "x"),
+    ],
+)
+def test_a_parameters_pattern_takes_what_the_code_takes(name: str, value: str) -> None:
+    """A client that keeps to the document may send all of it."""
+    (schema,) = _parameter(name)
+    assert re.search(schema["pattern"], value)
+
+
+def test_the_document_names_every_route() -> None:
+    """Routes of the application and of the document are the same."""
+    source = (ROOT / "services/router/http/app.py").read_text()
+    name = "/v1/collections/{name}"
+    found = re.findall(r"web\.(get|post|patch|delete)\(\s*(f?\"[^\"]*\"|name),", source)
+    served = set()
+    for verb, text in found:
+        path = text.removeprefix("f").strip('"')
+        path = (
+            re.sub("^(name$|{name})", name, path)
+            .replace("{{", "{")
+            .replace("}}", "}")
+            .replace(":.+", "")
+        )
+        served.add((verb.upper(), path))
+
+    assert served == _documented()
+
+
+@pytest.mark.timeout(3600 if PROFILE == "soak" else 300)
+def test_generated_requests_get_documented_answers(chatting: Mesh) -> None:
+    """Thousands of generated requests, valid and not: no crash, and only what the document says."""
+    mesh = chatting
+    body = b'{"name": "docs"}'
+    urllib.request.urlopen(f"{mesh.url}/v1/collections", data=body, timeout=30).close()
+    examples = "400" if PROFILE == "soak" else "5"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", str(DOCUMENT), "--url", mesh.url]
+    command += ["--max-examples", examples, "--phases", "examples,coverage,fuzzing"]
+    command += ["--checks", CHECKS, "--request-timeout", "30", "--seed", str(SEED), "--no-color"]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.fuzz", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **hooks, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, cwd=mesh.directory, env=env, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

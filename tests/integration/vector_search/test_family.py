@@ -1,0 +1,107 @@
+"""All collections are served from the lanes of one family, on a Cluster of several; each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.bus import Bus, Notifications
+from common.clock import SystemClock
+from common.config import SearchConfig
+from common.wire.messages import DocumentsWork, decode_result
+from services.vector_search.replica import Replica
+from services.vector_search.shard import Shard
+from tests.integration.vector_search.test_service import ROUTER, Mesh, mesh, replica
+from tests.support.servers import Cluster
+from tests.support.vectors import DIMENSION, document
+
+__all__ = ["mesh", "replica"]
+
+
+async def test_a_job_waits_for_its_collection(mesh: Mesh, replica: Any) -> None:
+    """A job may come before its replica knows of the collection, which is opened for it; none there is says so."""
+    await replica()
+    records = [await mesh.create(f"c{n}") for n in range(4)]
+    work = [DocumentsWork(collection=record.id, op="stats") for record in records]
+    pairs = zip(records, work, strict=True)
+    answers = await asyncio.gather(*(mesh.ask(record, one) for record, one in pairs))
+    assert [answer.kind for answer in answers] == ["result"] * 4
+    unknown = await mesh.ask(records[0], DocumentsWork(collection="nothing", op="stats"))
+    assert (unknown.kind, unknown.code) == ("error", "collection_not_found")
+    shard = await mesh.ask(records[0], DocumentsWork(collection=records[0].id, op="stats", shard=1))
+    assert (shard.kind, shard.code) == ("error", "collection_not_found")
+
+
+async def test_a_damaged_shard_is_its_own(mesh: Mesh, replica: Any, tmp_path: Path) -> None:
+    """Jobs of a collection whose files cannot be read hear so; those beside it in the lane are answered."""
+    stop = await replica()
+    good, bad = await mesh.create("good"), await mesh.create("bad")
+    for record in (good, bad):
+        await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
+    await stop()
+    directory = tmp_path / "search" / "0" / bad.id / "0"
+    directory.rename(directory.with_name("hidden"))
+    directory.write_text("in the way")
+    await replica()
+    asked = [DocumentsWork(collection=r.id, op="stats") for r in (good, bad) * 3]
+    answers = await asyncio.gather(*(mesh.ask(good, work) for work in asked))
+    assert [a.kind for a in answers] == ["result", "error"] * 3
+    assert {a.code for a in answers if a.kind == "error"} == {"shard_damaged"}
+    entry = await mesh.put(good, 1, document("b", np.eye(DIMENSION)[1]))
+    assert (await mesh.search(good, np.eye(DIMENSION)[1], after=entry))[0] == "b"
+
+
+async def test_a_failing_search_is_its_own(
+    mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What breaks inside one collection's search answers its jobs, and the loop goes on with all others."""
+    await replica()
+    good, bad = await mesh.create("good"), await mesh.create("bad")
+    for record in (good, bad):
+        await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
+    search = Shard.search
+
+    def failing(self: Shard, work: Any) -> Any:
+        if self.record.id == bad.id:
+            raise ZeroDivisionError
+        return search(self, work)
+
+    monkeypatch.setattr(Shard, "search", failing)
+    for _ in range(2):
+        broken = [mesh.search(bad, np.eye(DIMENSION)[0]) for _ in range(3)]
+        told = await asyncio.gather(*broken, return_exceptions=True)
+        assert all("search_failed" in str(error) for error in told), told
+        assert await mesh.search(good, np.eye(DIMENSION)[0]) == ["a"]
+
+
+async def test_every_family_of_a_cluster(shared_cluster: Cluster, tmp_path: Path) -> None:
+    """Collections of several families are written, searched, and found again after a restart."""
+    config = SearchConfig(
+        data_dir=str(tmp_path), redis_url=shared_cluster.url, redis_cluster=True, drain_s=5
+    )
+    mine = await Bus.open(config, SystemClock())
+    journal = Notifications(mine, ROUTER)
+    await journal.start()
+    mesh = Mesh(mine, journal)
+    records = [await mesh.create(f"c{n}") for n in range(8)]
+    assert len({mine.search_family(record.id) for record in records}) > 1
+    for turn in range(2):
+        bus, stopping = await Bus.open(config, SystemClock()), asyncio.Event()
+        one = Replica(tmp_path, bus, config, name="r", cores=1)
+        running = asyncio.create_task(one.run(stopping))
+        vector = np.eye(DIMENSION)[turn]
+        entries = [await mesh.put(r, turn, document(f"d{turn}", vector)) for r in records]
+        for record, entry in zip(records, entries, strict=True):
+            assert (await mesh.search(record, vector, after=entry))[0] == f"d{turn}"
+            stats = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
+            told = decode_result(stats.data)
+            assert told.stats["documents"] == turn + 1  # type: ignore[union-attr,index]
+        stopping.set()
+        await running
+        await bus.close()
+    await journal.stop()
+    await mine.close()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.bus import Bus, Notifications
+from common.clock import SystemClock
+from common.config import SearchConfig
+from common.registry.registry import CHANGES
+from common.wire.messages import CollectionRecord
+from services.vector_search.replica import Replica
+from tests.integration.vector_search.test_service import ROUTER, Mesh
+from tests.support.servers import Server
+from tests.support.vectors import DIMENSION, document
+
+FEW, MANY = 10, 300
+TURNS = 12
+
+
+class Turning(Bus):
+    """A bus that counts how often the registry was asked for changes: the replica's own measure of time."""
+
+    def __init__(self, config: SearchConfig) -> None:
+        super().__init__(config, SystemClock())
+        self.turns = 0
+        self.turned = asyncio.Event()
+
+    async def collection_changes(self) -> bytes | None:
+        self.turns += 1
+        self.turned.set()
+        return await super().collection_changes()
+
+
+class Idle(NamedTuple):
+    """What an idle replica costs: commands in TURNS turns, and the fewest tasks seen at a turn."""
+
+    commands: int
+    tasks: int
+
+
+async def _commands(bus: Bus) -> int:
+    raw = (await bus.call("INFO", "commandstats")).decode()
+    lines = [line for line in raw.splitlines() if line.startswith("cmdstat_")]
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
+
+
+async def _turned(bus: Turning, turns: int) -> None:
+    goal = bus.turns + turns
+    async with asyncio.timeout(60):
+        while bus.turns < goal:
+            bus.turned.clear()
+            await bus.turned.wait()
+
+
+async def _idle(bus: Turning, mine: Bus) -> Idle:
+    before, tasks = await _commands(mine), []
+    for _ in range(TURNS):
+        await _turned(bus, 1)
+        tasks.append(len(asyncio.all_tasks()))
+    return Idle(await _commands(mine) - before, min(tasks))
+
+
+async def _create(mesh: Mesh, numbers: range) -> list[CollectionRecord]:
+    records = [await mesh.create(f"c{number}") for number in numbers]
+    for record in records:
+        await _served(mesh.bus, record)
+    return records
+
+
+async def _served(bus: Bus, record: CollectionRecord) -> None:
+    async with asyncio.timeout(240):
+        while not await bus.applied(record.id, 0):  # noqa: ASYNC110 - another bus' state has no event
+            await asyncio.sleep(0.05)
+
+
+async def test_idle_collections_cost_nothing(shared_redis: Server, tmp_path: Path) -> None:
+    """300 idle collections cost as many commands and tasks as ten, and one of them is written and searched at once."""
+    config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
+    bus, mine = Turning(config), await Bus.open(config, SystemClock())
+    await bus.connect()
+    journal = Notifications(mine, ROUTER)
+    await journal.start()
+    mesh = Mesh(mine, journal)
+    replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
+    running = asyncio.create_task(replica.run(stopping))
+    await _create(mesh, range(FEW))
+    few = await _idle(bus, mine)
+    records = await _create(mesh, range(FEW, MANY))
+    many = await _idle(bus, mine)
+    assert few.commands >= TURNS  # the registry's count alone
+    assert many.commands <= 1.5 * few.commands + TURNS
+    assert many.tasks <= few.tasks + 5
+
+    entry = await mesh.put(records[7], 0, document("a", np.eye(DIMENSION)[0]))
+    assert await mesh.search(records[7], np.eye(DIMENSION)[0], after=entry) == ["a"]
+    assert len(await mine.workers(mine.search_family(records[7].id))) == 1
+    stopping.set()
+    await running
+    await journal.stop()
+    await bus.close()
+    await mine.close()
+
+
+async def test_the_registry_is_read_when_it_changed(shared_redis: Server, tmp_path: Path) -> None:
+    """Turns without a change read the mark of changes and not the records; a change is seen by the next turns."""
+    config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
+    bus, mine = Turning(config), await Bus.open(config, SystemClock())
+    await bus.connect()
+    read = 0
+    collections = bus.collections
+
+    async def counted(tenant: str | None = None) -> list[CollectionRecord]:
+        nonlocal read
+        read += 1
+        return await collections(tenant)
+
+    bus.collections = counted  # type: ignore[method-assign]
+    replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
+    running = asyncio.create_task(replica.run(stopping))
+    record = CollectionRecord(
+        id="c1", tenant="default", name="docs", dimension=DIMENSION, metric="cosine"
+    )
+    assert await mine.create_collection(record)
+    await _served(mine, record)
+    await _turned(bus, 2)
+    before, mark = read, await mine.call("GET", CHANGES)
+    await _turned(bus, TURNS)
+    assert read <= before + 1  # every half minute, should a change not have been said
+    assert await mine.call("GET", CHANGES) == mark
+    stopping.set()
+    await running
+    await bus.close()
+    await mine.close()

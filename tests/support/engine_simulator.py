@@ -1,0 +1,204 @@
+"""A model without arithmetic: each slot of each page holds the hash of all tokens up to it, so any wrong page shows."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import NamedTuple
+
+from common.pages.identity import PAGE, root_id
+from engine.decoder.executor.interface import ModelShape, PageMove
+from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import ScheduledRows, Scheduler
+from engine.decoder.sequence import TokenSequence
+
+VOCABULARY = 50
+
+
+class Ask(NamedTuple):
+    """One sequence to generate: it arrives before step `at` and leaves early before step `leaves` (-1: never)."""
+
+    at: int
+    prompt: tuple[int, ...]
+    new: int
+    leaves: int = -1
+    scope: str = ""
+
+
+def extend(slots: list[bytes], tokens: list[int]) -> list[bytes]:
+    """Bring `slots` up to all of `tokens`: what K and V of a position are a function of."""
+    for position in range(len(slots), len(tokens)):
+        before = slots[position - 1] if position else b""
+        slots.append(hashlib.blake2b(before + bytes([tokens[position]]), digest_size=8).digest())
+    return slots
+
+
+def drawn(slots: list[bytes]) -> int:
+    """The token after `slots`; few values, so that sequences often agree."""
+    return slots[-1][0] % VOCABULARY
+
+
+def alone(ask: Ask) -> list[int]:
+    """What a sequence generates when nothing else exists."""
+    tokens, slots = list(ask.prompt), list[bytes]()
+    for _ in range(ask.new):
+        tokens.append(drawn(extend(slots, tokens)))
+    return tokens[len(ask.prompt) :]
+
+
+class Simulation:
+    """Runs asks through a scheduler, checking every invariant at every step; `history` is what it decided."""
+
+    def __init__(self, shape: ModelShape, bounds: StepLimits, asks: list[Ask]) -> None:
+        self.shape, self.bounds = shape, bounds
+        self.scheduler = Scheduler(shape, bounds)
+        self.memory: list[list[list[bytes]]] = [
+            [[b""] * PAGE for _ in range(shape.pages)] for _ in shape.windows
+        ]
+        self.host: list[list[list[bytes]]] = [
+            [[b""] * PAGE for _ in range(shape.host_pages)] for _ in shape.windows
+        ]
+        self.saving: list[tuple[PageMove, list[bytes]]] = []
+        self.chance = random.Random(len(asks))
+        self.loaded = self.damaged = 0
+        self.sequences = [
+            TokenSequence(
+                f"job{order}",
+                0,
+                order,
+                ask.prompt,
+                root=root_id("0f", ask.scope),
+                most=len(ask.prompt) + ask.new,
+            )
+            for order, ask in enumerate(asks)
+        ]
+        self.asks = asks
+        self.slots: list[list[bytes]] = [[] for _ in asks]
+        self.history: list[list[tuple[int, list[int], bool, list[list[int]]]]] = []
+        self.ended: list[int] = []
+        self.started: list[int] = []
+        self.computed = 0
+
+    def run(self) -> Simulation:
+        """Run to the end; AssertionError where an invariant breaks or nothing moves."""
+        at, idle = 0, 0
+        while len(self.ended) < len(self.asks):
+            for order, ask in enumerate(self.asks):
+                sequence = self.sequences[order]
+                if ask.at == at:
+                    assert self.scheduler.fits(sequence)
+                    self.scheduler.add(sequence)
+                if ask.leaves == at and ask.at < at and order not in self.ended:
+                    self.scheduler.drop([sequence])
+                    self.ended.append(order)
+            idle = 0 if self._step() or max(ask.at for ask in self.asks) >= at else idle + 1
+            assert idle < 20, "nothing moves"  # pages on their way to the host arrive before that
+            at += 1
+        self._end_saves()
+        self.scheduler.check()
+        tiers = self.scheduler.table.tiers
+        assert all(pool.used == 0 for pool in [*tiers.device, *tiers.host])
+        return self
+
+    def _step(self) -> bool:
+        parts = self.scheduler.step(now_s=len(self.history) / 8)
+        self.scheduler.check(parts)
+        self._check_order()
+        self.history.append(
+            [
+                (p.sequence.order, list(p.positions), p.draws, [list(g) for g in p.sequence.pages])
+                for p in parts
+            ]
+        )
+        assert sum(len(part.positions) for part in parts) <= self.bounds.tokens
+        assert len(self.scheduler.running) <= self.bounds.running
+        self._load()
+        parts = [part for part in parts if part.sequence.pages]
+        for part in parts:
+            self._write(part)
+        tokens = [self._read(part) for part in parts]
+        for part, token in zip(parts, tokens, strict=True):
+            self.scheduler.commit(part, token)
+            sequence = part.sequence
+            if sequence.length == sequence.most:
+                self.scheduler.drop([sequence])
+                self.ended.append(sequence.order)
+        self._save()
+        return bool(parts)
+
+    def _load(self) -> None:
+        """Copy what is to be loaded; now and then a page is damaged, and whoever got it must begin again."""
+        for move in self.scheduler.loads:
+            sound = self.chance.random() < 0.9
+            page = self.host[move.group][move.source]
+            self.memory[move.group][move.target] = list(page) if sound else [b"?"] * PAGE
+            self.scheduler.moved(move, sound=sound)
+            self.loaded += 1
+            self.damaged += not sound
+
+    def _save(self) -> None:
+        """Copy pages down, some of them over several steps."""
+        for move in self.scheduler.table.tiers.saves(2):
+            self.saving.append((move, list(self.memory[move.group][move.source])))
+        if self.chance.random() < 0.7:
+            self._end_saves()
+
+    def _end_saves(self) -> None:
+        for move, page in self.saving:
+            assert self.memory[move.group][move.source] == page, "a page changed while it was saved"
+            self.host[move.group][move.target] = page
+            self.scheduler.moved(move, sound=True)
+        self.saving = []
+
+    def _check_order(self) -> None:
+        """First come, first served: who is admitted came before all who wait."""
+        running = [sequence.order for sequence in self.scheduler.running]
+        for order in running:
+            if order not in self.started:
+                assert all(other.order > order for other in self.scheduler.waiting)
+        self.started = running
+        assert running == sorted(running)
+
+    def _write(self, part: ScheduledRows) -> None:
+        slots = self._slots(part)
+        self.computed += len(part.positions)
+        for group, pages in enumerate(part.sequence.pages):
+            pool = self.scheduler.table.pools[group]
+            for position in part.positions:
+                page = pages[position // PAGE]
+                assert page >= 0
+                memory = self.memory[group][page]
+                if pool.references(page) > 1:
+                    assert memory[position % PAGE] == slots[position], "a shared page is written"
+                memory[position % PAGE] = slots[position]
+
+    def _slots(self, part: ScheduledRows) -> list[bytes]:
+        return extend(self.slots[part.sequence.order], part.sequence.tokens())
+
+    def _read(self, part: ScheduledRows) -> int | None:
+        """Check that every position every row sees is there, and draw if the last row is the last token's."""
+        slots = self._slots(part)
+        for group, pages in enumerate(part.sequence.pages):
+            window, checked = self.shape.windows[group], 0
+            for position in part.positions:
+                first = 0 if window is None else max(0, position - window + 1)
+                for seen in range(max(first, checked), position + 1):
+                    page = pages[seen // PAGE]
+                    assert page >= 0, "a row sees a position that is not resident"
+                    assert self.memory[group][page][seen % PAGE] == slots[seen]
+                checked = position + 1
+        assert part.draws == (part.positions[-1] == len(slots) - 1)
+        return drawn(slots) if part.draws else None
+
+
+def prompts(rng: random.Random, count: int, longest: int) -> list[tuple[int, ...]]:
+    """Return prompts of which many share beginnings with others."""
+    made: list[tuple[int, ...]] = []
+    for _ in range(count):
+        head: tuple[int, ...] = ()
+        if made and rng.random() < 0.6:
+            other = rng.choice(made)
+            head = other[: rng.randint(0, len(other))]
+        tail = tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest)))
+        made.append((head + tail)[:longest] or (1,))
+    return made

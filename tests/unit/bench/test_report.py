@@ -1,0 +1,113 @@
+"""The published tables: each equals what its JSON says, and a missing rival is never hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench import cli, document, report, suite
+from bench.document import BenchOptions, Body, Rival
+
+
+def _body(measured: bool = True) -> Body:
+    body = Body(samples={"pairs": [[1.23456789, 2.0]]}, notes=["a note"])
+    body.table("Speed", ["what", "ratio"], [["batch", "1.5"]])
+    body.rivals.append(Rival("hnswlib", "0.8.0", [{"ef": 32}], {"ef": 32}, measured=measured))
+    body.met["(a)"] = "goal"
+    return body
+
+
+def test_docs_match_their_json() -> None:
+    """docs/benchmarks.md holds exactly what docs/benchmarks/*.json generates."""
+    text = report.DOCS.read_text(encoding="utf-8")
+
+    assert report.rewrite(text) == text
+
+
+def test_every_row_has_a_section() -> None:
+    """Each row that can be run has its place in docs/benchmarks.md."""
+    text = report.DOCS.read_text(encoding="utf-8")
+
+    assert [name for name in suite.SUITES if f"<!-- bench:{name} -->" not in text] == []
+
+
+def test_summary_links_to_sections() -> None:
+    """Every row's heading is its id and title, which is what the summary's links are made of."""
+    text = report.DOCS.read_text(encoding="utf-8")
+
+    for name, row in suite.SUITES.items():
+        assert f"\n## {name} {row.title}\n" in text
+        assert f"(#{report.anchor(name)})" in text
+
+
+def test_every_figure_is_there_or_named_as_missing() -> None:
+    """What was not measured stands, with its command, under "Not measured"."""
+    text = report.DOCS.read_text(encoding="utf-8")
+    missing = text[text.index("## Not measured") : text.index("## How it is measured")]
+
+    for name in suite.SUITES:
+        there = (report.RESULTS / f"{name}.json").exists()
+        assert there or f"({name})" in missing
+    for module in ("bench.gpu.chat", "bench.gpu.embeddings", "bench.gpu.engine"):
+        assert f"python -m {module} --device cuda --json" in missing
+
+
+def test_published_json_is_complete() -> None:
+    """Published results are full runs with commit, machine, versions and raw samples."""
+    for path in report.RESULTS.glob("*.json"):
+        found = msgspec.json.decode(path.read_bytes())
+        assert path.stem == found["id"]
+        assert found["commit"]
+        assert found["machine"]["cores"]
+        assert found["versions"]
+        assert found["samples"]
+        assert suite.missing(found) == []
+
+
+def test_section_is_replaced(tmp_path: Path) -> None:
+    """A section between its markers is replaced by the tables, whatever stood there before."""
+    document.save(tmp_path / "V1.json", document.build("V1", "Search", _body(), BenchOptions()))
+    page = report.rewrite("x\n<!-- bench:V1 -->\nold\n<!-- /bench:V1 -->\ny\n", tmp_path)
+
+    assert "old" not in page
+    assert "| batch | 1.5 |" in page
+    assert "hnswlib 0.8.0: 1 settings tried, best: ef 32" in page
+    assert page == report.rewrite(page, tmp_path)
+
+
+def test_row_without_json_says_so(tmp_path: Path) -> None:
+    """A row nobody measured says "Not measured"."""
+    page = report.rewrite("<!-- bench:V1 -->\n<!-- /bench:V1 -->\n", tmp_path)
+
+    assert "Not measured." in page
+
+
+def test_document_round_trip(tmp_path: Path) -> None:
+    """What is stored is read back equal, floats to seven digits."""
+    found = document.build("V1", "Search", _body(), BenchOptions(seed=3))
+    document.save(tmp_path / "V1.json", found)
+    read = msgspec.json.decode((tmp_path / "V1.json").read_bytes())
+
+    assert read["samples"]["pairs"] == [[1.234568, 2.0]]
+    assert read["seed"] == 3
+    assert found["rivals"] == read["rivals"]
+
+
+@pytest.mark.parametrize(("quick", "code"), [(False, 3), (True, 0)])
+def test_missing_rival_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: bool, code: int
+) -> None:
+    """A run without its rival exits 3 and says so, unless it was only a quick one."""
+    found = document.build("V1", "Search", _body(measured=False), BenchOptions())
+    monkeypatch.setattr(suite, "run", lambda identifier, options: found)
+
+    assert code == cli.main(["V1", *(["--quick"] if quick else [])])
+    assert "hnswlib: not measured" in capsys.readouterr().err
+
+
+def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row that does not exist is refused with those that do."""
+    assert cli.main(["Z9"]) == 2
+    assert "expected one of E1" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Steps that raise, and what a generator may hold: only the guilty fail, and depth follows the measured speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.cost.step import Step
+from common.pages.identity import PAGE
+from common.wire.messages import SamplingParams, WorkerRecord
+from engine.decoder.capacity import DecoderCapacity
+from engine.decoder.executor.interface import (
+    PageLoads,
+    SampledToken,
+    SamplingRequest,
+    SequenceInput,
+    StepFailed,
+)
+from engine.decoder.executor.isolated_step import StepFailure, run_step
+from engine.decoder.executor.simulated_executor import SimulatedExecutor
+
+BAD_ROW, BAD_BATCH = 1, 2  # token ids that make the runner raise for one sequence, or for all
+
+
+class Fragile(SimulatedExecutor):
+    """Raises as a real runner does: naming the sequence, or not."""
+
+    def __init__(self) -> None:
+        super().__init__(alpha_s=0.0, beta_s=0.0)
+
+    def execute(
+        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+    ) -> list[SampledToken | None]:
+        for index, rows in enumerate(batch):
+            if BAD_ROW in rows.tokens:
+                raise StepFailed(index, "its numbers are not finite")
+        if any(BAD_BATCH in rows.tokens for rows in batch):
+            raise MemoryError("too large")
+        return super().execute(batch, loading)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12))
+def test_only_the_guilty_fail(rows: list[tuple[int, int]]) -> None:
+    """Whoever raises fails with all its sequences; everyone else gets the token it would get alone."""
+    runner = Fragile()
+    jobs = [f"job{job}" for job, _ in rows]
+    bad = {job for job, token in zip(jobs, (t for _, t in rows), strict=True) if token in {1, 2}}
+    batch = [
+        SequenceInput(
+            [token], [0], [[0]], SamplingRequest(SamplingParams(), 0, 1, [job, token], [])
+        )
+        for job, token in rows
+    ]
+    ran = run_step(runner, batch, jobs)
+
+    for part, job, outcome in zip(batch, jobs, ran.outcomes, strict=True):
+        if job in bad:
+            assert isinstance(outcome, StepFailure)
+            assert outcome.message in {"its numbers are not finite", "MemoryError: too large"}
+        else:
+            assert [outcome] == SimulatedExecutor(alpha_s=0, beta_s=0).execute([part])
+    assert ran.isolated == bool(bad) or len(set(jobs)) == 1
+
+
+def probes(beta: float, row: float) -> list[tuple[Step, float]]:
+    """What a device without noise shows, whose steps cost `beta` and `row` a row."""
+    steps = [
+        Step(1, 1, 1),
+        Step(32, 32, 32),
+        Step(8, 8, 8),
+        Step(1, 512, 512 * 256),
+        Step(1, 1, 4000),
+    ]
+    return [(step, beta + row * step.rows) for step in steps]
+
+
+def test_depth_follows_the_speed() -> None:
+    """Depth is what is computed within the deadline; a slower device tells less, but never less than a few jobs."""
+    pace = DecoderCapacity(probes(0.01, 0.0001), slo_s=100.0, context=4096)
+    token_s = (0.01 / 32 + 0.01 / 512) / 2 + 0.0001
+    assert pace.token_s == pytest.approx(token_s)
+    assert pace.depth == (int(100 / token_s) // 32, int(100 / token_s))
+    record = pace.record(
+        WorkerRecord(worker="w", classes=["gpu"], device="cpu", depth_items=0, depth_tokens=0)
+    )
+    assert (record.depth_tokens, record.alpha_tokens_s) == (pace.depth.tokens, pace.token_s)
+    assert record.beta_s == pytest.approx(0.0101)
+    for number in range(500):
+        step = Step(8, 8 + number % 3, 8000)
+        pace.cost.observe(step, 2 * (0.01 + 0.0001 * step.rows))
+    assert pace.cost.seconds(Step(8, 8, 8000)) == pytest.approx(0.0216, rel=0.02)
+    assert pace.depth.tokens < 0.75 * 100 / token_s
+    assert not pace.moved()  # not so soon after the last time
+    slow = DecoderCapacity(probes(1.0, 10.0), slo_s=1.0, context=4096)
+    assert slow.depth == (1024, 4 * 4096)
+
+
+@given(st.integers(0, 200), st.floats(1e-4, 0.5), st.floats(1e-6, 1e-2), st.integers(32, 2048))
+def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, most: int) -> None:
+    """A prompt's chunk beside them fits into the pace or twice their step; a page at least, and all if none run."""
+    pace = DecoderCapacity(probes(beta, row), slo_s=100.0, context=4096, itl_s=0.1)
+    decoding = Step(streams, streams, streams * 100)
+
+    rows = pace.budget(decoding, most)
+
+    assert rows <= most
+    if not streams:
+        assert rows == most
+    elif rows < most:
+        assert rows >= streams + PAGE
+        alone = beta + row * streams
+        if rows > streams + PAGE:
+            with_prompt = beta + row * rows
+            assert with_prompt <= 1.01 * max(0.1, 2 * alone)

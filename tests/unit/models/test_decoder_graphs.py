@@ -1,0 +1,71 @@
+"""Decode steps from buffers that stay where they are: the rows, keys and values of steps computed as ever."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import random_models
+from common.pages.identity import PAGE
+from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
+from engine.kernels.page_memory import PageMemory
+from engine.models.decoders.cuda_graphs import GraphedDecoder
+from engine.models.decoders.torch_decoder import Attention, TorchDecoder
+from tests.support.kernels import triton_attention
+
+TRITON = triton_attention()
+CONTEXTS = (700, 3, 40, 31, 32, 64, 511)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_steps_from_fixed_buffers(tmp_path: Path, window: int | None) -> None:
+    """Batches that grow, shrink and get longer, from buffers captured for other ones (rehearsed without a device)."""
+    if TRITON is None:
+        pytest.skip("Triton is not installed (make setup-full)")
+    family = "mistral" if window else "llama"
+    chosen: dict[str, Any] = random_models.settings(family, 1)
+    chosen |= {"max_position_embeddings": 1024} | ({"sliding_window": window} if window else {})
+    random_models.write(tmp_path, family, chosen)
+    runner = TorchExecutor.load(
+        str(tmp_path), device="cpu", dtype="fp32", threads=1, kv_bytes=24 << 20, compiled=False
+    )
+    plain = runner._decoder
+    assert isinstance(plain, TorchDecoder)
+    by_triton = Attention(TRITON.plan_blocks, TRITON.paged_attention)
+    plain._attention = by_triton
+    pools = runner._pools
+    graphed, draw = GraphedDecoder(plain, TRITON.plan_blocks), random.Random(1)
+    tables, at = [], 0
+    for context in CONTEXTS:
+        pages = context // PAGE + 1
+        tables.append([list(range(at, at + pages))] * len(pools))
+        at += pages
+
+    with torch.inference_mode():
+        for pool in pools:
+            pool.data.normal_()
+        for count in (3, 7, 2, 3, 1, 7):
+            chosen_rows = draw.sample(range(len(CONTEXTS)), count)
+            queries = [StepRows([CONTEXTS[n]], tables[n]) for n in chosen_rows]
+            tokens = torch.tensor([draw.randrange(random_models.VOCABULARY) for _ in queries])
+            before = [pool.data.clone() for pool in pools]
+            expected = plain.hidden(tokens, queries, pools)
+            written = [pool.data.clone() for pool in pools]
+            for pool, data in zip(pools, before, strict=True):
+                pool.data.copy_(data)
+            assert torch.allclose(graphed.hidden(tokens, queries, pools), expected, atol=1e-3)
+            assert _same(written, pools)
+        prompt = StepRows([0, 1, 2], tables[1])
+        expected = plain.hidden(torch.tensor([1, 2, 3]), [prompt], pools)
+        assert torch.equal(graphed.hidden(torch.tensor([1, 2, 3]), [prompt], pools), expected)
+    assert {size for size, _ in graphed._steps} == {1, 2, 4, 8}
+
+
+def _same(written: list[torch.Tensor], pools: list[PageMemory]) -> bool:
+    return all(
+        torch.allclose(one, pool.data, atol=1e-3) for one, pool in zip(written, pools, strict=True)
+    )

@@ -1,0 +1,174 @@
+"""Encoders of both families against transformers, in every pooling, packing and precision."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import InvalidRequest
+from engine.kernels.encoder import EncoderKernels
+from engine.models.encoders.encoder import Encoder
+from engine.models.encoders.files import find
+from engine.models.encoders.packed_forward import PART_TOKENS, PackedForward, split
+from engine.models.encoders.torch_forward import TorchForward
+from engine.models.encoders.weights import load_weights
+from tests.support import encoder_models
+
+FAMILIES = pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+
+
+def relative(actual: Any, expected: Any) -> float:
+    """Return the largest difference over the largest magnitude."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+@FAMILIES
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_hidden_states_equal_transformers(family: str, activation: str, tmp_path: Path) -> None:
+    """Mean-pooled fp32 vectors equal transformers' to 1e-4 relative, for every activation we serve."""
+    oracle = encoder_models.save(tmp_path, family, hidden_act=activation)
+    encoder = Encoder.load(str(tmp_path), dtype="fp32")
+    texts = encoder_models.texts()
+
+    expected = np.stack([encoder_models.hidden(oracle, text).mean(0).numpy() for text in texts])
+
+    assert relative(encoder.encode(texts), expected) <= 1e-4
+
+
+@FAMILIES
+def test_pooling_and_normalisation(family: str, tmp_path: Path) -> None:
+    """cls, max and mean pooling and normalisation are what sentence-transformers' files say."""
+    oracle = encoder_models.save(tmp_path, family)
+    texts = encoder_models.texts()
+    states = [encoder_models.hidden(oracle, text).numpy() for text in texts]
+    ways = {
+        "pooling_mode_cls_token": [rows[0] for rows in states],
+        "pooling_mode_max_tokens": [rows.max(0) for rows in states],
+        "pooling_mode_mean_tokens": [rows.mean(0) for rows in states],
+    }
+    for flag, rows in ways.items():
+        encoder_models.pooled(tmp_path, normalise=True, **{flag: True})
+        expected = np.stack(rows) / np.linalg.norm(rows, axis=1, keepdims=True)
+
+        assert relative(Encoder.load(str(tmp_path), dtype="fp32").encode(texts), expected) <= 1e-4
+
+
+@FAMILIES
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_packing_changes_nothing(family: str, dtype: str, tmp_path: Path) -> None:
+    """A text's vector does not depend on the texts it is packed with, nor on their order."""
+    encoder_models.save(tmp_path, family)
+    encoder = Encoder.load(str(tmp_path), dtype=dtype)
+    texts = encoder_models.texts(12)
+
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+
+    tolerance = 1e-4 if dtype == "fp32" else 2e-2
+    assert relative(encoder.encode(texts), alone) <= tolerance
+    assert relative(encoder.encode(texts[::-1])[::-1], alone) <= tolerance
+
+
+def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
+    """Our kernels give what torch gives in bf16, to bf16's own rounding."""
+    kernels = EncoderKernels.load()
+    if kernels is None:
+        pytest.skip("no AVX512-BF16 or no compiler here")
+    for heads in (1, 2):  # heads of 64 and of 32
+        encoder_models.save(tmp_path, "bert", num_attention_heads=heads)
+        files = find(str(tmp_path))
+        weights = load_weights(files)
+        texts = sorted(encoder_models.texts(9), key=len)
+        types = [[number % 2 for number in range(len(text))] for text in texts]
+        with torch.inference_mode():
+            exact = TorchForward(files.spec, weights, "fp32", torch.device("cpu"))(texts, types)
+            packed = PackedForward(files.spec, weights, kernels, 2)(texts, types)
+            plain = TorchForward(files.spec, weights, "bf16", torch.device("cpu"))(texts, types)
+
+        assert relative(packed, exact) <= max(2e-2, 2 * relative(plain, exact))
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 12))
+def test_parts_of_a_batch(lengths: list[int], count: int) -> None:
+    """Parts are the batch in order, and differ from equal shares by no more than a text."""
+    parts = [lengths[part] for part in split(lengths, count)]
+
+    assert list(chain.from_iterable(parts)) == lengths
+    assert len(parts) <= count
+    assert all(parts)
+    assert max(map(sum, parts)) < sum(lengths) / count + max(lengths) + 1
+
+
+def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch with a part for every thread is computed in parts, with token types, to bf16's rounding the same."""
+    kernels = EncoderKernels.load()
+    if kernels is None:
+        pytest.skip("no AVX512-BF16 or no compiler here")
+    encoder_models.save(tmp_path, "bert")
+    files = find(str(tmp_path))
+    weights = load_weights(files)
+    texts = [text for _ in range(8) for text in encoder_models.texts(12)]
+    types = [[number % 2 for number in range(len(text))] for text in texts]
+    whole = PackedForward(files.spec, weights, kernels, 1)
+    parted = PackedForward(files.spec, weights, kernels, 2)
+    taken: list[int] = []
+    part = parted._part
+    monkeypatch.setattr(parted, "_part", lambda some, kinds: taken.append(len(some)) or part(some, kinds))  # fmt: skip
+
+    with torch.inference_mode():
+        assert relative(parted(texts, types), whole(texts, types)) <= 1e-2
+        assert len(taken) == sum(map(len, texts)) // PART_TOKENS // 2 * 2 > 0
+        assert sum(taken) == len(texts)
+        parted(texts[:12], types[:12])
+    assert sum(taken) == len(texts)  # too few tokens for two parts
+
+
+@FAMILIES
+def test_cross_encoder_equals_transformers(family: str, tmp_path: Path) -> None:
+    """Scores of pairs equal transformers' sequence classification to 1e-4 relative."""
+    oracle = encoder_models.save(tmp_path, family, labels=1)
+    encoder = Encoder.load(str(tmp_path), dtype="fp32")
+    pairs = encoder_models.texts()
+    types = [[0] * (len(pair) // 2) + [1] * (len(pair) - len(pair) // 2) for pair in pairs]
+    if family == "xlm-roberta":
+        types = [[0] * len(pair) for pair in pairs]
+    with torch.inference_mode():
+        expected = [
+            oracle(input_ids=torch.tensor([pair]), token_type_ids=torch.tensor([kind])).logits[0, 0]
+            for pair, kind in zip(pairs, types, strict=True)
+        ]
+
+    assert encoder.reranks
+    assert encoder.card().kind == "rerank"
+    assert relative(encoder.score(pairs, types), torch.stack(expected)) <= 1e-4
+
+
+def test_texts_it_cannot_take_are_refused(tmp_path: Path) -> None:
+    """An empty text, one too long, and a token outside the vocabulary are named by their index."""
+    encoder_models.save(tmp_path, "bert")
+    encoder = Encoder.load(str(tmp_path), dtype="fp32")
+    encoder.check([[1], [2] * 64])
+    for text in ([], [2] * 65, [encoder_models.VOCABULARY], [-1]):
+        with pytest.raises(InvalidRequest, match="text 1"):
+            encoder.check([[3], text])
+
+
+def test_fingerprint_follows_what_changes_vectors(tmp_path: Path) -> None:
+    """Weights and pooling change the fingerprint; dtype does not."""
+    encoder_models.save(tmp_path, "bert")
+    first = Encoder.load(str(tmp_path), dtype="fp32").fingerprint
+    same = Encoder.load(str(tmp_path), dtype="bf16").fingerprint
+    encoder_models.pooled(tmp_path, normalise=True, pooling_mode_cls_token=True)
+    pooled = Encoder.load(str(tmp_path), dtype="fp32").fingerprint
+    encoder_models.save(tmp_path, "bert", initializer_range=0.4)
+    weights = Encoder.load(str(tmp_path), dtype="fp32").fingerprint
+
+    assert first == same
+    assert len({first, pooled, weights}) == 3

@@ -1,0 +1,144 @@
+"""A client that loses its connection any number of times sees the undisturbed stream: no chunk lost, none twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.ids import ulid
+from common.wire.messages import Delta, Event, GenerateResult, Logprob, Piece, encode
+from services.router.responses.chunks import AnswerFormat
+from services.router.responses.generation_events import follow
+from services.router.responses.json_bodies import ResponseOptions
+from tests.support.chat import frames_of
+
+REQUEST = f"chat.m~0~{ulid(1_700_000_000_123)}"
+RESULT = GenerateResult(prompt_tokens=3, completion_tokens=9)
+
+
+class Log:
+    """One job's log at some moment, as `Journal.events` reads it: folded up to `folded`, and `seen` events long."""
+
+    def __init__(self, events: list[list[Piece]]) -> None:
+        self.events_of = events
+        self.folded = -1
+        self.seen = 0
+
+    async def events(
+        self, job: str, start: int, deadline_ms: int, bell: Any = None, *, look_s: float
+    ) -> AsyncGenerator[Event, None]:
+        assert (job, start) == (REQUEST, 0)
+        for index in range(max(self.folded, 0), self.seen):
+            pieces = self.events_of[index]
+            if index == self.folded:
+                pieces = [piece for event in self.events_of[: index + 1] for piece in event]
+            yield Event(index=index, kind="progress", data=encode(Delta(pieces=pieces)))
+        if self.seen == len(self.events_of):
+            yield Event(index=self.seen, kind="result", data=encode(RESULT))
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> tuple[int, list[list[Piece]]]:
+    """Return a number of choices and a job's events: pieces of any choices, held-back text included."""
+    choices = draw(st.integers(1, 3))
+    events: list[list[Piece]] = []
+    for at in range(draw(st.integers(1, 8))):
+        who = sorted(draw(st.sets(st.integers(0, choices - 1), min_size=1)))
+        texts = [draw(st.sampled_from(["", "a", "é🙂", "\n\n", "data: x"])) for _ in who]
+        logprob = Logprob(id=1, raw=b"a", logprob=-1.0)
+        events.append(
+            [
+                Piece(at=at, choice=choice, tokens=[at], text=text, logprobs=[logprob])
+                for choice, text in zip(who, texts, strict=True)
+            ]
+        )
+    last = [Piece(at=len(events), choice=c, text="end", finish="stop") for c in range(choices)]
+    return choices, [*events, last]
+
+
+async def read(
+    log: Log, view: ResponseOptions, after: tuple[int, int] | None, most: int
+) -> list[bytes]:
+    """Return up to `most` frames of a connection that goes on after a piece."""
+    shape, found = AnswerFormat(REQUEST, view), list[bytes]()
+    if after is None:
+        found += shape.heads()
+    pieces = follow(log, REQUEST, 0)  # type: ignore[arg-type]
+    async for item in pieces:
+        if isinstance(item, Event):
+            if item.kind == "result":
+                found += [shape.usage_chunk(RESULT), b"data: [DONE]\n\n"]
+            break
+        chunk = shape.chunk(item)
+        if chunk is not None and (item.at, item.choice) > (after or (-1, -1)):
+            found.append(chunk)
+    await pieces.aclose()
+    return found[:most]
+
+
+@settings(max_examples=200)
+@given(
+    made=generations(),
+    kind=st.sampled_from(["chat", "completion"]),
+    logprobs=st.sampled_from([-1, 0]),
+    cuts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 12)), max_size=8),
+)
+def test_disconnects_change_nothing(
+    made: tuple[int, list[list[Piece]]],
+    kind: str,
+    logprobs: int,
+    cuts: list[tuple[int, int, int]],
+) -> None:
+    """Over any splits, folds and breaks, what a client has in the end is the undisturbed stream."""
+    choices, events = made
+    view = ResponseOptions(
+        kind=kind, model="m", choices=choices, include_usage=True, logprobs=logprobs
+    )
+    log = Log(events)
+    log.seen = len(events)
+    whole = asyncio.run(read(log, view, None, 1000))
+    log.seen, got, after = 0, list[bytes](), None
+    for seen, folded, most in [*cuts, (len(events), len(events) - 1, 1000)]:
+        log.seen = max(log.seen, min(seen, len(events)))
+        log.folded = max(log.folded, min(folded, log.seen - 1))
+        for frame in asyncio.run(read(log, view, after, most)):
+            name = frames_of(frame)[0][0]
+            if name:
+                at, _, choice = name.partition(".")
+                after = (int(at), int(choice))
+            got.append(frame)
+        if got and got[-1] == whole[-1]:
+            break
+        while got and not got[-1].startswith(b"id:"):  # what has no id comes again
+            got.pop()
+    assert got == whole
+
+
+@given(made=generations(), logprobs=st.sampled_from([-1, 0]))
+def test_an_answer_is_what_its_stream_said(
+    made: tuple[int, list[list[Piece]]], logprobs: int
+) -> None:
+    """The whole answer's texts, ends and logprobs are the chunks' put together."""
+    choices, events = made
+    view = ResponseOptions(kind="chat", model="m", choices=choices, logprobs=logprobs)
+    streamed, whole = AnswerFormat(REQUEST, view), AnswerFormat(REQUEST, view)
+    frames = []
+    for piece in (piece for event in events for piece in event):
+        whole.take(piece)
+        frames.append(streamed.chunk(piece))
+    body = msgspec.json.decode(whole.whole(RESULT))
+    chunks = [data["choices"][0] for frame in frames if frame for _, data in frames_of(frame)]
+
+    assert body["created"] == 1_700_000_000
+    for choice in body["choices"]:
+        mine = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        assert choice["message"]["content"] == "".join(c["delta"].get("content", "") for c in mine)
+        assert choice["finish_reason"] == mine[-1]["finish_reason"] == "stop"
+        if logprobs >= 0:
+            parts = [one for chunk in mine for one in chunk["logprobs"]["content"]]
+            assert choice["logprobs"]["content"] == parts

