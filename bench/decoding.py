@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from common import log
 from common.config import WorkerConfig
 from common.pages.identity import PAGE
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from common.pages.identity import root_id
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import PageMove, SampledToken, SamplingRequest, SequenceInput
 from engine.decoder.executor.isolated_step import run_step
 from engine.decoder.executor.torch_executor import TorchExecutor

@@ -17,7 +17,7 @@ import torch
 
 from bench import random_models
 from bench.stepping import Line, Scatter
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor
 

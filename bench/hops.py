@@ -9,11 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from common.bus import Bus, Consumer, Lease, NewJob, Notifications
+from common.bus import Bus, NewJob, Notifications
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.wire.messages import EmbedResult, WorkerRecord, decode_work
+from common.registry.models import Models
+from common.wire.jobs import decode_work
+from common.wire.registry import WorkerRecord
+from common.wire.results import EmbedResult
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from engine.encoder.simulated import SimulatedEncoder
 from loadgen import bodies, stats
 from loadgen.mesh import LocalMesh
@@ -41,7 +46,7 @@ class _Path:
 
     def __init__(self, router: Bus, worker: Bus, cards: Cards) -> None:
         self.router, self.worker, self.cards = router, worker, cards
-        self.journal = Notifications(router, "hops")
+        self.journal = Notifications(router.connection, "hops")
         self.times: defaultdict[str, list[float]] = defaultdict(list)
         record = WorkerRecord(
             worker=Consumer.incarnation("hops"), classes=["gpu"], device="sim",
@@ -69,7 +74,7 @@ class _Path:
         self.step("parse and tokenize")
         job = NewJob(name, parcel.payload, parcel.items, parcel.tokens)
         deadline = self.router.clock.now_ms() + 10_000
-        await self.router.admit(
+        await self.router.admission.admit(
             [job], classes=["gpu"], router="hops", tenant="default", deadline_ms=deadline
         )
         self.step("admit")
@@ -102,7 +107,7 @@ async def _path(folder: Path) -> AsyncIterator[_Path]:
             await Bus.open(config, SystemClock()),
         )
         model = SimulatedEncoder(alpha_items_s=0.0, beta_s=0.005)
-        await worker.publish_card(model.card(), model.tokenizer_json())
+        await Models(worker).publish(model.card(), model.tokenizer_json())
         path = _Path(router, worker, Cards(router, str(folder)))
         await path.consumer.start()
         await path.journal.start()

@@ -16,12 +16,16 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from common.bus import Bus, BusDown, Consumer, NewJob
+from common.bus import Bus, BusDown, NewJob
 from common.bus.admission import Terms
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.wire.messages import EmbedResult, EmbedWork, WorkerRecord, encode
+from common.wire.jobs import EmbedWork
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import EmbedResult
+from common.worker.consumer import Consumer
 
 FAMILY = Family("embed.r2", 0)
 CLASSES = ("gpu", "cpu")
@@ -70,7 +74,7 @@ async def route(bus: Bus, rng: random.Random, tally: Tallying, name: str) -> Non
         classes = CLASSES if rng.random() < 0.8 else tuple(reversed(CLASSES))
         deadline = bus.clock.now_ms() + DEADLINE_MS
         try:
-            done = await bus.admit(
+            done = await bus.admission.admit(
                 jobs,
                 classes=classes,
                 router=name,

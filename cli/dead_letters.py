@@ -13,7 +13,11 @@ from cli.office import add_place, with_bus
 from common.bus import Bus, NewJob, Notifications
 from common.errors import ConfigError
 from common.ids import Family, family_of, job_id, ulid
-from common.wire.messages import BadMessage, DeadLetter, GenerateWork, SessionTurn, decode_work
+from common.registry.dead_letters import DeadLetters
+from common.wire.jobs import GenerateWork, decode_work
+from common.wire.message import BadMessage
+from common.wire.registry import DeadLetter
+from common.wire.sessions import SessionTurn
 
 HELP = "list, show and replay convicted jobs"
 
@@ -46,9 +50,9 @@ async def _run(args: argparse.Namespace, bus: Bus) -> int:
             family = Family.parse(args.family) if args.family else None
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return _list(await bus.dead_letters(family), as_json=args.json)
+        return _list(await DeadLetters(bus).all(family), as_json=args.json)
     try:
-        letters = await bus.dead_letters(family_of(args.job))
+        letters = await DeadLetters(bus).all(family_of(args.job))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     letter = next((letter for letter in letters if letter.job == args.job), None)
@@ -118,10 +122,10 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     router = f"cli-{ulid()}"
     deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
     turn = _turn(letter)
-    journal = Notifications(bus, router)
+    journal = Notifications(bus.connection, router)
     await journal.start()
     try:
-        admission = await bus.admit(
+        admission = await bus.admission.admit(
             [job],
             classes=_classes(family),
             router=router,
@@ -140,5 +144,5 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     print(f"{job.id}  {event.kind}" + (f"  {event.code}: {event.message}" if event.code else ""))
     if event.kind != "result":
         return 1
-    await bus.drop_dead_letter(letter.job)
+    await DeadLetters(bus).drop(letter.job)
     return 0

@@ -195,7 +195,7 @@ class Supervisor:
             patience_s = min(_ASK_S, config.start_timeout_s)
             bus = await Bus.open(config, SystemClock(), timeout_s=patience_s)
             try:
-                await durability.check(bus.call, config.durability)
+                await durability.check(bus.connection.call, config.durability)
             finally:
                 await bus.close()
         except SpillwayError as error:

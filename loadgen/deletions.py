@@ -18,7 +18,8 @@ from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.wire.messages import SessionRecord
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from services.kv_store.erase import Eraser
 
 FAMILY, TENANT = Family("chat.deletions"), "bench"
@@ -64,7 +65,7 @@ async def session_of(bus: Bus, raw: redis.Redis) -> str:
         created_ms=now_ms,
         updated_ms=now_ms,
     )
-    await bus.create_session(record)
+    await Sessions(bus).create(record)
     pipe = raw.pipeline(transaction=False)
     for _ in range(TURNS):
         job = job_id(FAMILY, ulid())

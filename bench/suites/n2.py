@@ -12,7 +12,7 @@ from typing import Any
 from bench.document import BenchOptions, Body
 from bench.gpu import shapes
 from common.pages.identity import root_id
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, decoding_of, measure, size_of
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor

@@ -15,7 +15,8 @@ import redis
 from bench.document import BenchOptions, Body
 from common.bus import keys
 from common.ids import Family
-from common.wire.messages import DepthRecord, decode
+from common.wire.message import decode
+from common.wire.registry import DepthRecord
 from loadgen.mesh import LocalMesh
 from loadgen.processes import Service, gpu_worker
 

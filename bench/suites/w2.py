@@ -21,7 +21,8 @@ from common.config import Common
 from common.cost.estimate import estimate
 from common.cost.linear import LinearCost
 from common.ids import Family
-from common.wire.messages import DepthRecord, WorkerRecord, decode
+from common.wire.message import decode
+from common.wire.registry import DepthRecord, WorkerRecord
 from engine.models.encoders.encoder import Encoder
 from loadgen import processes
 from loadgen.mesh import LocalMesh
@@ -141,8 +142,8 @@ async def _measure(folder: Path, options: BenchOptions, body: Body) -> None:
 async def _rounds(
     bus: Bus, family: Family, model: Encoder, options: BenchOptions, body: Body
 ) -> None:
-    workers = {w.classes[0]: w for w in await bus.workers(family)}
-    kept = await bus.call("HGETALL", keys.depths(family))
+    workers = {w.classes[0]: w for w in await bus.workers.living(family)}
+    kept = await bus.connection.call("HGETALL", keys.depths(family))
     named = dict(zip(kept[::2], kept[1::2], strict=True))
     found = {name.decode().split()[0]: decode(raw, DepthRecord) for name, raw in named.items()}
     prober = Prober(bus, family, model)

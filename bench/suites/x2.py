@@ -10,7 +10,7 @@ import torch
 
 from bench.document import BenchOptions, Body
 from common.pages.identity import PAGE
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SampledToken, SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
 from models.demo.evaluate import Model as Oracle

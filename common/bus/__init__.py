@@ -1,52 +1,53 @@
-"""The bus: families, lanes, leases, logs, journals, dead letters and requests over Redis Streams."""
+"""The bus: families, lanes, leases, logs and notifications over Redis Streams, as one object of stateless parts."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from common.bus.admission import Admission, JobState, NewJob
-from common.bus.connection import BusDown, BusFull
+from common.bus.admission import Admission, LaneAdmission, NewJob
+from common.bus.connection import BusDown, BusFull, Connection
+from common.bus.control import Control
 from common.bus.events import Notifications
+from common.bus.jobs import Jobs, JobState
+from common.bus.lanes import Lanes, LaneState
 from common.bus.recovery import Recovery
-from common.bus.workers import LaneState
+from common.bus.workers import Workers
 from common.bus.writes import Writes
 from common.clock import SystemClock
 from common.config import Common
-from common.ids import Family
 from common.redis.heartbeat import HeartbeatThread
-from common.registry.cache_directory import CacheDirectory
-from common.registry.deletion import Deletions
-from common.registry.sessions import Sessions
 from common.supervisor import Supervisor
-from common.wire.messages import WorkerRecord
-from common.worker.consumer import Consumer as _Consumer
-from common.worker.leases import Lease, RunningBatch
 
 __all__ = [
     "Admission",
     "Bus",
     "BusDown",
     "BusFull",
-    "Consumer",
     "JobState",
     "LaneState",
-    "Lease",
     "NewJob",
     "Notifications",
-    "RunningBatch",
 ]
 
 
-class Bus(Sessions, Writes, CacheDirectory, Deletions, Recovery):
-    """Everything a process may do on the bus; one a process."""
+class Bus:
+    """All parts of the bus on one connection; one a process.
+
+    `connection` runs plain commands, for the parts and the registry; `heartbeats` renews this process' workers;
+    `supervisor` owns the background tasks of whatever uses this bus.
+    """
 
     def __init__(
         self, config: Common, clock: SystemClock, supervisor: Supervisor | None = None
     ) -> None:
-        """`supervisor` owns the background tasks of whatever uses this bus."""
-        super().__init__(config, clock)
-        self.supervisor = supervisor or Supervisor()
-        self.heart = HeartbeatThread(self.address)
+        self.config, self.clock, self.supervisor = config, clock, supervisor or Supervisor()
+        self.connection = redis = Connection(config, clock)
+        self.workers = Workers(redis)
+        self.lanes = Lanes(redis, self.workers)
+        self.jobs = Jobs(redis)
+        self.admission = LaneAdmission(redis, self.workers)
+        self.control = Control(redis, self.jobs)
+        self.recovery = Recovery(redis, self.workers, self.lanes, self.jobs)
+        self.writes = Writes(redis)
+        self.heartbeats = HeartbeatThread(redis.address)
 
     @classmethod
     async def open(
@@ -60,7 +61,7 @@ class Bus(Sessions, Writes, CacheDirectory, Deletions, Recovery):
         """Connect, waiting up to `timeout_s` for Redis; BusDown after that, ConfigError for a bad address."""
         bus = cls(config, clock, supervisor)
         try:
-            await bus.connect(timeout_s)
+            await bus.connection.connect(timeout_s)
         except BaseException:
             await bus.close()
             raise
@@ -68,14 +69,5 @@ class Bus(Sessions, Writes, CacheDirectory, Deletions, Recovery):
 
     async def close(self) -> None:
         """End the heartbeat thread and every connection."""
-        self.heart.stop()
-        await super().close()
-
-
-class Consumer(_Consumer):
-    """A worker in one family, its heartbeat renewed by the process' heartbeat thread."""
-
-    bus: Bus
-
-    def __init__(self, bus: Bus, family: Family, record: WorkerRecord, **limits: Any) -> None:
-        super().__init__(bus, family, record, heart=bus.heart, supervisor=bus.supervisor, **limits)
+        self.heartbeats.stop()
+        await self.connection.close()

@@ -1,4 +1,4 @@
-"""The door and the record of a job: admission, cancellation, and reading what is known of it."""
+"""Admission of jobs to lanes: one atomic decision for each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from common import tracing
 from common.bus import keys, metrics
-from common.bus.connection import BusFull
-from common.bus.unreadable import event_of
-from common.bus.workers import Workers, hash_of
+from common.bus.connection import BusFull, Connection
+from common.bus.workers import Workers
 from common.ids import Family, family_of
-from common.wire.messages import Event
 
 FULL_SHARE = 0.85
-ENDED = ("result", "error", "expired", "cancelled", "dead")
 
 
 class NewJob(NamedTuple):
@@ -69,7 +66,7 @@ class Terms(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What `Door.admit` was called with."""
+    """What `LaneAdmission.admit` was called with."""
 
     jobs: Sequence[NewJob]
     classes: Sequence[str]
@@ -89,49 +86,11 @@ class _Asked(NamedTuple):
     waits: bool
 
 
-class Trace(NamedTuple):
-    """What became of one lease of a job: `what` is "leased", "lost" (its worker died) or "returned"."""
+class LaneAdmission:
+    """Admits jobs to the lane that can finish them in time, or refuses them."""
 
-    what: str
-    worker: str
-    at_ms: int
-
-
-class JobState(NamedTuple):
-    """The record of one job; `state` is "queued", "running" or an outcome; times are Redis' milliseconds.
-
-    `first_ms` is when its first event was logged, `ended_ms` when it ended; 0 before. `trail` is the history of its
-    leases, oldest first; a lease is known from its worker's first word on.
-    """
-
-    job: str
-    tenant: str
-    state: str
-    lane: str
-    entry: str
-    created_ms: int
-    deadline_ms: int
-    attempts: int
-    router: str
-    items: int
-    tokens: int
-    next: int
-    replay_of: str
-    suspicions: int
-    cancelled: bool
-    first_ms: int = 0
-    ended_ms: int = 0
-    trail: tuple[Trace, ...] = ()
-    traceparent: str = ""
-
-    @property
-    def over(self) -> bool:
-        """True once the job has ended."""
-        return self.state in ENDED
-
-
-class Door(Workers):
-    """Admission and lookup, for routers."""
+    def __init__(self, redis: Connection, workers: Workers) -> None:
+        self._redis, self._workers = redis, workers
 
     async def admit(
         self,
@@ -172,11 +131,11 @@ class Door(Workers):
             version, origin, terms or Terms(), own, spread, waits,
         )  # fmt: skip
         family = family_of(jobs[0].id)
-        known = self.knows_roster(family)
+        known = self._workers.known(family)
         with tracing.span(f"admit {family.name.split('.')[0]}", "producer") as span:
             admission = await self._admit(family, asked)
             if admission.reason == "no_worker":
-                self.forget_roster(family)
+                self._workers.forget(family)
                 if known:  # a worker may have started since the roster was read
                     admission = await self._admit(family, asked)
             if admission.outcome != "admitted":
@@ -188,7 +147,7 @@ class Door(Workers):
         return admission
 
     async def _admit(self, family: Family, asked: _Asked) -> Admission:
-        hearts, terms = await self.hearts(family), asked.terms
+        hearts, terms = await self._workers.heartbeats(family), asked.terms
         names: list[str] = [keys.use(family), keys.workers(family), keys.plan(family)]
         args: list[object] = [asked.router, asked.tenant, asked.deadline_ms, asked.replay_of]
         args += [FULL_SHARE, asked.share, tracing.current().traceparent, terms.rule, terms.order]
@@ -224,92 +183,17 @@ class Door(Workers):
     async def _at_turn(self, names: list[str], args: list[object], asked: _Asked) -> Any:
         session = asked.session
         if not session:
-            return await self.script("admit", names, [*args, ""])
+            return await self._redis.script("admit", names, [*args, ""])
         for _ in range(10):  # the lock may go to another job between the two reads
-            busy = (await self.call("HGET", keys.session(session), "busy") or b"").decode()
+            busy = (await self._redis.call("HGET", keys.session(session), "busy") or b"").decode()
             more = [keys.session(session), keys.turns(session), keys.jobs(session)]
             more += [keys.job(busy)] if busy else []
             turn = [session, asked.version, busy, asked.origin]
-            reply = await self.script("admit", [*names, *more], [*args, *turn])
+            reply = await self._redis.script("admit", [*names, *more], [*args, *turn])
             if reply[2] != b"session_moved":
                 return reply
         return [b"refused", b"", b"session_busy", b"1", 0, 0, 0, 0]
 
     async def ask_for_room(self, family: Family) -> None:
         """Ask for the word that a worker has started or a job has ended, as a refused admission with `waits` does."""
-        await self.call("HSET", keys.use(family), "waits", 1)
-
-    async def cancel(self, job: str) -> Literal["removed", "flagged", "over", "unknown"]:
-        """Cancel a job: removed if nobody has taken it, else its worker learns at its next step."""
-        family = family_of(job)
-        for _ in range(10):  # a job may be moved to another lane between the two reads
-            state = await self.job(job)
-            if state is None:
-                return "unknown"
-            names = [
-                keys.use(family),
-                keys.job(job),
-                keys.log(job),
-                keys.lane(family, state.lane),
-                keys.journal(family, state.router),
-                keys.room(family),
-            ]
-            verdict: Literal["removed", "flagged", "over", "unknown", "moved"]
-            verdict = (await self.script("cancel", names, [job, state.lane])).decode()
-            if verdict == "removed":
-                metrics.ended(family, state.lane, "cancelled")
-            if verdict != "moved":
-                return verdict
-        return "flagged"
-
-    async def job(self, job: str) -> JobState | None:
-        """Return the record of a job, or None if there is none (any more)."""
-        flat = await self.call("HGETALL", keys.job(job))
-        f = {k.decode(): v.decode() for k, v in hash_of(flat).items() if k != b"view"}
-        if "state" not in f or "lane" not in f:
-            return None
-        return JobState(
-            job,
-            f["tenant"],
-            f["state"],
-            f["lane"],
-            f["entry"],
-            int(f["created"]),
-            int(f["deadline"]),
-            int(f.get("attempts", 0)) + (f["state"] != "queued"),
-            f["router"],
-            int(f["items"]),
-            int(f["tokens"]),
-            int(f["next"]),
-            f.get("replay_of", ""),
-            int(f.get("suspicions", 0)),
-            "cancelled" in f,
-            int(f.get("first", 0)),
-            int(f.get("ended", 0)),
-            _trail(f.get("trail", "")),
-            f.get("traceparent", ""),
-        )
-
-    async def view(self, job: str) -> bytes | None:
-        """Return what a job was admitted with for whoever shows its result, or None."""
-        found: bytes | None = await self.call("HGET", keys.job(job), "view")
-        return found
-
-    async def log(self, job: str, start: int = 0) -> list[Event]:
-        """Return the events of a job from index `start` on."""
-        events = map(event_of, await self.call("LRANGE", keys.log(job), 0, -1))
-        return [event for event in events if event is not None and event.index >= start]
-
-    async def adopt(self, job: str, router: str) -> None:
-        """Make `router` the one whose journal rings for this job from now on; a job that is gone stays gone."""
-        await self.script("adopt", [keys.job(job)], [router])
-
-    async def shorten(self, job: str, seconds: float) -> None:
-        """Let the log of a delivered result go in `seconds`."""
-        for key in (keys.log(job), keys.job(job)):
-            await self.call("PEXPIRE", key, int(seconds * 1000))
-
-
-def _trail(text: str) -> tuple[Trace, ...]:
-    rows = (line.split(" ") for line in text.splitlines())
-    return tuple(Trace(what, worker, int(at)) for what, worker, at in rows)
+        await self._redis.call("HSET", keys.use(family), "waits", 1)

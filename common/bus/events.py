@@ -17,7 +17,8 @@ from common.bus.connection import BLOCK_MS, BusDown, BusFull, Connection
 from common.errors import DeadlineExceeded
 from common.ids import Family, family_of
 from common.supervisor import Supervisor
-from common.wire.messages import BadMessage, Event, decode, error_event
+from common.wire.message import BadMessage, decode
+from common.wire.results import Event, error_event
 
 _log = log.get("bus")
 IDLE_S = 60.0

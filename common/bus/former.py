@@ -10,16 +10,15 @@ from itertools import chain
 from redis.exceptions import ResponseError
 
 from common import log
-from common.bus import keys
-from common.bus.workers import hash_of
-from common.bus.writes import Writes
+from common.bus import Bus, keys
 from common.ids import Family
+from common.redis.replies import hash_of
 
 _ENTRIES_AT_ONCE = 8  # of up to some megabytes each
 _log = log.get("bus")
 
 
-async def adopt_former(bus: Writes, collection: str, shard: int) -> bool:
+async def adopt_former(bus: Bus, collection: str, shard: int) -> bool:
     """Move what a shard has under its former keys to today's and delete them; False if there is nothing.
 
     Writes keep their ids and their order, also among writes that came since. To be done before the shard's writes are
@@ -34,14 +33,14 @@ async def adopt_former(bus: Writes, collection: str, shard: int) -> bool:
     return True
 
 
-async def remove_former(bus: Writes, collection: str, shard: int) -> None:
+async def remove_former(bus: Bus, collection: str, shard: int) -> None:
     """Delete a shard's former keys and end the jobs in its former lanes; nothing happens where there are none."""
     if not await _there(bus, collection, shard):
         return
     family = _family(collection, shard)
     for cls in await _classes(bus, family):
         await _end_jobs(bus, family, cls)
-        await bus.call("DEL", keys.lane(family, cls))
+        await bus.connection.call("DEL", keys.lane(family, cls))
     for name in (
         "plan",
         "depths",
@@ -53,7 +52,7 @@ async def remove_former(bus: Writes, collection: str, shard: int) -> None:
         "applied",
         "writes",
     ):
-        await bus.call("DEL", _key(family, name))
+        await bus.connection.call("DEL", _key(family, name))
 
 
 def _family(collection: str, shard: int) -> Family:
@@ -64,50 +63,56 @@ def _key(family: Family, name: str) -> str:
     return f"{keys.tag(family)}:{name}"
 
 
-async def _there(bus: Writes, collection: str, shard: int) -> bool:
+async def _there(bus: Bus, collection: str, shard: int) -> bool:
     family = _family(collection, shard)
     names = [_key(family, name) for name in ("writes", "applied", "snapshots", "use", "workers")]
-    return bool(await bus.call("EXISTS", *names))
+    return bool(await bus.connection.call("EXISTS", *names))
 
 
-async def _copy_writes(bus: Writes, collection: str, shard: int) -> int:
+async def _copy_writes(bus: Bus, collection: str, shard: int) -> int:
     source = _key(_family(collection, shard), "writes")
-    target = keys.writes(bus.search_family(collection), collection, shard)
+    target = keys.writes(bus.writes.search_family(collection), collection, shard)
     after, copied = "-", 0
-    while rows := await bus.call("XRANGE", source, after, "+", "COUNT", _ENTRIES_AT_ONCE):
+    while rows := await bus.connection.call(
+        "XRANGE", source, after, "+", "COUNT", _ENTRIES_AT_ONCE
+    ):
         sound = [(entry, flat[1]) for entry, flat in rows if flat[0] == b"w"]
-        copied += int(await bus.script("merge", [target], list(chain.from_iterable(sound))))
+        copied += int(
+            await bus.connection.script("merge", [target], list(chain.from_iterable(sound)))
+        )
         after = f"({rows[-1][0].decode()}"
     return copied
 
 
-async def _copy_registers(bus: Writes, collection: str, shard: int) -> None:
+async def _copy_registers(bus: Bus, collection: str, shard: int) -> None:
     """Copy what each replica had applied and kept; what one has said since is newer."""
-    family = bus.search_family(collection)
+    family = bus.writes.search_family(collection)
     for name, key in (("applied", keys.applied), ("snapshots", keys.snapshots)):
-        rows = hash_of(await bus.call("HGETALL", _key(_family(collection, shard), name)))
+        rows = hash_of(await bus.connection.call("HGETALL", _key(_family(collection, shard), name)))
         for replica, entry in rows.items():
-            await bus.call("HSETNX", key(family, collection, shard), replica, entry)
+            await bus.connection.call("HSETNX", key(family, collection, shard), replica, entry)
 
 
-async def _classes(bus: Writes, family: Family) -> list[str]:
+async def _classes(bus: Bus, family: Family) -> list[str]:
     """Return the lanes a former family may have: the shared ones, and those of workers it knew."""
-    used = hash_of(await bus.call("HGETALL", keys.use(family)))
+    used = hash_of(await bus.connection.call("HGETALL", keys.use(family)))
     counted = {name.decode().rsplit(":", 1)[0] for name in used if b":" in name}
-    workers = hash_of(await bus.call("HGETALL", keys.workers(family)))
+    workers = hash_of(await bus.connection.call("HGETALL", keys.workers(family)))
     return sorted({"cpu", *counted, *(keys.own(name.decode()) for name in workers)})
 
 
-async def _end_jobs(bus: Writes, family: Family, cls: str) -> None:
+async def _end_jobs(bus: Bus, family: Family, cls: str) -> None:
     """End the jobs of a lane as cancelled, also those whose workers are no more."""
     lane = keys.lane(family, cls)
     try:
-        await bus.call("XGROUP", "DESTROY", lane, keys.GROUP)  # nobody holds a lease any more
+        await bus.connection.call(
+            "XGROUP", "DESTROY", lane, keys.GROUP
+        )  # nobody holds a lease any more
     except ResponseError as error:
         if "requires the key to exist" not in str(error):
             raise
         return
-    for _, flat in await bus.call("XRANGE", lane, "-", "+"):
+    for _, flat in await bus.connection.call("XRANGE", lane, "-", "+"):
         job = dict(zip(flat[::2], flat[1::2], strict=True)).get(b"j")
         if job is not None:
-            await bus.cancel(job.decode())
+            await bus.control.cancel(job.decode())

@@ -6,6 +6,8 @@ from common.ids import Family, family_of
 
 GROUP = "workers"
 RETURNED = "returned"
+COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
+CHANGES = "{collections}:changes"
 
 
 def tag(family: Family) -> str:

@@ -13,9 +13,11 @@ from redis.exceptions import ResponseError
 
 from common import log
 from common.bus import keys, metrics
-from common.bus.admission import Door
-from common.bus.connection import BusDown, BusFull
+from common.bus.connection import BusDown, BusFull, Connection
+from common.bus.jobs import Jobs
 from common.bus.keys import GROUP, RETURNED
+from common.bus.lanes import Lanes
+from common.bus.workers import Workers
 from common.ids import Family, family_of, job_id, ulid
 from common.process_identity import is_gone
 from common.redis.heartbeat import TTL_MS
@@ -129,8 +131,11 @@ def _name_of(raw: Sequence[bytes | list[bytes]], family: Family) -> str:
         return job_id(family, ulid())
 
 
-class Recovery(Door):
+class Recovery:
     """Scripts `reclaim`, `move` and `reap` with the reads that prepare them."""
+
+    def __init__(self, redis: Connection, workers: Workers, lanes: Lanes, jobs: Jobs) -> None:
+        self._redis, self._workers, self._lanes, self._jobs = redis, workers, lanes, jobs
 
     async def sound(self, family: Family, cls: str, rows: Iterable[Any]) -> list[Entry]:
         """Return the entries among raw ones of a lane; who is no job is convicted: nobody meets it again."""
@@ -163,22 +168,22 @@ class Recovery(Door):
         )
         for row, why in bad:
             job = _name_of(row, family)
-            state = await self.job(job)
+            state = await self._jobs.get(job)
             router = state.router if state is not None else ""
             names += [keys.job(job), keys.log(job), keys.journal(family, router)]
             args += [job, row[0], why]
             _log.error("bad_entry", lane=lane, entry=row[0].decode(), job=job, why=why)
         names.append(keys.room(family))
-        done = await self.script("convict", names, args)
+        done = await self._redis.script("convict", names, args)
         _count_bad(family, cls, int(done))
 
     async def held_by(self, family: Family, cls: str, consumer: str, count: int) -> list[Entry]:
         """Return up to `count` leases of one consumer on one lane, oldest first."""
         lane = keys.lane(family, cls)
-        rows = await self._of_group("XPENDING", lane, GROUP, "-", "+", count, consumer)
+        rows = await self._lanes.of_group("XPENDING", lane, GROUP, "-", "+", count, consumer)
         entries = []
         for row in rows:
-            found = await self.call("XRANGE", lane, row[0], row[0])
+            found = await self._redis.call("XRANGE", lane, row[0], row[0])
             who, idle_ms, times = row[1].decode(), int(row[2]), int(row[3])
             entries += [
                 entry._replace(holder=who, idle_ms=idle_ms, deliveries=times)
@@ -188,12 +193,12 @@ class Recovery(Door):
 
     async def _unread(self, family: Family, cls: str, count: int) -> list[Entry]:
         lane = keys.lane(family, cls)
-        groups = await self._of_group("XINFO", "GROUPS", lane)
+        groups = await self._lanes.of_group("XINFO", "GROUPS", lane)
         last = b"0-0"
         for flat in groups:
             group = dict(zip(flat[::2], flat[1::2], strict=True))
             last = group[b"last-delivered-id"]
-        found = await self.call("XRANGE", lane, b"(" + last, "+", "COUNT", count)
+        found = await self._redis.call("XRANGE", lane, b"(" + last, "+", "COUNT", count)
         return await self.sound(family, cls, found)
 
     async def _reclaim(
@@ -218,7 +223,7 @@ class Recovery(Door):
             names += [keys.job(entry.job), keys.log(entry.job), keys.journal(family, entry.router)]
             args += [entry.job, entry.id, int(unread)]
         names.append(keys.room(family))
-        reply = [item.decode() for item in await self.script("reclaim", names, args)]
+        reply = [item.decode() for item in await self._redis.script("reclaim", names, args)]
         if len(reply) == 1:
             return []
         for verdict in reply[1::2]:
@@ -231,7 +236,7 @@ class Recovery(Door):
     async def settle(self, family: Family, cls: str, caller: str) -> list[Verdict]:
         """Settle the leases of every dead consumer of a lane."""
         done: list[Verdict] = []
-        for consumer in await self.pending(family, cls):
+        for consumer in await self._lanes.pending(family, cls):
             if consumer in {RETURNED, caller} or not await self._is_dead(family, consumer):
                 continue
             held = await self.held_by(family, cls, consumer, BATCH)
@@ -242,11 +247,16 @@ class Recovery(Door):
 
     async def _is_dead(self, family: Family, worker: str) -> bool:
         """Whether a process is gone from this machine, or its heart stopped while Redis was there for one TTL."""
-        heart, record = keys.heart(family, worker), (await self._records(family)).get(worker)
+        heart, record = (
+            keys.heart(family, worker),
+            (await self._workers.records(family)).get(worker),
+        )
         if record is not None and is_gone(record.place):
-            await self.call("DEL", heart)
+            await self._redis.call("DEL", heart)
             return True
-        return self.reached_for() * 1000 >= TTL_MS and not await self.call("EXISTS", heart)
+        return self._redis.reached_for() * 1000 >= TTL_MS and not await self._redis.call(
+            "EXISTS", heart
+        )
 
     async def settle_own_lane(
         self, family: Family, worker: str, caller: str, shared: str
@@ -255,9 +265,9 @@ class Recovery(Door):
         if not await self._is_dead(family, worker):
             return []
         cls = keys.own(worker)
-        record = (await self._records(family)).get(worker)
+        record = (await self._workers.records(family)).get(worker)
         shared = record.classes[0] if record is not None else shared
-        if not await self.call("EXISTS", keys.lane(family, cls)):
+        if not await self._redis.call("EXISTS", keys.lane(family, cls)):
             return []
         done: list[Verdict] = []
         for holder in (worker, RETURNED):
@@ -317,7 +327,7 @@ class Recovery(Door):
         unread = await self._unread(family, source, count)
         if not unread:
             return []
-        hearts = await self.hearts(family)
+        hearts = await self._workers.heartbeats(family)
         names = [keys.use(family), keys.workers(family), keys.plan(family)]
         names.append(keys.heart(family, caller))
         names += [keys.lane(family, source), keys.lane(family, target), *hearts.values()]
@@ -326,22 +336,22 @@ class Recovery(Door):
             names.append(keys.job(entry.job))
             args += [entry.job, entry.id]
         names.append(keys.room(family))
-        return [item.decode() for item in await self.script("move", names, args)]
+        return [item.decode() for item in await self._redis.script("move", names, args)]
 
     async def reap(self, family: Family, classes: Iterable[str]) -> tuple[int, int, list[str]]:
         """Housekeep a family: (entries expired, consumers deleted, differences of use, each a bug)."""
-        self.forget_roster(family)
-        workers = set(await self.hearts(family))
-        used = await self.use(family)
+        self._workers.forget(family)
+        workers = set(await self._workers.heartbeats(family))
+        used = await self._lanes.use(family)
         workers |= {cls[2:] for cls in used if cls.startswith("w.")}
         lanes = sorted({*classes, *used, *map(keys.own, workers)})
         expired: list[object] = []
         names = [keys.use(family), keys.workers(family), keys.dead(family), keys.letters(family)]
         names += [keys.lane(family, c) for c in lanes]
         job_keys: list[str] = []
-        now, n = self.clock.now_ms(), 0
+        now, n = self._redis.clock.now_ms(), 0
         for index, cls in enumerate(lanes):
-            workers |= set(await self.pending(family, cls)) - {RETURNED}
+            workers |= set(await self._lanes.pending(family, cls)) - {RETURNED}
             workers |= await self._consumers(family, cls)
             for entry in await self._stale(family, cls, now):
                 expired += [index + 1, entry.job, entry.id]
@@ -355,19 +365,21 @@ class Recovery(Door):
         names += [keys.heart(family, w) for w in ordered]
         names += [*job_keys, keys.room(family)]
         args: list[object] = [len(lanes), *lanes, len(ordered), *ordered, n, *expired]
-        ended, deleted, wrong, bad = await self.script("reap", names, args)
+        ended, deleted, wrong, bad = await self._redis.script("reap", names, args)
         for cls in bad:
             _count_bad(family, cls.decode(), 1)
         return int(ended), int(deleted), [item.decode() for item in wrong]
 
     async def _consumers(self, family: Family, cls: str) -> set[str]:
         lane = keys.lane(family, cls)
-        reply = await self._of_group("XINFO", "CONSUMERS", lane, GROUP)
+        reply = await self._lanes.of_group("XINFO", "CONSUMERS", lane, GROUP)
         named = (dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in reply)
         return {name for name in named if name != RETURNED}
 
     async def _stale(self, family: Family, cls: str, now_ms: int) -> list[Entry]:
-        found = await self.call("XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 10 * BATCH)
+        found = await self._redis.call(
+            "XRANGE", keys.lane(family, cls), "-", "+", "COUNT", 10 * BATCH
+        )
         return [e for e in await self.sound(family, cls, found) if e.deadline_ms < now_ms]
 
 

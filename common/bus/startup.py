@@ -36,10 +36,10 @@ async def open_bus(
         bus = None
         try:
             bus = await Bus.open(config, clock, timeout_s=_TRY_S, supervisor=health.supervisor)
-            for call in bus.callers():
+            for call in bus.connection.callers():
                 await durability.check(call, config.durability)
-            await bus.claim_scripts()
-            await bus.agree_on_partitions()
+            await bus.connection.claim_scripts()
+            await bus.writes.agree_on_partitions()
         except (BusDown, MixedScripts, RedisError, OSError) as error:
             health.set("bus", ready=False, why=str(error))
             _log.warning("bus_awaited", error=str(error))

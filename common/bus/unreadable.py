@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common import log
 from common.bus import metrics
-from common.wire.messages import BadMessage, Event, decode
+from common.wire.message import BadMessage, decode
+from common.wire.results import Event
 
 _log = log.get("bus")
 

@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common.bus import keys, unreadable
-from common.bus.connection import BusDown, BusFull
+from common.bus.connection import BusDown, BusFull, Connection
 from common.bus.events import Notifications
-from common.bus.workers import hash_of
+from common.bus.keys import COLLECTIONS
 from common.errors import ConfigError, Unavailable, rebuild
 from common.ids import Family
-from common.registry.registry import COLLECTIONS, Registry
-from common.wire.messages import BadMessage, Event, Write, decode, encode
+from common.redis.replies import hash_of
+from common.wire.message import BadMessage, decode, encode
+from common.wire.results import Event
+from common.wire.search import Write
 
 SEARCH = "search"
 PARTITIONS = "{collections}:partitions"
@@ -52,13 +54,18 @@ def write_bell(collection: str, shard: int) -> str:
     return f"search.{collection}~{shard}~writes"
 
 
-class Writes(Registry):
+class Writes:
     """Both sides of a shard's write stream."""
+
+    def __init__(self, redis: Connection) -> None:
+        self._redis = redis
 
     @property
     def search_partitions(self) -> int:
         """How many families searches and writes are spread over; every process must be told the same number."""
-        return self.config.search_partitions or (CLUSTER_PARTITIONS if self.cluster else 1)
+        return self._redis.config.search_partitions or (
+            CLUSTER_PARTITIONS if self._redis.cluster else 1
+        )
 
     def search_families(self) -> list[Family]:
         """Return every family of searches and writes."""
@@ -72,28 +79,28 @@ class Writes(Registry):
         """Note how many families searches are spread over; ConfigError if collections lie in another number."""
         mine = str(self.search_partitions).encode()
         with contextlib.suppress(BusFull):  # then it is noted at a later start
-            if await self.call("SET", PARTITIONS, mine, "NX"):
+            if await self._redis.call("SET", PARTITIONS, mine, "NX"):
                 return
-        noted = await self.call("GET", PARTITIONS)
+        noted = await self._redis.call("GET", PARTITIONS)
         if noted in {None, mine}:
             return
-        if await self.call("EXISTS", COLLECTIONS):
+        if await self._redis.call("EXISTS", COLLECTIONS):
             raise ConfigError(
                 f"SPILLWAY_SEARCH_PARTITIONS makes {mine.decode()} families of searches, but the collections on this "
                 f"Redis lie in {noted.decode()}; set it to {noted.decode()}"
             )
-        await self.call("SET", PARTITIONS, mine)
+        await self._redis.call("SET", PARTITIONS, mine)
 
-    async def append_write(self, collection: str, shard: int, write: Write) -> str:
+    async def append(self, collection: str, shard: int, write: Write) -> str:
         """Append a write; returns its entry id. Raises BusFull above the bus' limit."""
-        info = (await self.call("INFO", "memory")) if not self.cluster else b""
+        info = (await self._redis.call("INFO", "memory")) if not self._redis.cluster else b""
         limits = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
         maximum = int(limits.get(b"maxmemory", 0))
         if maximum and int(limits[b"used_memory"]) > 0.85 * maximum:
             raise BusFull("the bus is full; writes are refused, try again later", retry_after_s=5)
         family = self.search_family(collection)
         names = [keys.writes(family, collection, shard), keys.written(family)]
-        entry: bytes = await self.script(
+        entry: bytes = await self._redis.script(
             "write", names, [encode(write), f"{collection}/{shard}", MOST_WRITTEN]
         )
         return entry.decode()
@@ -117,7 +124,7 @@ class Writes(Registry):
                 rows = await self.applied(collection, shard)
                 if sum(id_pair(at) >= id_pair(entry) for at in rows.values()) >= ack:
                     return True
-                left_s = (deadline_ms - self.clock.now_ms()) / 1000
+                left_s = (deadline_ms - self._redis.clock.now_ms()) / 1000
                 if left_s <= 0:
                     return False
                 await bell.wait(min(left_s, 1.0))
@@ -127,7 +134,7 @@ class Writes(Registry):
 
     async def _check_blocked(self, collection: str, shard: int) -> None:
         name = keys.blocked(self.search_family(collection), collection, shard)
-        code = await self.call("GET", name)
+        code = await self._redis.call("GET", name)
         if code is not None:
             raise rebuild(
                 code.decode(),
@@ -140,13 +147,15 @@ class Writes(Registry):
     async def publish_blocked(self, collection: str, shard: int, code: str, for_s: float) -> None:
         """Tell who waits for writes why they are not applied; holds `for_s` seconds, "" ends it at once."""
         name = keys.blocked(self.search_family(collection), collection, shard)
-        await self.call(*(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name)))
+        await self._redis.call(
+            *(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name))
+        )
 
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
         """Return where a reader of `await_written` that has compared every shard begins."""
-        rows = await self.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
+        rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
     async def await_written(self, family: Family, after: str, block_ms: int = 1000) -> Written:
@@ -156,7 +165,7 @@ class Writes(Registry):
         every shard must be compared.
         """
         name = keys.written(family)
-        reply = await self.blocking(
+        reply = await self._redis.blocking(
             *("XREAD", "COUNT", WRITTEN_AT_ONCE, "BLOCK", block_ms, "STREAMS", name, after)
         )
         rows = reply[0][1] if reply else []
@@ -166,16 +175,16 @@ class Writes(Registry):
         return Written(shards, last, gap)
 
     async def _trimmed(self, name: str, after: str) -> bool:
-        oldest = await self.call("XRANGE", name, "-", "+", "COUNT", 1)
+        oldest = await self._redis.call("XRANGE", name, "-", "+", "COUNT", 1)
         return bool(oldest) and id_pair(oldest[0][0].decode()) > id_pair(after)
 
     async def last_write(self, collection: str, shard: int) -> str:
         """Return the id of a shard's newest write, "0-0" if there is none."""
         name = keys.writes(self.search_family(collection), collection, shard)
-        rows = await self.call("XREVRANGE", name, "+", "-", "COUNT", 1)
+        rows = await self._redis.call("XREVRANGE", name, "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
-    async def read_writes(
+    async def read(
         self, after: Mapping[Shard, str]
     ) -> list[tuple[str, int, str, Write | BadMessage]]:
         """Return the next writes of several shards, in order within each; at most 64 of each, at once.
@@ -198,7 +207,7 @@ class Writes(Registry):
     ) -> list[tuple[str, int, str, Write | BadMessage]]:
         names = {keys.writes(family, *shard): shard for shard in shards}
         last = [after[shard] for shard in shards]
-        reply = await self.call("XREAD", "COUNT", _ENTRIES_AT_ONCE, "STREAMS", *names, *last)
+        reply = await self._redis.call("XREAD", "COUNT", _ENTRIES_AT_ONCE, "STREAMS", *names, *last)
         return [
             (*names[name.decode()], entry.decode(), _write(flat))
             for name, rows in reply or ()
@@ -210,15 +219,15 @@ class Writes(Registry):
     ) -> None:
         """Publish what a replica has applied and synced, and ring the routers that wait."""
         family = self.search_family(collection)
-        await self.call("HSET", keys.applied(family, collection, shard), replica, entry)
+        await self._redis.call("HSET", keys.applied(family, collection, shard), replica, entry)
         event = encode(Event(index=0, kind="progress"))
         for router in set(rings):
             journal = keys.journal(family, router)
             try:
-                await self.call(
+                await self._redis.call(
                     "XADD", journal, "*", "j", write_bell(collection, shard), "i", 0, "e", event
                 )
-                await self.call("PEXPIRE", journal, 60_000)
+                await self._redis.call("PEXPIRE", journal, 60_000)
             except BusDown:
                 return
 
@@ -226,12 +235,12 @@ class Writes(Registry):
         """Publish that a replica holds a shard from now on, and wake the routers that wait for that."""
         family = self.search_family(collection)
         names = [keys.use(family), keys.applied(family, collection, shard), keys.room(family)]
-        await self.script("hold", names, [replica, entry])
+        await self._redis.script("hold", names, [replica, entry])
 
     async def applied(self, collection: str, shard: int) -> dict[str, str]:
         """Return replica -> the id it has applied and synced."""
         name = keys.applied(self.search_family(collection), collection, shard)
-        rows = hash_of(await self.call("HGETALL", name))
+        rows = hash_of(await self._redis.call("HGETALL", name))
         return {name.decode(): entry.decode() for name, entry in rows.items()}
 
     async def publish_snapshot(self, collection: str, shard: int, replica: str, entry: str) -> None:
@@ -241,19 +250,19 @@ class Writes(Registry):
         with contextlib.suppress(
             BusFull
         ):  # a full Redis refuses the note, and needs the trimming most
-            await self.call("HSET", name, replica, entry)
+            await self._redis.call("HSET", name, replica, entry)
         replicas = set(await self.applied(collection, shard))
-        rows = hash_of(await self.call("HGETALL", name))
+        rows = hash_of(await self._redis.call("HGETALL", name))
         covered = {name.decode(): entry.decode() for name, entry in rows.items()} | {replica: entry}
         if replicas <= set(covered):
             low = min(covered.values(), key=id_pair)
-            await self.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
+            await self._redis.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
     async def drop_shard(self, collection: str, shard: int) -> None:
         """Delete a removed shard's stream and registers."""
         family = self.search_family(collection)
         for name in (keys.writes, keys.applied, keys.snapshots, keys.blocked):
-            await self.call("DEL", name(family, collection, shard))
+            await self._redis.call("DEL", name(family, collection, shard))
 
 
 def _shard(flat: list[bytes]) -> Shard | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from common.pages.identity import PAGE, PageId, page_ids
-from common.wire.messages import Turn
+from common.wire.sessions import Turn
 
 
 class ChainPlace(NamedTuple):

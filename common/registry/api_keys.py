@@ -11,12 +11,11 @@ import hmac
 import math
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import msgspec
 
-from common.clock import Clock
+from common.bus import Bus
 from common.errors import NotFound, RateLimited, Unauthenticated
 
 CHECK_S = 1.0
@@ -26,25 +25,6 @@ KEY_PREFIX = "sk-sw-"
 _KEY = re.compile(r"sk-sw-([a-z2-9]{12})-([A-Za-z0-9_-]{20,100})\Z")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 _CACHED = 10_000
-
-
-class KeyCommands(Protocol):
-    """What keys need of the bus: plain commands, its scripts, and its clock."""
-
-    @property
-    def clock(self) -> Clock:
-        """The bus' clock."""
-        ...
-
-    async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
-        """Run one Redis command."""
-        ...
-
-    async def script(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], *, timeout_s: float = 10.0
-    ) -> Any:
-        """Run one of the bus' scripts."""
-        ...
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +71,7 @@ def _digest(secret: str) -> bytes:
 class KeyStore:
     """Create, list, rotate, revoke and check keys, and charge their quotas."""
 
-    def __init__(self, bus: KeyCommands) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._checked: dict[str, tuple[float, bytes, ApiKey]] = {}
 
@@ -129,13 +109,15 @@ class KeyStore:
             priority=priority,
             page_bytes=page_bytes,
         )
-        await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key))
-        await self._bus.call("SADD", "keys", key_id)
+        await self._bus.connection.call("SET", _record(key_id), msgspec.msgpack.encode(key))
+        await self._bus.connection.call("SADD", "keys", key_id)
         return key, f"sk-sw-{key_id}-{secret}"
 
     async def list(self) -> list[ApiKey]:
         """Return all keys, oldest first."""
-        names = sorted(name.decode() for name in await self._bus.call("SMEMBERS", "keys"))
+        names = sorted(
+            name.decode() for name in await self._bus.connection.call("SMEMBERS", "keys")
+        )
         found = [await self._get(name) for name in names]
         return sorted((key for key in found if key), key=lambda key: (key.created_ms, key.id))
 
@@ -148,20 +130,20 @@ class KeyStore:
             )
         secret = secrets.token_hex(32)
         key = msgspec.structs.replace(key, digest=_digest(secret))
-        await self._bus.call("SET", _record(key_id), msgspec.msgpack.encode(key), "XX")
+        await self._bus.connection.call("SET", _record(key_id), msgspec.msgpack.encode(key), "XX")
         self._checked.pop(key_id, None)
         return key, f"sk-sw-{key_id}-{secret}"
 
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; it is refused within a second. False if there was none."""
-        removed = await self._bus.call("DEL", _record(key_id))
-        await self._bus.call("SREM", "keys", key_id)
+        removed = await self._bus.connection.call("DEL", _record(key_id))
+        await self._bus.connection.call("SREM", "keys", key_id)
         self._checked.pop(key_id, None)
         return bool(removed)
 
     async def any(self) -> bool:
         """Return whether any key exists."""
-        return bool(await self._bus.call("SCARD", "keys"))
+        return bool(await self._bus.connection.call("SCARD", "keys"))
 
     async def check(self, text: str) -> ApiKey:
         """Return the key a bearer text is, read at most once a second; Unauthenticated if it is none."""
@@ -182,7 +164,7 @@ class KeyStore:
         return key
 
     async def _get(self, key_id: str) -> ApiKey | None:
-        raw = await self._bus.call("GET", _record(key_id))
+        raw = await self._bus.connection.call("GET", _record(key_id))
         return None if raw is None else msgspec.msgpack.decode(raw, type=ApiKey)
 
     # -- quotas ------------------------------------------------------------------------------------------
@@ -200,7 +182,7 @@ class KeyStore:
         if not key.concurrency and not any(costs):
             return charge
         args = [request, key.concurrency, lease_end_ms, WINDOW_US, *costs]
-        quota, wait_us = await self._bus.script("charge", _quotas(key), args)
+        quota, wait_us = await self._bus.connection.script("charge", _quotas(key), args)
         if quota:
             raise _over(key, quota, wait_us / 1e6)
         return charge
@@ -209,12 +191,14 @@ class KeyStore:
         """Give back what a refused request was charged."""
         costs = _costs_us(charge)
         if charge.key.concurrency or any(costs):
-            await self._bus.script("refund", _quotas(charge.key), [charge.request, *costs])
+            await self._bus.connection.script(
+                "refund", _quotas(charge.key), [charge.request, *costs]
+            )
 
     async def leave(self, key: ApiKey, request: str) -> None:
         """End a request's share of the key's concurrency."""
         if key.concurrency:
-            await self._bus.call("ZREM", _bucket(key.id, "running"), request)
+            await self._bus.connection.call("ZREM", _bucket(key.id, "running"), request)
 
 
 def _quotas(key: ApiKey) -> list[str]:

@@ -8,29 +8,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from common.bus import keys
+from common.bus import Bus, keys
 from common.ids import Family
 from common.pages.identity import PageId
 from common.pages.prefix_hashes import STRIDE
-from common.registry.registry import Registry
-from common.wire.messages import Held, decode, encode
+from common.wire.message import decode, encode
+from common.wire.registry import Held
 
 HELD_S = 600.0
 MOST_MARKS = 1 << 16  # of a family; the oldest go first
 MOST_ASKED = 128  # marks looked up for one prompt
 
 
-class CacheDirectory(Registry):
+class CacheDirectory:
     """What workers publish of the pages on their devices and hosts, and what the door looks up."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus, self._redis = bus, bus.connection
 
     async def publish_held(self, session: str, held: Held) -> None:
         """Say what a worker holds of a session; one try."""
         name = keys.held(session)
-        await self.call("SET", name, encode(held), "PX", int(1000 * HELD_S), timeout_s=0.0)
+        await self._redis.call("SET", name, encode(held), "PX", int(1000 * HELD_S), timeout_s=0.0)
 
     async def held(self, session: str) -> Held | None:
         """Return which worker holds a session's pages, or None."""
-        raw = await self.call("GET", keys.held(session))
+        raw = await self._redis.call("GET", keys.held(session))
         return None if raw is None else decode(raw, Held)
 
     async def publish_marks(
@@ -38,18 +41,18 @@ class CacheDirectory(Registry):
     ) -> None:
         """Say which marks a worker has now and which it has no more."""
         name, tail = keys.prefixes(family), worker.encode()
-        until = self.clock.now_ms() + int(1000 * HELD_S)
+        until = self._bus.clock.now_ms() + int(1000 * HELD_S)
         if dropped := [mark + tail for mark in gone]:
-            await self.call("ZREM", name, *dropped)
+            await self._redis.call("ZREM", name, *dropped)
         if added := [part for mark in there for part in (until, mark + tail)]:
-            await self.call("ZADD", name, *added)
-            await self.call("PEXPIRE", name, int(1000 * HELD_S))
+            await self._redis.call("ZADD", name, *added)
+            await self._redis.call("PEXPIRE", name, int(1000 * HELD_S))
 
     async def trim_marks(self, family: Family) -> None:
         """Remove marks that have expired, and the oldest of too many."""
         name = keys.prefixes(family)
-        await self.call("ZREMRANGEBYSCORE", name, "-inf", self.clock.now_ms())
-        await self.call("ZREMRANGEBYRANK", name, 0, -MOST_MARKS - 1)
+        await self._redis.call("ZREMRANGEBYSCORE", name, "-inf", self._bus.clock.now_ms())
+        await self._redis.call("ZREMRANGEBYRANK", name, 0, -MOST_MARKS - 1)
 
     async def marked(
         self, family: Family, marks: Sequence[PageId], workers: Sequence[str]
@@ -59,8 +62,8 @@ class CacheDirectory(Registry):
         if not asked:
             return {}
         members = [mark + worker.encode() for mark, worker in asked]
-        scores = await self.call("ZMSCORE", keys.prefixes(family), *members)
-        now = self.clock.now_ms()
+        scores = await self._redis.call("ZMSCORE", keys.prefixes(family), *members)
+        now = self._bus.clock.now_ms()
         found: Counter[str] = Counter()
         for (_, worker), score in zip(asked, scores, strict=True):
             if score is not None and float(score) > now:

@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.bus import keys, unreadable
+from common.bus import Bus, keys, unreadable
 from common.bus.connection import BLOCK_MS
-from common.bus.workers import hash_of
 from common.ids import Family, family_of
 from common.pages.identity import PageId
-from common.registry.registry import Registry
-from common.wire.messages import Forgot, decode, encode
+from common.redis.replies import hash_of
+from common.wire.message import decode, encode
+from common.wire.registry import Forgot
 
 MOST = 1000  # entries; a worker that finds so many unread has missed some
 KEEP_S = 3600.0
@@ -40,34 +40,37 @@ def digest_of(session: str) -> bytes:
     return hashlib.blake2b(session.encode(), digest_size=_SIZE).digest()
 
 
-class Deletions(Registry):
+class Deletions:
     """Both sides of a deletion's way to the workers."""
 
-    async def ask_to_forget(self, session: str, ids: Sequence[PageId]) -> str:
+    def __init__(self, bus: Bus) -> None:
+        self._redis = bus.connection
+
+    async def announce(self, session: str, ids: Sequence[PageId]) -> str:
         """Tell the workers of a session's family to forget it; returns the entry. BusFull where there is no room."""
         name = keys.forgets(family_of(session))
         packed = b"".join(ids)
-        entry: bytes = await self.call(
+        entry: bytes = await self._redis.call(
             *("XADD", name, "MAXLEN", "~", MOST, "*", "s", digest_of(session), "p", packed)
         )
-        await self.call("PEXPIRE", name, int(1000 * KEEP_S))
+        await self._redis.call("PEXPIRE", name, int(1000 * KEEP_S))
         return entry.decode()
 
-    async def forgets(self, family: Family, after: str) -> list[DeletedSession]:
+    async def read(self, family: Family, after: str) -> list[DeletedSession]:
         """Return the deletions after an entry, waiting up to a second for one; at MOST some may be missing."""
         command = ("XREAD", "COUNT", MOST, "BLOCK", BLOCK_MS, "STREAMS", keys.forgets(family))
-        reply = await self.blocking(*command, after)
+        reply = await self._redis.blocking(*command, after)
         return [_forget(entry.decode(), flat) for _, rows in reply or () for entry, flat in rows]
 
-    async def tell_forgotten(self, family: Family, entry: str, forgot: Forgot) -> None:
+    async def answer(self, family: Family, entry: str, forgot: Forgot) -> None:
         """Answer an entry."""
         name = keys.forgotten(family, entry)
-        await self.call("HSET", name, forgot.worker, encode(forgot))
-        await self.call("PEXPIRE", name, int(1000 * ANSWERS_S))
+        await self._redis.call("HSET", name, forgot.worker, encode(forgot))
+        await self._redis.call("PEXPIRE", name, int(1000 * ANSWERS_S))
 
-    async def forgotten(self, family: Family, entry: str) -> list[Forgot]:
+    async def answers(self, family: Family, entry: str) -> list[Forgot]:
         """Return the answers to an entry by now."""
-        flat = await self.call("HGETALL", keys.forgotten(family, entry))
+        flat = await self._redis.call("HGETALL", keys.forgotten(family, entry))
         return [decode(raw, Forgot) for raw in hash_of(flat).values()]
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.bus import keys
-from common.bus.workers import hash_of
+from common.bus import Bus, keys
 from common.ids import Family, family_of, time_of, unique_of
-from common.registry.registry import Registry
-from common.wire.messages import SessionRecord, Turn, decode, encode
+from common.redis.replies import hash_of
+from common.registry.models import Models
+from common.wire.message import decode, encode
+from common.wire.sessions import SessionRecord, Turn
 
 TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs lives
 AFTER_S = 600
@@ -20,25 +21,28 @@ YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before
 _PAGE = 100
 
 
-class Sessions(Registry):
+class Sessions:
     """Creating, reading and marking sessions."""
 
-    async def create_session(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+    def __init__(self, bus: Bus) -> None:
+        self._bus, self._redis = bus, bus.connection
+
+    async def create(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
         """Store a new session, with the turns of an imported one; repeating it changes nothing.
 
         BusFull where Redis takes nothing new; then, and after a kill, what was written goes with the next sweep.
         """
         name, family, ttl_ms = record.id, family_of(record.id), record.ttl_s * 1000
-        stored = await self.stored_session(name)
+        stored = await self.stored(name)
         if stored is not None:
             if not stored.deleted:
-                await self.mend_session(name, stored.ttl_s)
+                await self.mend(name, stored.ttl_s)
             return
         await self._index(record, family)
-        await self.call("DEL", keys.turns(name))
+        await self._redis.call("DEL", keys.turns(name))
         for turn in turns:
-            await self.call("RPUSH", keys.turns(name), encode(turn))
-            await self.call("PEXPIRE", keys.turns(name), ttl_ms)
+            await self._redis.call("RPUSH", keys.turns(name), encode(turn))
+            await self._redis.call("PEXPIRE", keys.turns(name), ttl_ms)
         fields: dict[str, object] = {
             "tenant": record.tenant,
             "model": record.model,
@@ -52,36 +56,38 @@ class Sessions(Registry):
             "metadata": record.metadata,
         }
         flat = [part for pair in fields.items() for part in pair]
-        await self.call("HSET", keys.session(name), *flat)
-        await self.call("PEXPIRE", keys.session(name), ttl_ms)
+        await self._redis.call("HSET", keys.session(name), *flat)
+        await self._redis.call("PEXPIRE", keys.session(name), ttl_ms)
         await self._index(record, family)  # again: a sweep may have met it before the session was
 
-    async def mend_session(self, session: str, ttl_s: int) -> None:
+    async def mend(self, session: str, ttl_s: int) -> None:
         """Give a session the time to live that a kill kept from it."""
-        if int(await self.call("PTTL", keys.session(session))) == -1:
-            await self.call("PEXPIRE", keys.session(session), ttl_s * 1000)
+        if int(await self._redis.call("PTTL", keys.session(session))) == -1:
+            await self._redis.call("PEXPIRE", keys.session(session), ttl_s * 1000)
 
-    async def look_at_session(self, session: str, tenant: str, at_ms: int) -> None:
+    async def look_at(self, session: str, tenant: str, at_ms: int) -> None:
         """Have a sweep look at `at_ms` whether a session has ended."""
-        await self.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
+        await self._redis.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
 
-    async def due_sessions(self, family: Family, most: int) -> list[tuple[str, str]]:
+    async def due(self, family: Family, most: int) -> list[tuple[str, str]]:
         """Return (id, tenant) of up to `most` sessions of a family to look at now, the first due first."""
-        now_ms = self.clock.now_ms()
-        found = await self.call("ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most)
+        now_ms = self._bus.clock.now_ms()
+        found = await self._redis.call(
+            "ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most
+        )
         rows = (raw.decode().partition("/") for raw in found)
         return [(name, tenant) for tenant, _, name in rows]
 
     async def _index(self, record: SessionRecord, family: Family) -> None:
-        await self.call("SADD", keys.tenants(family), record.tenant)
-        await self.look_at_session(
-            record.id, record.tenant, time_of(unique_of(record.id)) + YOUNG_MS
+        await self._redis.call("SADD", keys.tenants(family), record.tenant)
+        await self.look_at(record.id, record.tenant, time_of(unique_of(record.id)) + YOUNG_MS)
+        await self._redis.call(
+            "ZADD", keys.sessions(family, record.tenant), record.updated_ms, record.id
         )
-        await self.call("ZADD", keys.sessions(family, record.tenant), record.updated_ms, record.id)
 
-    async def stored_session(self, session: str) -> SessionRecord | None:
+    async def stored(self, session: str) -> SessionRecord | None:
         """Return a session as stored, a deleted one that is not gone yet included; None if there is none."""
-        found = hash_of(await self.call("HGETALL", keys.session(session)))
+        found = hash_of(await self._redis.call("HGETALL", keys.session(session)))
         f = {name.decode(): value for name, value in found.items()}
         if not {"tenant", "version", "ttl", "created"} <= f.keys():
             return None
@@ -102,96 +108,97 @@ class Sessions(Registry):
             pinned="pinned" in f,
         )
 
-    async def session(self, session: str) -> SessionRecord | None:
+    async def get(self, session: str) -> SessionRecord | None:
         """Return a session; None if there is none, or it is deleted. ValueError if that is no id."""
-        found = await self.stored_session(session)
+        found = await self.stored(session)
         return None if found is None or found.deleted else found
 
     async def turns(self, session: str, start: int = 0) -> list[Turn]:
         """Return a session's turns from `start` on, oldest first."""
         return [
-            decode(raw, Turn) for raw in await self.call("LRANGE", keys.turns(session), start, -1)
+            decode(raw, Turn)
+            for raw in await self._redis.call("LRANGE", keys.turns(session), start, -1)
         ]
 
-    async def touch_session(
-        self, session: str, ttl_s: int = 0, metadata: bytes | None = None
-    ) -> bool:
+    async def touch(self, session: str, ttl_s: int = 0, metadata: bytes | None = None) -> bool:
         """Renew a session's time to live, and set what is given of it and the metadata; False if there is none."""
-        record = await self.session(session)
+        record = await self.get(session)
         if record is None:
             return False
         ttl_ms = (ttl_s or record.ttl_s) * 1000
-        turn = await self.job(record.busy) if record.busy else None
+        turn = await self._bus.jobs.get(record.busy) if record.busy else None
         if (
             turn is not None and not turn.over
         ):  # a session outlives its turn, whose end sets the rest
-            ttl_ms = max(ttl_ms, turn.deadline_ms - self.clock.now_ms() + 1000 * AFTER_S)
-        await self.look_at_session(session, record.tenant, self.clock.now_ms() + ttl_ms)
-        if not await self.call("PEXPIRE", keys.session(session), ttl_ms):
+            ttl_ms = max(ttl_ms, turn.deadline_ms - self._bus.clock.now_ms() + 1000 * AFTER_S)
+        await self.look_at(session, record.tenant, self._bus.clock.now_ms() + ttl_ms)
+        if not await self._redis.call("PEXPIRE", keys.session(session), ttl_ms):
             return False
-        await self.call("PEXPIRE", keys.turns(session), ttl_ms)
-        await self.call("PEXPIRE", keys.jobs(session), ttl_ms + TRACE_S * 1000)
+        await self._redis.call("PEXPIRE", keys.turns(session), ttl_ms)
+        await self._redis.call("PEXPIRE", keys.jobs(session), ttl_ms + TRACE_S * 1000)
         given: list[object] = ["ttl", ttl_s] if ttl_s else []
         given += [] if metadata is None else ["metadata", metadata]
         if given:
-            await self.call("HSET", keys.session(session), *given)
+            await self._redis.call("HSET", keys.session(session), *given)
         return True
 
-    async def mark_session_deleted(self, session: str) -> bool:
+    async def mark_deleted(self, session: str) -> bool:
         """Refuse every turn of a session from now on, and keep what its deletion needs; False if there is none.
 
         Who marks it must have it erased: it does not expire any more.
         """
-        record = await self.stored_session(session)
+        record = await self.stored(session)
         if record is None:
             return False
-        await self.look_at_session(session, record.tenant, self.clock.now_ms())
-        await self.call("HSET", keys.session(session), "deleted", self.clock.now_ms())
+        await self.look_at(session, record.tenant, self._bus.clock.now_ms())
+        await self._redis.call("HSET", keys.session(session), "deleted", self._bus.clock.now_ms())
         for name in (keys.session(session), keys.jobs(session)):
-            await self.call("PERSIST", name)
+            await self._redis.call("PERSIST", name)
         return True
 
     # -- pins ------------------------------------------------------------------------------------------
 
-    async def pin_session(self, session: str) -> None:
+    async def pin(self, session: str) -> None:
         """Note that a session's pages are to stay; kv_store sees to it."""
-        if await self.call("EXISTS", keys.session(session)):
-            await self.call("HSET", keys.session(session), "pinned", 1)
-            await self.call("ZADD", keys.PINNED, "NX", self.clock.now_ms(), session)
+        if await self._redis.call("EXISTS", keys.session(session)):
+            await self._redis.call("HSET", keys.session(session), "pinned", 1)
+            await self._redis.call("ZADD", keys.PINNED, "NX", self._bus.clock.now_ms(), session)
 
-    async def unpin_session(self, session: str) -> None:
+    async def unpin(self, session: str) -> None:
         """Note that a session's pages may go."""
-        await self.call("HDEL", keys.session(session), "pinned")
-        await self.call("ZREM", keys.PINNED, session)
+        await self._redis.call("HDEL", keys.session(session), "pinned")
+        await self._redis.call("ZREM", keys.PINNED, session)
 
-    async def pinned_sessions(self) -> list[str]:
+    async def pinned(self) -> list[str]:
         """Return the sessions that were pinned and not unpinned, the first first; some may have expired."""
-        return [name.decode() for name in await self.call("ZRANGE", keys.PINNED, 0, -1)]
+        return [name.decode() for name in await self._redis.call("ZRANGE", keys.PINNED, 0, -1)]
 
     # -- jobs run for a session ------------------------------------------------------------------------
 
-    async def note_session_job(self, session: str, job: str, origin: str = "") -> None:
+    async def note_job(self, session: str, job: str, origin: str = "") -> None:
         """Remember a job that is no turn (an export holds the conversation too), to be deleted with the session.
 
         `origin` is the request it is a stage of. To be noted before it is admitted: nothing else finds it later.
         """
         names = [keys.session(session), keys.jobs(session)]
-        await self.script("note", names, [1, job, origin])
+        await self._redis.script("note", names, [1, job, origin])
 
-    async def session_jobs(self, session: str) -> dict[str, str]:
+    async def jobs(self, session: str) -> dict[str, str]:
         """Return job -> request ("" where the job is one itself) of everything that was run for a session."""
-        found = hash_of(await self.call("HGETALL", keys.jobs(session)))
+        found = hash_of(await self._redis.call("HGETALL", keys.jobs(session)))
         return {job.decode(): origin.decode() for job, origin in found.items()}
 
     # -- listing ---------------------------------------------------------------------------------------
 
-    async def session_families(self) -> list[Family]:
+    async def families(self) -> list[Family]:
         """Return every family that may hold sessions: those of generators, each partition."""
-        cards = [card for card in (await self.cards()).values() if card.kind == "generate"]
+        cards = [
+            card for card in (await Models(self._bus).cards()).values() if card.kind == "generate"
+        ]
         found = {Family(card.family, p) for card in cards for p in range(max(card.partitions, 1))}
         return sorted(found)
 
-    async def sessions(
+    async def page(
         self, tenant: str, cursor: str | None, limit: int
     ) -> tuple[list[SessionRecord], str | None]:
         """Return a page of a tenant's sessions over all families, last used first, and the next page's cursor.
@@ -199,14 +206,14 @@ class Sessions(Registry):
         ValueError if the cursor is none of ours.
         """
         below, page = _place(cursor), list[SessionRecord]()
-        families = await self.session_families()
+        families = await self.families()
         while True:
             rows = list[tuple[int, str]]()
             for family in families:
                 rows += await self._below(family, tenant, below, limit + 1)
             rows = sorted(rows, reverse=True)[: limit + 1]
             for at, row in enumerate(rows[:limit]):
-                record = await self.session(row[1])
+                record = await self.get(row[1])
                 page += [record] if record is not None else []  # what has expired is still indexed
                 if len(page) == limit:
                     return page, f"{row[0]}:{row[1]}" if at + 1 < len(rows) else None
@@ -221,7 +228,7 @@ class Sessions(Registry):
         found: list[tuple[int, str]] = []
         offset, most = 0, "+inf" if below is None else below[0]
         while len(found) < count:
-            reply = await self.call(
+            reply = await self._redis.call(
                 *("ZREVRANGEBYSCORE", keys.sessions(family, tenant), most, "-inf"),
                 *("WITHSCORES", "LIMIT", offset, count + _PAGE),
             )

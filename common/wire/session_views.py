@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from common.wire.messages import SessionRecord, Turn
+from common.wire.sessions import SessionRecord, Turn
 
 
 def shown(record: SessionRecord) -> dict[str, Any]:

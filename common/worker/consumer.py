@@ -17,13 +17,13 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from common import log, process_identity, tracing
-from common.bus import keys, metrics
+from common.bus import Bus, keys, metrics
 from common.bus.connection import BusDown
-from common.bus.recovery import Recovery, Verdict
+from common.bus.recovery import Verdict
 from common.ids import Family, ulid
 from common.redis.heartbeat import TTL_MS, Heartbeat, HeartbeatThread
-from common.supervisor import Supervisor
-from common.wire.messages import WorkerRecord, encode
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
 from common.worker.lease_reader import LeaseReader
 
 RECOVER_S = 0.5
@@ -38,12 +38,11 @@ class Consumer(LeaseReader):
 
     def __init__(
         self,
-        bus: Recovery,
+        bus: Bus,
         family: Family,
         record: WorkerRecord,
         *,
-        heart: HeartbeatThread,
-        supervisor: Supervisor | None = None,
+        heartbeats: HeartbeatThread | None = None,
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
@@ -53,7 +52,7 @@ class Consumer(LeaseReader):
         )
         self.differences = 0
         self.revoked: frozenset[str] = frozenset()
-        self._heart, self._supervisor = heart, supervisor or Supervisor()
+        self._heart, self._supervisor = heartbeats or bus.heartbeats, bus.supervisor
         self._former: list[str] = []
         self._ran = (0, 0, 0, 0, 0.0)
         self.busy_s = 0.0  # of all batches since the start
@@ -84,7 +83,7 @@ class Consumer(LeaseReader):
     async def _register(self) -> None:
         await self._beat("start")
         self._heart.add(self._pulse)
-        self.bus.forget_roster(self.family)
+        self.bus.workers.forget(self.family)
 
     async def _beat(self, mode: str) -> list[str]:
         held = list(self._held.values())
@@ -107,7 +106,7 @@ class Consumer(LeaseReader):
             names += [keys.job(lease.job), keys.lane(self.family, lease.cls)]
             args += [lease.job, lease.entry, lease.epoch]
         names.append(keys.room(self.family))
-        return [item.decode() for item in await self.bus.script("beat", names, args)]
+        return [item.decode() for item in await self.bus.connection.script("beat", names, args)]
 
     async def _turns(self) -> None:
         while True:  # a loop that hangs shows no progress to the heartbeat thread
@@ -198,9 +197,9 @@ class Consumer(LeaseReader):
             await asyncio.sleep(RECOVER_S)
             turn += 1
             if time.time() - last > TTL_MS / 1000 - 2 * BEAT_S:
-                self.bus.suspect()  # this process or the machine stood still: so may others have
+                self.bus.connection.suspect()  # this process or the machine stood still: so may others have
             try:
-                used = await self.bus.use(self.family)
+                used = await self.bus.lanes.use(self.family)
                 if not any(any(size) for size in used.values()):
                     self._want_take = False
                     self._hush(quiet=False)
@@ -221,12 +220,12 @@ class Consumer(LeaseReader):
 
     async def _settle(self, used: Iterable[str]) -> None:
         for cls in self.record.classes:
-            for done in await self.bus.settle(self.family, cls, self.worker):
+            for done in await self.bus.recovery.settle(self.family, cls, self.worker):
                 self._settled(cls, done)
         for cls in used:
             if cls.startswith("w.") and cls != self.lanes[0]:
                 shared = self.record.classes[0]
-                for done in await self.bus.settle_own_lane(
+                for done in await self.bus.recovery.settle_own_lane(
                     self.family, cls[2:], self.worker, shared
                 ):
                     self._settled(shared, done)
@@ -262,7 +261,7 @@ class Consumer(LeaseReader):
 
     async def reap(self) -> None:
         """Housekeep the family once; differences of use are bugs and are counted."""
-        ended, _, wrong = await self.bus.reap(self.family, self.record.classes)
+        ended, _, wrong = await self.bus.recovery.reap(self.family, self.record.classes)
         metrics.ended(self.family, self.record.classes[0], "expired", ended)
         self.differences += len(wrong)
         for line in wrong:

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Sequence
 from redis.exceptions import ResponseError
 
 from common import log
-from common.bus import keys, metrics
+from common.bus import Bus, keys, metrics
 from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.keys import GROUP, RETURNED
-from common.bus.recovery import Entry, Recovery
+from common.bus.recovery import Entry
 from common.errors import DeadlineExceeded
 from common.ids import Family
 from common.redis.heartbeat import Heartbeat
 from common.tasks import wait
-from common.wire.messages import WorkerRecord, error_event
+from common.wire.registry import WorkerRecord
+from common.wire.results import error_event
 from common.worker.leases import HeldLeases, Lease
 
 FASTER, SLOWER = "gpu", "cpu"
@@ -33,7 +34,7 @@ class LeaseReader(HeldLeases):
 
     def __init__(
         self,
-        bus: Recovery,
+        bus: Bus,
         family: Family,
         record: WorkerRecord,
         *,
@@ -147,7 +148,7 @@ class LeaseReader(HeldLeases):
         command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
         self._in_redis = True
         try:
-            reply = await self.bus.blocking(*command, *lanes, *([">"] * len(lanes)))
+            reply = await self.bus.connection.blocking(*command, *lanes, *([">"] * len(lanes)))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -159,7 +160,7 @@ class LeaseReader(HeldLeases):
         found = [
             (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
             for name, rows in reply or ()
-            for entry in await self.bus.sound(self.family, lanes[name.decode()], rows)
+            for entry in await self.bus.recovery.sound(self.family, lanes[name.decode()], rows)
         ]
         gone = self._draining or generation != self.generation or self._runs_alone()
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
@@ -217,7 +218,7 @@ class LeaseReader(HeldLeases):
             if self._draining or self._runs_alone():
                 return
             if self._room <= 0:
-                pending = await self.bus.pending(self.family, cls)
+                pending = await self.bus.lanes.pending(self.family, cls)
                 self._want_take = self._want_take or RETURNED in pending
                 if not (RETURNED in pending and self._claims_room()):
                     continue
@@ -247,7 +248,7 @@ class LeaseReader(HeldLeases):
         """Take from one lane's handed-over work; True if a job there waits to run alone."""
         worker, generation = self.worker, self.generation
         idle = self._quiet and not self._held and self._reading is None
-        done = await self.bus.take(self.family, cls, worker, self._room, idle=idle)
+        done = await self.bus.recovery.take(self.family, cls, worker, self._room, idle=idle)
         taken = []
         for entry, verdict in done:
             if verdict.startswith("taken:"):
@@ -267,11 +268,11 @@ class LeaseReader(HeldLeases):
 
     async def _adopt(self, used: Iterable[str]) -> None:
         """When idle, work for lanes that no living worker serves; and for the CPU's backlog where that is faster."""
-        served = {cls for w in await self.bus.workers(self.family) for cls in w.classes}
+        served = {cls for w in await self.bus.workers.living(self.family) for cls in w.classes}
         others = [c for c in used if not c.startswith("w.") and c not in self.record.classes]
         self._orphans = tuple(cls for cls in others if cls not in served)
         for cls in self._orphans:
-            await self.bus.settle(self.family, cls, self.worker)
+            await self.bus.recovery.settle(self.family, cls, self.worker)
         self._spilled = SLOWER in others and self.record.classes[0] == FASTER
         await self.relieve()
         for cls in self._orphans:
@@ -286,7 +287,7 @@ class LeaseReader(HeldLeases):
 
     async def _move(self, cls: str, *, count: int, sooner: bool = False) -> None:
         target = self.record.classes[0]
-        moved = await self.bus.move(
+        moved = await self.bus.recovery.move(
             self.family, cls, target, self.worker, count=count, sooner=sooner
         )
         if moved:
@@ -296,10 +297,10 @@ class LeaseReader(HeldLeases):
         """Hand over leases Redis says are ours but whose delivery was lost with a connection."""
         strange: set[tuple[str, str]] = set()
         for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
-            pending = (await self.bus.pending(self.family, cls)).get(self.worker, 0)
+            pending = (await self.bus.lanes.pending(self.family, cls)).get(self.worker, 0)
             if pending <= sum(lease.cls == cls for lease in self._held.values()):
                 continue
-            rows = await self.bus.held_by(self.family, cls, self.worker, 1000)
+            rows = await self.bus.recovery.held_by(self.family, cls, self.worker, 1000)
             strange |= {(cls, entry.job) for entry in rows if entry.job not in self._held}
         for cls, job in strange & self._strange:
             if job not in self._held:

@@ -10,13 +10,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from common import tracing
-from common.bus import keys, metrics
+from common.bus import Bus, keys, metrics
 from common.bus.connection import BusDown, BusFull
-from common.bus.recovery import Recovery
 from common.errors import Cancelled, SpillwayError
 from common.ids import Family
 from common.tracing import Span
-from common.wire.messages import Event, Result, SessionTurn, Turn, WorkerRecord, encode, error_event
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import Event, Result, error_event
+from common.wire.sessions import SessionTurn, Turn
 from common.worker.spans import Spans
 
 MAX_ERRORS = 3
@@ -75,7 +77,7 @@ class RunningBatch(NamedTuple):
 class HeldLeases:
     """The leases of one worker in one family."""
 
-    def __init__(self, bus: Recovery, family: Family, record: WorkerRecord) -> None:
+    def __init__(self, bus: Bus, family: Family, record: WorkerRecord) -> None:
         self.bus, self.family, self.record = bus, family, record
         self._held: dict[str, Lease] = {}
         self._changed = asyncio.Event()  # a reader without room may have some now
@@ -137,7 +139,7 @@ class HeldLeases:
             args += [lease.job, lease.entry, lease.epoch, lease.router]
             args += [event.index, event.kind, encode(event)] if event else [-1, "", b""]
             args.append("1" if fold else "0")
-        reply = await self.bus.script("emit", names, args)
+        reply = await self.bus.connection.script("emit", names, args)
         stop: dict[str, bytes] = {}
         for lease, verdict, router in zip(batch, reply[::2], reply[1::2], strict=True):
             if verdict != b"ok":
@@ -212,14 +214,18 @@ class HeldLeases:
         tail: list[object] = [""]
         if part is not None:
             name = part[1].session
-            tenant = await self.bus.call("HGET", keys.session(name), "tenant", timeout_s=timeout_s)
+            tenant = await self.bus.connection.call(
+                "HGET", keys.session(name), "tenant", timeout_s=timeout_s
+            )
             index = keys.sessions(self.family, (tenant or b"").decode())
             names += [keys.session(name), keys.turns(name), keys.jobs(name), index]
             tail = self._turn_args(*part)
         names.append(keys.room(self.family))
         while True:
             args = [*head, event.index, event.kind, encode(event), *tail]
-            verdict, router = await self.bus.script("finish", names, args, timeout_s=timeout_s)
+            verdict, router = await self.bus.connection.script(
+                "finish", names, args, timeout_s=timeout_s
+            )
             if not verdict.startswith(b"gap:"):
                 break
             event = msgspec.structs.replace(event, index=int(verdict[4:]))
@@ -249,8 +255,10 @@ class HeldLeases:
     async def _ring(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self.family, router)
         with contextlib.suppress(BusDown, BusFull):  # the log has it: the router looks every second
-            await self.bus.call("XADD", journal, "*", "j", lease.job, "i", event.index, "e", "")
-            await self.bus.call("PEXPIRE", journal, 60_000)
+            await self.bus.connection.call(
+                "XADD", journal, "*", "j", lease.job, "i", event.index, "e", ""
+            )
+            await self.bus.connection.call("PEXPIRE", journal, 60_000)
 
     async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
         """Charge a job with its own error: another try, or after 3 errors a dead letter."""
@@ -264,7 +272,7 @@ class HeldLeases:
         ]
         args = [lease.worker, lease.job, lease.entry, lease.epoch]
         args += [code, message[:2000], trace[-8000:], MAX_ERRORS, lease.cls]
-        verdict = (await self.bus.script("fail", names, args, timeout_s=120.0)).decode()
+        verdict = (await self.bus.connection.script("fail", names, args, timeout_s=120.0)).decode()
         self._forget(lease)
         if verdict == "bad":  # it was no job's entry
             metrics.BAD_ENTRIES.labels(metrics.lane_label(self.family, lease.cls)).inc()
@@ -284,7 +292,7 @@ class HeldLeases:
     async def _hand_over(self, cls: str, worker: str, jobs: Iterable[str] | None) -> None:
         """Hand over leases `worker` holds; from an own lane, which has no other reader, to the shared one."""
         shared = self.record.classes[0] if cls == keys.own(worker) else None
-        await self.bus.hand_over(self.family, cls, worker, jobs, shared=shared)
+        await self.bus.recovery.hand_over(self.family, cls, worker, jobs, shared=shared)
 
     def let_go(self, lease: Lease) -> None:
         """Forget a lease of which nothing could be told: as a lost delivery, its job is soon tried again."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from common.cost.linear import Depth
 from common.cost.step import Step, StepCost, attended
 from common.pages.identity import PAGE
-from common.wire.messages import SamplingParams, WorkerRecord
+from common.types.generation import SamplingParams
+from common.wire.registry import WorkerRecord
 from engine.decoder.executor.interface import Executor, SamplingRequest, SequenceInput
 from engine.decoder.sequence import TokenSequence
 

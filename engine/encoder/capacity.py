@@ -9,7 +9,7 @@ import msgspec
 from common.cost.finish import margin
 from common.cost.linear import Depth, LinearCost, Probe
 from common.cost.online import Lateness, OnlineCost
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
 from engine.encoder.batching import BatchLimits
 
 _BATCH_ITEMS = 256

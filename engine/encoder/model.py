@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.cost.linear import LinearCost
-from common.wire.messages import ModelCard
+from common.types.model_card import ModelCard
 
 Floats = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
-from common.wire.messages import ModelCard
+from common.types.model_card import ModelCard
 from engine.models.encoders.files import ModelFiles, find
 
 DIMENSION = 384

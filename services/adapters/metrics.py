@@ -7,7 +7,7 @@ import copy
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from common.metrics import DURATION_S, ITEMS, SHORT_S, TOKENS
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
 
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 

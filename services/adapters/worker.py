@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from common import log
-from common.bus import Bus, Consumer
+from common.bus import Bus
 from common.bus.metrics import lane_label
 from common.bus.startup import open_bus
 from common.clock import SystemClock
@@ -21,8 +21,10 @@ from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.health import Health
 from common.ids import Family
+from common.registry.models import Models
 from common.supervisor import Supervisor
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
+from common.worker.consumer import Consumer
 from engine.device import ComputeThread
 from engine.encoder.calibration import calibrate
 from engine.encoder.capacity import EncoderCapacity
@@ -206,7 +208,7 @@ async def _work(
     finders: list[DepthFinder] = []
     for model, measured in models:
         card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
-        await bus.publish_card(card, model.tokenizer_json())
+        await Models(bus).publish(card, model.tokenizer_json())
         family = Family(card.family, config.partition)
         counts = counts_queries(config) and not model.reranks
         record = _record(bus, model, measured, service, lane)
@@ -262,7 +264,7 @@ def _record(
 async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
     """Keep readiness true to the bus, and unready from the moment of the stop."""
     while not stopping.is_set():
-        down_s = bus.down_s()
+        down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
         try:
             async with asyncio.timeout(_WATCH_S):

@@ -5,19 +5,23 @@ from __future__ import annotations
 from common.bus import Bus, keys
 from common.pages.chain import Chain
 from common.pages.identity import PageId, root_id
-from common.wire.messages import Turn, decode
+from common.registry.sessions import Sessions
+from common.wire.message import decode
+from common.wire.sessions import Turn
 
 _AT_ONCE = 32
 
 
 async def chain(bus: Bus, session: str) -> list[PageId]:
     """Return the ids of all full pages of a session's turns; none if the session is not there."""
-    record = await bus.stored_session(session)
+    record = await Sessions(bus).stored(session)
     if record is None:
         return []
     found = Chain(root_id(record.fingerprint, record.tenant))
     start = 0
-    while rows := await bus.call("LRANGE", keys.turns(session), start, start + _AT_ONCE - 1):
+    while rows := await bus.connection.call(
+        "LRANGE", keys.turns(session), start, start + _AT_ONCE - 1
+    ):
         start += len(rows)
         for turn in (decode(row, Turn) for row in rows):
             found.add(turn)

@@ -14,6 +14,7 @@ from common import log
 from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import family_of, unique_of
+from common.registry.sessions import Sessions
 from services.kv_store import metrics
 from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, ScanResult, ulids_in
 from services.kv_store.indexing import Indexing
@@ -104,11 +105,11 @@ class Eraser:
 
     async def forget(self, session: str, tenant: str) -> None:
         """Remove the record, the list of jobs and the place in the index: nothing else is left by now."""
-        await self._bus.call("UNLINK", keys.session(session))
-        await self._bus.call("UNLINK", keys.turns(session))
-        await self._bus.call("UNLINK", keys.jobs(session))
-        await self._bus.call("ZREM", keys.sessions(family_of(session), tenant), session)
-        await self._bus.call("ZREM", keys.due(family_of(session)), f"{tenant}/{session}")
+        await self._bus.connection.call("UNLINK", keys.session(session))
+        await self._bus.connection.call("UNLINK", keys.turns(session))
+        await self._bus.connection.call("UNLINK", keys.jobs(session))
+        await self._bus.connection.call("ZREM", keys.sessions(family_of(session), tenant), session)
+        await self._bus.connection.call("ZREM", keys.due(family_of(session)), f"{tenant}/{session}")
 
     # -- stopping --------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Eraser:
             # A request that goes on would admit its next job, so requests are over before jobs are looked for again.
             requests = [job for job in open_jobs if family_of(job).name == "request"]
             for job in requests or open_jobs:
-                await self._bus.cancel(job)
+                await self._bus.control.cancel(job)
             while any([await self._runs(job) for job in requests or open_jobs]):
                 if self._bus.clock.now_ms() > until_ms:
                     raise Unavailable(
@@ -136,7 +137,7 @@ class Eraser:
                 await asyncio.sleep(_POLL_S)
 
     async def _runs(self, job: str) -> bool:
-        state = await self._bus.job(job)
+        state = await self._bus.jobs.get(job)
         return state is not None and not state.over
 
     # -- removing --------------------------------------------------------------------------------------
@@ -144,20 +145,20 @@ class Eraser:
     async def _remove(self, found: ScanResult) -> None:
         """Remove what was found; what names other things goes after them."""
         for name in found.claims:
-            await self._bus.call("DEL", name)
+            await self._bus.connection.call("DEL", name)
         for name, entries in found.entries.items():
             if LANE in name:  # its own script removes an entry, and lowers the use with it
                 continue
-            await self._bus.call("XDEL", name, *entries)
+            await self._bus.connection.call("XDEL", name, *entries)
             if name.endswith(DEAD):
                 letters = name.removesuffix(DEAD) + ":letters"
-                await self._bus.call("HDEL", letters, *entries.values())
+                await self._bus.connection.call("HDEL", letters, *entries.values())
         by_tag: dict[str, list[str]] = {}
         for name in found.keys:
             by_tag.setdefault(name.partition("}")[0], []).append(name)
         for names in by_tag.values():
             for first in range(0, len(names), _KEYS_AT_ONCE):
-                await self._bus.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
+                await self._bus.connection.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
 
 
 class _Search:
@@ -171,8 +172,8 @@ class _Search:
     async def trace(self) -> None:
         """Mark the sessions deleted, and read the names of what was run for them."""
         for name in self._sessions:
-            await self._bus.mark_session_deleted(name)
-            jobs = await self._bus.session_jobs(name)
+            await Sessions(self._bus).mark_deleted(name)
+            jobs = await Sessions(self._bus).jobs(name)
             self.jobs[name] = {*jobs, *filter(None, jobs.values())}
 
     async def look(self) -> ScanResult:

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from common import log
 from common.bus import Bus, BusFull, keys
 from common.ids import time_of, unique_of
-from common.registry.registry import CLAIM_S
+from common.registry.dead_letters import DeadLetters
+from common.registry.idempotency import CLAIM_S
+from common.registry.sessions import Sessions
 
 BEGUN, LETTERS, SESSIONS = "since", "letters", "sessions"
 _ROWS = 200
@@ -29,11 +31,11 @@ class Indexing:
     async def begin(self) -> None:
         """Note that every process writes the indexes from now on; the first note counts."""
         with contextlib.suppress(BusFull):  # then every deletion walks until the next start
-            await self._bus.call("HSETNX", keys.INDEX, BEGUN, self._bus.clock.now_ms())
+            await self._bus.connection.call("HSETNX", keys.INDEX, BEGUN, self._bus.clock.now_ms())
 
     async def complete(self, sessions: Iterable[str]) -> bool:
         """Return whether the indexes name all that these sessions left."""
-        since, letters = await self._bus.call("HMGET", keys.INDEX, BEGUN, LETTERS)
+        since, letters = await self._bus.connection.call("HMGET", keys.INDEX, BEGUN, LETTERS)
         if since is None or letters is None:
             return False
         gone = self._bus.clock.now_ms() >= int(since) + OLD_MS
@@ -45,32 +47,34 @@ class Indexing:
 
     async def run(self) -> None:
         """Index the dead letters and sessions of earlier versions, if that was not done yet. BusDown, BusFull."""
-        if await self._bus.call("HGET", keys.INDEX, SESSIONS) is None:
+        if await self._bus.connection.call("HGET", keys.INDEX, SESSIONS) is None:
             await self.index_sessions()
-        if await self._bus.call("HGET", keys.INDEX, LETTERS) is None:
+        if await self._bus.connection.call("HGET", keys.INDEX, LETTERS) is None:
             await self.index_letters()
 
     async def index_sessions(self) -> None:
         """Have the sweep look at every session once, which tells when to look again; then note that this was done."""
         count = 0
-        for family in await self._bus.session_families():
-            for tenant in await self._bus.call("SMEMBERS", keys.tenants(family)):
+        for family in await Sessions(self._bus).families():
+            for tenant in await self._bus.connection.call("SMEMBERS", keys.tenants(family)):
                 index, cursor = keys.sessions(family, tenant.decode()), b"0"
                 while True:
-                    cursor, flat = await self._bus.call("ZSCAN", index, cursor, "COUNT", _ROWS)
+                    cursor, flat = await self._bus.connection.call(
+                        "ZSCAN", index, cursor, "COUNT", _ROWS
+                    )
                     members = [part for name in flat[::2] for part in (0, tenant + b"/" + name)]
                     if members:
-                        await self._bus.call("ZADD", keys.due(family), "NX", *members)
+                        await self._bus.connection.call("ZADD", keys.due(family), "NX", *members)
                     count += len(members) // 2
                     if cursor in {b"0", 0}:
                         break
-        await self._bus.call("HSET", keys.INDEX, SESSIONS, count)
+        await self._bus.connection.call("HSET", keys.INDEX, SESSIONS, count)
         _log.info("sessions_indexed", sessions=count)
 
     async def index_letters(self) -> None:
         """Index every family's dead letters, then note that this was done."""
         stages = 0
-        for family in await self._bus.condemned():
-            stages += await self._bus.index_letters(family)
-        await self._bus.call("HSET", keys.INDEX, LETTERS, stages)
+        for family in await DeadLetters(self._bus).families():
+            stages += await DeadLetters(self._bus).index(family)
+        await self._bus.connection.call("HSET", keys.INDEX, LETTERS, stages)
         _log.info("letters_indexed", of_stages=stages)

@@ -9,9 +9,14 @@ import traceback
 from functools import partial
 
 from common import log
-from common.bus import BusDown, BusFull, Consumer, Lease
+from common.bus import BusDown, BusFull
 from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError
-from common.wire.messages import BadMessage, Event, SessionResult, SessionWork, decode_work
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage
+from common.wire.results import Event
+from common.wire.sessions import SessionResult, SessionWork
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from services.kv_store import metrics
 from services.kv_store.page_locations import PageLocations
 from services.kv_store.session_store import SessionStore
@@ -99,7 +104,7 @@ class SessionJobLoop:
             op = work.op
             self.consumer.spans.of(lease).name(f"{op} session")
             body = await self._persist(lease, work)
-            logged = len(await self._store.bus.log(lease.job))
+            logged = len(await self._store.bus.jobs.log(lease.job))
             await self.consumer.finish(lease, SessionResult(body=body), index=logged)
         except SpillwayError as error:
             await self._refuse(lease, error)
@@ -129,13 +134,13 @@ class SessionJobLoop:
 
     async def _note(self, lease: Lease, data: bytes) -> None:
         """Keep in the job's own log what must outlive a kill."""
-        index = len(await self._store.bus.log(lease.job))
+        index = len(await self._store.bus.jobs.log(lease.job))
         event = Event(index=index, kind="progress", data=data)
         await self.consumer.step([lease], {lease.job: event})
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
         try:
-            logged = len(await self._store.bus.log(lease.job))
+            logged = len(await self._store.bus.jobs.log(lease.job))
             await self.consumer.refuse(lease, error, index=logged)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))

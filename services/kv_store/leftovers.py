@@ -31,7 +31,7 @@ class Leftovers:
 
     async def find(self, sessions: Collection[str], jobs: Collection[str]) -> ScanResult:
         """Return what there is of sessions, but their records and lists of jobs, and of what was run for them."""
-        found = ScanResult(servers=len(self._bus.callers()))
+        found = ScanResult(servers=len(self._bus.connection.callers()))
         every = sorted({*sessions, *jobs})
         await _each(every, lambda name: self._job(name, found))
         await _each(sorted(sessions), lambda name: self._session(name, found))
@@ -46,7 +46,7 @@ class Leftovers:
     async def _keep(self, names: Iterable[str], found: ScanResult) -> None:
         for name in names:
             found.scanned += 1
-            if await self._bus.call("EXISTS", name):
+            if await self._bus.connection.call("EXISTS", name):
                 found.keys.add(name)
 
     async def _session(self, name: str, found: ScanResult) -> None:
@@ -55,7 +55,7 @@ class Leftovers:
     async def _job(self, name: str, found: ScanResult) -> None:
         await self._keep((keys.job(name), keys.log(name), keys.seen(name)), found)
         await self._claim(name, found)
-        lane, entry, router = await self._bus.call(
+        lane, entry, router = await self._bus.connection.call(
             "HMGET", keys.job(name), "lane", "entry", "router"
         )
         if router:
@@ -64,17 +64,17 @@ class Leftovers:
             return
         stream = keys.lane(family_of(name), lane.decode())
         found.read[LANE] += 1
-        if await self._bus.call("XRANGE", stream, entry, entry):
+        if await self._bus.connection.call("XRANGE", stream, entry, entry):
             found.entries.setdefault(stream, {})[entry] = name
 
     async def _claim(self, name: str, found: ScanResult) -> None:
         found.scanned += 1
-        claim = await self._bus.call("GET", keys.claimed(name))
+        claim = await self._bus.connection.call("GET", keys.claimed(name))
         if claim is None:
             return
         found.keys.add(keys.claimed(name))
         found.read[CLAIMS] += 1
-        value = await self._bus.call("GET", claim)
+        value = await self._bus.connection.call("GET", claim)
         if value is not None and value.endswith(name.encode()):
             found.claims.add(claim.decode())
 
@@ -82,7 +82,7 @@ class Leftovers:
         stream = keys.dead(family)
         for first in range(0, len(names), _ROWS):
             some = names[first : first + _ROWS]
-            entries = await self._bus.call("HMGET", keys.letters(family), *some)
+            entries = await self._bus.connection.call("HMGET", keys.letters(family), *some)
             for name, letters in zip(some, entries, strict=True):
                 for entry in (letters or b"").split():
                     found.read[DEAD] += 1
@@ -90,16 +90,18 @@ class Leftovers:
 
     async def _rings(self, family: Family, names: list[str], found: ScanResult) -> None:
         """Look through the last minute of the journals, from the first of these jobs on; what is older goes."""
-        told = await self._bus.call("ZRANGE", keys.journals(family), 0, -1)
+        told = await self._bus.connection.call("ZRANGE", keys.journals(family), 0, -1)
         self._journals[family] |= {router.decode() for router in told}
         oldest = self._bus.clock.now_ms() - RINGS_MS
         begin = min(time_of(unique_of(name)) for name in names) - _SKEW_MS
         wanted = set(names)
         for router in sorted(self._journals[family]):
             stream = keys.journal(family, router)
-            await self._bus.call("XTRIM", stream, "MINID", "=", max(oldest, 0))
+            await self._bus.connection.call("XTRIM", stream, "MINID", "=", max(oldest, 0))
             start = str(max(begin, oldest, 0))
-            while rows := await self._bus.call("XRANGE", stream, start, "+", "COUNT", _ROWS):
+            while rows := await self._bus.connection.call(
+                "XRANGE", stream, start, "+", "COUNT", _ROWS
+            ):
                 found.read[JOURNAL] += len(rows)
                 for entry, flat in rows:
                     job = (

@@ -13,7 +13,10 @@ from common.ids import family_of
 from common.pages.identity import PAGE, PageId
 from common.pages.keys import PageKey
 from common.pages.store import PageStore, TierDown
-from common.wire.messages import Held, SessionWork
+from common.registry.cache_directory import CacheDirectory
+from common.registry.sessions import Sessions
+from common.wire.registry import Held
+from common.wire.sessions import SessionWork
 from services.kv_store.chains import chain
 
 _GROUPS = 2  # layer groups looked for: models mix full attention with at most one kind of window
@@ -32,7 +35,7 @@ class PageLocations:
         NotFound if it is not the tenant's; BusDown.
         """
         try:
-            record = await self._bus.session(work.session)
+            record = await Sessions(self._bus).get(work.session)
         except ValueError:
             record = None
         if record is None or record.tenant != work.tenant:
@@ -58,8 +61,8 @@ class PageLocations:
 
     async def _held(self, session: str) -> Held | None:
         """Return what a worker that lives says it holds."""
-        held = await self._bus.held(session)
-        alive = {record.worker for record in await self._bus.workers(family_of(session))}
+        held = await CacheDirectory(self._bus).held(session)
+        alive = {record.worker for record in await self._bus.workers.living(family_of(session))}
         return held if held is not None and held.worker in alive else None
 
     async def _below(self, ids: Sequence[PageId]) -> tuple[int | None, int | None]:

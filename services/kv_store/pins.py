@@ -18,7 +18,8 @@ from common.pages import keys as pages
 from common.pages.identity import owner_id
 from common.pages.keys import GROUPS, PARTITIONS, PageKey, by_partition
 from common.pages.store import FREE, PageStore, TierDown, sized
-from common.wire.messages import SessionRecord
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from services.kv_store import metrics
 from services.kv_store.chains import chain
 from services.kv_store.limits import AskLimits
@@ -64,11 +65,11 @@ class Pins:
                 "another session, or raise --page-bytes of the tenant's keys",
                 code="pin_over_budget",
             )
-        await self._bus.pin_session(record.id)
+        await Sessions(self._bus).pin(record.id)
 
     async def unpin(self, record: SessionRecord) -> None:
         """Let a session's pages go when their time comes, if Redis is away soon after its return. Raises BusDown."""
-        await self._bus.unpin_session(record.id)
+        await Sessions(self._bus).unpin(record.id)
         try:
             await self.renew()
         except TierDown as error:
@@ -113,12 +114,12 @@ class Pins:
     async def _pinned(self) -> list[SessionRecord]:
         """Return the sessions that are pinned, the first first; those that have ended are forgotten."""
         found = []
-        for name in await self._bus.pinned_sessions():
-            record = await self._bus.session(name)
+        for name in await Sessions(self._bus).pinned():
+            record = await Sessions(self._bus).get(name)
             if record is not None and record.pinned:
                 found.append(record)
             else:
-                await self._bus.unpin_session(name)
+                await Sessions(self._bus).unpin(name)
         return found
 
     async def _chain(
@@ -159,7 +160,7 @@ class Pins:
         return {key: sizes[key] for key in keys if key in sizes}
 
     async def _until(self, session: str) -> int:
-        left_ms = int(await self._bus.call("PTTL", names.session(session)))
+        left_ms = int(await self._bus.connection.call("PTTL", names.session(session)))
         return self._store.now_ms() + max(left_ms, 0)
 
     async def _write(self, ends: Ends) -> None:

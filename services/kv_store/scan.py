@@ -22,7 +22,7 @@ _AT_ONCE = 32
 async def walk(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> ScanResult:
     """Look at every key of every server; `spare` names keys to leave out. Raises BusDown."""
     found = ScanResult(walked=True)
-    for caller in bus.callers():
+    for caller in bus.connection.callers():
         found.servers += 1
         async for names in _names(caller):
             found.scanned += len(names)
@@ -56,7 +56,7 @@ async def _look(
         await _stream(bus, name, ulids, found)
     for at in range(0, len(claims), _AT_ONCE):
         some = claims[at : at + _AT_ONCE]
-        values = await asyncio.gather(*(bus.call("GET", name) for name in some))
+        values = await asyncio.gather(*(bus.connection.call("GET", name) for name in some))
         found.read[CLAIMS] += len(some)
         for name, value in zip(some, values, strict=True):
             request = (value or b"")[16:].decode(errors="replace")
@@ -66,11 +66,11 @@ async def _look(
 
 async def _stream(bus: Bus, name: str, ulids: Collection[str], found: ScanResult) -> None:
     kind = next(part for part in STREAMS if part in name)
-    if await bus.call("TYPE", name) != b"stream":
+    if await bus.connection.call("TYPE", name) != b"stream":
         return
     after, most = "-", _ROWS[kind]
     while True:
-        rows = await bus.call("XRANGE", name, after, "+", "COUNT", most)
+        rows = await bus.connection.call("XRANGE", name, after, "+", "COUNT", most)
         found.read[kind] += len(rows)
         for entry, flat in rows:
             fields = dict(zip(flat[::2], flat[1::2], strict=True))

@@ -7,7 +7,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from common.bus import Bus, Consumer
+from common.bus import Bus
 from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import StoreConfig
@@ -16,7 +16,8 @@ from common.ids import Family
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
+from common.worker.consumer import Consumer
 from services.kv_store.erase import Eraser
 from services.kv_store.indexing import Indexing
 from services.kv_store.job_loop import AT_ONCE, SessionJobLoop
@@ -117,7 +118,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
 async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
     """Keep readiness true to the bus, and unready from the moment of the stop."""
     while not stopping.is_set():
-        down_s = bus.down_s()
+        down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
         try:
             async with asyncio.timeout(_WATCH_S):

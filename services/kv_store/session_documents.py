@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest, TooLarge
-from common.wire.messages import SessionRecord, Turn
+from common.wire.sessions import SessionRecord, Turn
 
 FORMAT = "spillway.session/1"
 MAX_TURNS = 100_000

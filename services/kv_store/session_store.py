@@ -7,20 +7,17 @@ from typing import Any
 
 import msgspec
 
-from common.bus import Bus, Lease
+from common.bus import Bus
 from common.bus import keys as names
 from common.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from common.ids import family_of
-from common.wire.messages import (
-    MAX_MESSAGE_BYTES,
-    BadMessage,
-    ModelCard,
-    SessionRecord,
-    SessionWork,
-    Turn,
-    decode,
-)
+from common.registry.models import Models
+from common.registry.sessions import Sessions
+from common.types.model_card import ModelCard
+from common.wire.message import MAX_MESSAGE_BYTES, BadMessage, decode
 from common.wire.session_views import shown
+from common.wire.sessions import SessionRecord, SessionWork, Turn
+from common.worker.leases import Lease
 from services.kv_store import metrics, session_documents
 from services.kv_store.erase import Eraser
 from services.kv_store.pins import Pins
@@ -51,7 +48,7 @@ class SessionStore:
 
     async def _own(self, work: SessionWork) -> SessionRecord:
         try:
-            record = await self.bus.session(work.session)
+            record = await Sessions(self.bus).get(work.session)
         except ValueError:
             record = None
         if record is None or record.tenant != work.tenant:
@@ -62,7 +59,7 @@ class SessionStore:
         limit = work.limit
         while True:
             try:
-                found, cursor = await self.bus.sessions(work.tenant, work.cursor, limit)
+                found, cursor = await Sessions(self.bus).page(work.tenant, work.cursor, limit)
             except ValueError as error:
                 raise InvalidRequest(
                     f"after: {error}", code="invalid_cursor", param="after"
@@ -80,11 +77,13 @@ class SessionStore:
 
     async def _export(self, work: SessionWork, job: str) -> bytes:
         record = await self._own(work)
-        await self.bus.note_session_job(record.id, job)  # its result holds the conversation
+        await Sessions(self.bus).note_job(record.id, job)  # its result holds the conversation
         turns: list[session_documents.TurnDocument] = []
         size, at = 0, 0
         while True:
-            rows = await self.bus.call("LRANGE", names.turns(record.id), at, at + _PAGE - 1)
+            rows = await self.bus.connection.call(
+                "LRANGE", names.turns(record.id), at, at + _PAGE - 1
+            )
             turns += [session_documents.turn_document(decode(row, Turn)) for row in rows]
             size, at = size + sum(map(len, rows)), at + len(rows)
             if len(rows) < _PAGE:
@@ -99,7 +98,7 @@ class SessionStore:
     async def _import(self, work: SessionWork, job: str) -> bytes:
         document = session_documents.read(work.body)
         family = family_of(work.session)
-        cards = (await self.bus.cards()).values()
+        cards = (await Models(self.bus).cards()).values()
         card = next((card for card in cards if card.family == family.name), None)
         if card is None:
             raise Unavailable("no worker serves a chat model yet; try again", code="no_worker")
@@ -108,7 +107,7 @@ class SessionStore:
             session_documents.check_tokens(document, await self._vocabulary(card))
         turns = session_documents.imported(document, job, tokens=tokens)
         last = turns[-1] if turns else None
-        now, stored = self.bus.clock.now_ms(), await self.bus.session(work.session)
+        now, stored = self.bus.clock.now_ms(), await Sessions(self.bus).get(work.session)
         record = SessionRecord(
             id=work.session,
             tenant=work.tenant,
@@ -122,8 +121,8 @@ class SessionStore:
             updated_ms=stored.updated_ms if stored else now,
             metadata=msgspec.json.encode(document.metadata),
         )
-        await self.bus.create_session(record, turns)
-        await self.bus.note_session_job(record.id, job)
+        await Sessions(self.bus).create(record, turns)
+        await Sessions(self.bus).note_job(record.id, job)
         return msgspec.json.encode({**shown(record), "tokens_kept": tokens})
 
     async def _pin(self, work: SessionWork) -> bytes:
@@ -139,13 +138,13 @@ class SessionStore:
     async def _vocabulary(self, card: ModelCard) -> int:
         """Return one more than the largest token id of a model's tokenizer."""
         if card.fingerprint not in self._vocabularies:
-            tokenizer = msgspec.json.decode(await self.bus.tokenizer(card.name))
+            tokenizer = msgspec.json.decode(await Models(self.bus).tokenizer(card.name))
             self._vocabularies[card.fingerprint] = 1 + max(_ids(tokenizer), default=-1)
         return self._vocabularies[card.fingerprint]
 
     async def _delete(self, work: SessionWork, lease: Lease, note: Note) -> bytes:
         try:
-            record = await self.bus.stored_session(work.session)
+            record = await Sessions(self.bus).stored(work.session)
         except ValueError:
             raise _unknown(work.session) from None
         if record is not None and record.tenant != work.tenant:
@@ -165,7 +164,7 @@ class SessionStore:
         if lease.attempts < 2:
             return None
         try:
-            events = await self.bus.log(lease.job)
+            events = await self.bus.jobs.log(lease.job)
         except BadMessage:
             return None
         return events[-1].data if events else None

@@ -10,7 +10,7 @@ from common import log
 from common.bus import Bus, BusFull, keys
 from common.errors import SpillwayError
 from common.ids import time_of, unique_of
-from common.registry.sessions import YOUNG_MS
+from common.registry.sessions import YOUNG_MS, Sessions
 from services.kv_store import metrics
 from services.kv_store.erase import Eraser, Named
 
@@ -33,7 +33,7 @@ class Sweep:
         while True:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))
             try:
-                if await self._bus.call(
+                if await self._bus.connection.call(
                     "SET", LOCK, "1", "NX", "PX", max(int(400 * self._every_s), 1)
                 ):
                     await self.once()
@@ -46,13 +46,13 @@ class Sweep:
         """Sweep once; return how many sessions were erased."""
         expired: list[Named] = []
         marked: list[Named] = []
-        families = await self._bus.session_families()
+        families = await Sessions(self._bus).families()
         left, at = MOST, self._begin % max(len(families), 1)
         for family in families[at:] + families[:at]:
             if left <= 0:
                 break
             self._begin += 1  # the next sweep begins where this one ends
-            for name, tenant in await self._bus.due_sessions(family, left):
+            for name, tenant in await Sessions(self._bus).due(family, left):
                 left -= 1
                 why = await self._over(name, tenant)
                 if why:
@@ -75,7 +75,7 @@ class Sweep:
 
     async def _over(self, name: str, tenant: str) -> str:
         """Return why a session is to be erased: "expired", "deleted" long enough ago, or "" if it is not."""
-        stored, deleted, ttl = await self._bus.call(
+        stored, deleted, ttl = await self._bus.connection.call(
             "HMGET", keys.session(name), "tenant", "deleted", "ttl"
         )
         now_ms = self._bus.clock.now_ms()
@@ -87,12 +87,12 @@ class Sweep:
             return ""
         if deleted is not None:
             return "deleted" if now_ms - int(deleted) > 1000 * self._every_s else ""
-        await self._bus.mend_session(name, int(ttl))
-        left_ms = int(await self._bus.call("PTTL", keys.session(name)))
+        await Sessions(self._bus).mend(name, int(ttl))
+        left_ms = int(await self._bus.connection.call("PTTL", keys.session(name)))
         await self._look(name, tenant, now_ms + max(left_ms, 0))
         return ""
 
     async def _look(self, name: str, tenant: str, at_ms: int) -> None:
         """Look at a session again at a later moment, or at every sweep while the bus is full."""
         with contextlib.suppress(BusFull):
-            await self._bus.look_at_session(name, tenant, at_ms)
+            await Sessions(self._bus).look_at(name, tenant, at_ms)

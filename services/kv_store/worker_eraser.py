@@ -6,7 +6,8 @@ import asyncio
 
 from common.bus import Bus, BusFull
 from common.ids import Family, family_of
-from common.wire.messages import Forgot
+from common.registry.deletion import Deletions
+from common.wire.registry import Forgot
 from services.kv_store.chains import chain
 from services.kv_store.page_eraser import Erased
 
@@ -24,7 +25,7 @@ class WorkerEraser:
         """Return what workers had of the pages of a session's turns. Raises BusDown."""
         family, done = family_of(session), Erased()
         try:
-            entry = await self._bus.ask_to_forget(session, await chain(self._bus, session))
+            entry = await Deletions(self._bus).announce(session, await chain(self._bus, session))
         except BusFull:
             done.not_searched.append(
                 "the bus was full: workers hold the session's pages until other pages take their place"
@@ -55,9 +56,9 @@ class WorkerEraser:
         clock = self._bus.clock
         until = clock.monotonic() + self._wait_s
         while True:
-            answers = await self._bus.forgotten(family, entry)
+            answers = await Deletions(self._bus).answers(family, entry)
             told = {each.worker for each in answers}
-            alive = {record.worker for record in await self._bus.workers(family)}
+            alive = {record.worker for record in await self._bus.workers.living(family)}
             if alive <= told or clock.monotonic() >= until:
                 return sorted(answers, key=lambda each: each.worker), sorted(alive - told)
             await asyncio.sleep(_POLL_S)

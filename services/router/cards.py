@@ -10,7 +10,8 @@ from pathlib import Path
 from common.bus import Bus
 from common.errors import NotFound, Unavailable
 from common.ids import Family
-from common.wire.messages import ModelCard
+from common.registry.models import Models
+from common.types.model_card import ModelCard
 from engine.models.encoders.files import model_name
 from services.router.text.tokens import Spec
 
@@ -65,7 +66,7 @@ class Cards:
         names = sorted(name for name, card in cards.items() if card.kind == "generate")
         if len(names) > 1:
             for name in names:
-                if await self._bus.workers(Family(cards[name].family)):
+                if await self._bus.workers.living(Family(cards[name].family)):
                     return name
         if names:
             return names[0]
@@ -106,7 +107,7 @@ class Cards:
             return
         self._read_at = now
         try:
-            cards = await self._bus.cards()
+            cards = await Models(self._bus).cards()
             for name, card in cards.items():
                 if self._cards.get(name) != card:
                     self._specs[name] = await self._spec(card)
@@ -122,7 +123,7 @@ class Cards:
     async def _spec(self, card: ModelCard) -> Spec:
         digest = hashlib.blake2b(f"{card.name}:{card.fingerprint}".encode(), digest_size=16)
         path = self._directory / f"{digest.hexdigest()}.json"
-        text = await self._bus.tokenizer(card.name)
+        text = await Models(self._bus).tokenizer(card.name)
         path = await asyncio.to_thread(_write_unless_there, path, text)
         return Spec(
             name=card.name,

@@ -11,7 +11,8 @@ from common.bus import LaneState
 from common.cost.finish import Queue
 from common.cost.linear import LinearCost
 from common.ids import Family
-from common.wire.messages import WorkerRecord
+from common.registry.collections import Collections
+from common.wire.registry import WorkerRecord
 from services.router.http.context import Router
 from services.router.recent_batches import RecentBatches
 
@@ -52,14 +53,16 @@ class MeshSnapshot:
         requests = [Family("request", n) for n in range(router.config.partitions)]
         families = [*await router.families(), *requests, SESSIONS]
         shards = Counter[Family]()
-        for record in await router.bus.collections():
-            shards[router.bus.search_family(record.id)] += record.shards
+        for record in await Collections(router.bus).all():
+            shards[router.bus.writes.search_family(record.id)] += record.shards
         every = (*families, *sorted(shards))
         self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
 
     async def _family(self, family: Family, shards: int) -> FamilyState:
         bus = self._router.bus
-        return FamilyState(family, await bus.lanes(family), await bus.roster(family), shards)
+        return FamilyState(
+            family, await bus.lanes.states(family), await bus.workers.all(family), shards
+        )
 
 
 # -- as the API shows it -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from common.clock import Clock
 from common.ids import Family
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
 
 EVERY_S = 1.0
 KEPT = 200

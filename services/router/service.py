@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from common import log
-from common.bus import Bus, Consumer, Notifications
+from common.bus import Bus, Notifications
 from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import RouterConfig
@@ -19,6 +19,7 @@ from common.health import Health
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
+from common.worker.consumer import Consumer
 from services.router.admission.dispatcher import Dispatcher
 from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.background import Background
@@ -79,7 +80,7 @@ async def _assemble(
     name = Consumer.incarnation("router")
     hops = DeliveryLatency()
     policy = LanePolicy(config.admission, hops)
-    journal = Notifications(bus, name, hops.heard, bus.supervisor)
+    journal = Notifications(bus.connection, name, hops.heard, bus.supervisor)
     await journal.start()
     stack.push_async_callback(journal.stop)
     keys, background = KeyStore(bus), Background()

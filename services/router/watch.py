@@ -8,6 +8,7 @@ import contextlib
 from common import log
 from common.bus import BusDown, LaneState
 from common.ids import Family
+from common.registry.dead_letters import DeadLetters
 from services.router import metrics
 from services.router.admission.controller import GENERATE_CLASSES, REQUEST_CLASSES, SEARCH_CLASSES
 from services.router.admission.policy import EMBED_CLASSES
@@ -65,7 +66,7 @@ class Watch:
             await asyncio.sleep(EVERY_S)
 
     def _note_bus(self) -> None:
-        down_s = self._router.bus.down_s()
+        down_s = self._router.bus.connection.down_s()
         metrics.BUS_DOWN.set(down_s)
         why = "" if down_s < DOWN_S else f"Redis has been away for {down_s:.0f} s"
         self._router.health.set("bus", not why, why)
@@ -73,7 +74,9 @@ class Watch:
     async def look(self) -> None:
         """Look once."""
         router = self._router
-        await router.bus.call("EXISTS", "models", timeout_s=1.0)  # PING names no node of a Cluster
+        await router.bus.connection.call(
+            "EXISTS", "models", timeout_s=1.0
+        )  # PING names no node of a Cluster
         self._note_bus()
         with contextlib.suppress(BusDown):
             await self._memory()
@@ -88,7 +91,7 @@ class Watch:
         router.health.set("workers", ready, why)
         await router.dispatch.sweep()
         if self._condemned is None:
-            self._condemned = set(await router.bus.condemned())
+            self._condemned = set(await DeadLetters(router.bus).families())
         requests = [Family("request", n) for n in range(router.config.partitions)]
         others = {*requests, SESSIONS, *self._used(set(models)), *self._condemned} - set(models)
         await self._graces([*models, *others])
@@ -105,7 +108,7 @@ class Watch:
     async def _memory(self) -> None:
         """Note how full Redis is: of a Cluster, its fullest node."""
         used, limit = 0, 0
-        for call in self._router.bus.callers():
+        for call in self._router.bus.connection.callers():
             lines = (await call("INFO", "memory")).decode().splitlines()
             info = dict(line.split(":", 1) for line in lines if ":" in line)
             one, most = int(info["used_memory"]), int(info["maxmemory"])
@@ -131,10 +134,10 @@ class Watch:
         return recent[:MOST_FAMILIES]
 
     async def _family(self, family: Family) -> None:
-        lanes = await self._router.bus.lanes(family)
-        workers = [w for w in await self._router.bus.workers(family) if not w.draining]
+        lanes = await self._router.bus.lanes.states(family)
+        workers = [w for w in await self._router.bus.workers.living(family) if not w.draining]
         metrics.WORKERS.labels(str(family)).set(len(workers))
-        letters = await self._router.bus.dead_letter_count(family)
+        letters = await DeadLetters(self._router.bus).count(family)
         metrics.DEAD_LETTERS.labels(str(family)).set(letters)
         if self._condemned is not None:
             (self._condemned.add if letters else self._condemned.discard)(family)

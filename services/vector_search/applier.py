@@ -16,7 +16,8 @@ from common.bus.writes import id_pair
 from common.errors import SpillwayError
 from common.ids import Family
 from common.tasks import wait
-from common.wire.messages import BadMessage, Write
+from common.wire.message import BadMessage
+from common.wire.search import Write
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
 from services.vector_search.shard_handle import ShardHandle
@@ -83,9 +84,9 @@ class Applier:
         while not self._stopping.is_set():
             try:
                 if after is None:
-                    after = await self._bus.last_written(family)
+                    after = await self._bus.writes.last_written(family)
                     self.look(self._of(family))
-                news = await self._bus.await_written(family, after, _BLOCK_MS)
+                news = await self._bus.writes.await_written(family, after, _BLOCK_MS)
                 self.look(news.shards)
                 after = None if news.gap else news.after
                 empty = 0 if news.shards else empty + 1
@@ -98,14 +99,16 @@ class Applier:
 
     async def _checked(self, family: Family, after: str) -> str | None:
         """Return `after`, or None if Redis lost what was written up to there: emptied, or an older copy."""
-        if id_pair(await self._bus.last_written(family)) >= id_pair(after):
+        if id_pair(await self._bus.writes.last_written(family)) >= id_pair(after):
             return after
         for key in self._of(family):
             self._announced.pop(key, None)
         return None
 
     def _of(self, family: Family) -> list[Key]:
-        return [key for key in self._holdings.units if self._bus.search_family(key[0]) == family]
+        return [
+            key for key in self._holdings.units if self._bus.writes.search_family(key[0]) == family
+        ]
 
     # -- applying
 
@@ -120,7 +123,7 @@ class Applier:
                 continue
             self._waiting -= after.keys()
             try:
-                entries = await self._bus.read_writes(after)
+                entries = await self._bus.writes.read(after)
             except BusDown:
                 self._waiting |= after.keys()
                 await wait(self._stopping, _LOST_S)
@@ -199,15 +202,15 @@ class Applier:
             async with self._announcing[key]:
                 applied = shard.applied
                 if key not in self._announced:
-                    await self._bus.publish_opened(*key, self._replica, applied)
+                    await self._bus.writes.publish_opened(*key, self._replica, applied)
                 if rings or key in self._announced:
-                    await self._bus.publish_applied(*key, self._replica, applied, rings)
+                    await self._bus.writes.publish_applied(*key, self._replica, applied, rings)
                 self._announced[key] = applied
 
     async def _flag(self, key: Key, code: str) -> None:
         """Tell routers why writes are not applied, for as long as that is so."""
         with contextlib.suppress(BusDown, BusFull):
-            await self._bus.publish_blocked(*key, code, 3 * _RETRY_S)
+            await self._bus.writes.publish_blocked(*key, code, 3 * _RETRY_S)
 
 
 def apply_batch(shard: Shard, batch: list[Entry]) -> None:

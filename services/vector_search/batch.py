@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.wire.messages import CollectionRecord, Write, encode
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import Write
 from services.vector_search.documents import Documents
 from services.vector_search.filters import Attributes
 from services.vector_search.index.rows import Floats, prepare

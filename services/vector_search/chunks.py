@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from common.wire.messages import Document, StoredDocument
+from common.wire.search import Document, StoredDocument
 from services.vector_search.filters import Attributes
 
 

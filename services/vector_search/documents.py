@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.wire.messages import Document, Hit, StoredDocument
+from common.wire.search import Document, Hit, StoredDocument
 from services.vector_search.chunks import Added, StoredChunks, byte_offsets, checksum, size_of
 from services.vector_search.filters import Filter, attributes
 from services.vector_search.readers import Readers, connect

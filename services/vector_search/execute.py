@@ -8,7 +8,8 @@ import msgspec
 
 from common import log
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.wire.messages import DocumentsWork, Result, SearchResult, SearchWork
+from common.wire.results import Result
+from common.wire.search import DocumentsWork, SearchResult, SearchWork
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
 from services.vector_search.shard_handle import ShardHandle

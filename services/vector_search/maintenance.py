@@ -126,7 +126,7 @@ class Maintenance:
                 covered = await self._tidied(shard.snapshot, self._writer)
                 if covered is not None and unit.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
-                        await self._bus.publish_snapshot(*key, self._replica, covered)
+                        await self._bus.writes.publish_snapshot(*key, self._replica, covered)
 
     async def _keep_graphs(self, keys: Iterable[Key]) -> None:
         for key in list(keys):

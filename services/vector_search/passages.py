@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from common.wire.messages import Hit, SearchWork
+from common.wire.search import Hit, SearchWork
 from services.vector_search.documents import Documents
 from services.vector_search.index.index import Neighbours
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 from common import log
-from common.bus import BusDown, Consumer, Lease
+from common.bus import BusDown
 from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
@@ -20,7 +20,12 @@ from common.errors import (
     Unavailable,
 )
 from common.tasks import wait
-from common.wire.messages import BadMessage, DocumentsWork, Result, SearchWork, decode_work
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage
+from common.wire.results import Result
+from common.wire.search import DocumentsWork, SearchWork
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from services.vector_search.execute import alike, execute
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from common import log
 from common.ids import ulid
-from common.wire.messages import BadMessage, CollectionRecord, decode, encode
+from common.wire.message import BadMessage, decode, encode
+from common.wire.registry import CollectionRecord
 from services.vector_search.write_log import sync_directory
 
 _NAME = "collection.msgpack"

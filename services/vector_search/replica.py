@@ -76,7 +76,7 @@ class Replica:
                 threads=threads,
                 begun=self._check_ready,
             )
-            for family in bus.search_families()
+            for family in bus.writes.search_families()
         ]
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -111,7 +111,7 @@ class Replica:
             try:
                 await self._holdings.start()
                 self._targets = {
-                    key: await self._bus.last_write(*key) for key in self._holdings.units
+                    key: await self._bus.writes.last_write(*key) for key in self._holdings.units
                 }
                 return
             except BusDown:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.wire.messages import CollectionRecord
+from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.chunks import StoredChunks
 from services.vector_search.documents import Documents

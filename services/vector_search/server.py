@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from common import log
-from common.bus import Bus, BusDown, BusFull, Consumer
+from common.bus import Bus, BusDown, BusFull
 from common.config import SearchConfig
 from common.ids import Family
 from common.tasks import wait
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
+from common.worker.consumer import Consumer
 from services.vector_search.calibration import Costs, largest, measure, outgrown
 from services.vector_search.query_loop import MAX_QUERIES, QueryLoop
 from services.vector_search.shard import Shard
@@ -89,7 +90,7 @@ class Server:
 
     def _largest(self) -> Shard | None:
         units = self._holdings.units.items()
-        mine = (u for (name, _), u in units if self._bus.search_family(name) == self.family)
+        mine = (u for (name, _), u in units if self._bus.writes.search_family(name) == self.family)
         return largest(unit.shard for unit in mine if unit.shard is not None)
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:

@@ -90,7 +90,7 @@ async def _serve(
 async def _watch(bus: Bus, replica: Replica, health: Health, stopping: asyncio.Event) -> None:
     """Keep readiness true to the bus and the shards, and unready from the moment of the stop."""
     while not stopping.is_set():
-        down_s = bus.down_s()
+        down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
         if replica.ready.is_set():
             health.set("shards", ready=True)

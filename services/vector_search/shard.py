@@ -16,17 +16,9 @@ import numpy as np
 
 from common.config import SearchConfig
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.wire.messages import (
-    BadMessage,
-    CollectionRecord,
-    DocumentsResult,
-    DocumentsWork,
-    Hit,
-    SearchResult,
-    SearchWork,
-    Write,
-    decode,
-)
+from common.wire.message import BadMessage, decode
+from common.wire.registry import CollectionRecord
+from common.wire.search import DocumentsResult, DocumentsWork, Hit, SearchResult, SearchWork, Write
 from services.vector_search import metrics, snapshot
 from services.vector_search.batch import WriteBatch, encoded, vectors_of
 from services.vector_search.documents import Documents

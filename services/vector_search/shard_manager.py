@@ -18,7 +18,10 @@ from common.bus.writes import START
 from common.bus.writes import Shard as Key
 from common.config import SearchConfig
 from common.errors import NotFound, SpillwayError, Unavailable
-from common.wire.messages import CollectionRecord, Write, encode
+from common.registry.collections import Collections
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import Write
 from services.vector_search import metrics
 from services.vector_search.records import save_record, stored_records
 from services.vector_search.shard import Shard
@@ -102,19 +105,19 @@ class ShardManager:
         """Follow the registry: open what is new, drop what was removed, register what was lost with Redis."""
         async with self._refreshing:
             await self._open_again()
-            changes = await self._bus.collection_changes()
+            changes = await Collections(self._bus).changes()
             now = asyncio.get_running_loop().time()
             due = now - self._compared >= _COMPARE_S
             if changes is None or changes != self._seen or due or self._unopened():
                 await self._compare()
                 self._seen, self._compared = changes, now
             if changes is None:  # nothing has been counted since the collections were kept
-                await self._bus.collections_changed()
+                await Collections(self._bus).mark_changed()
 
     async def _compare(self) -> None:
-        registered = {record.id: record for record in await self._bus.collections(None)}
+        registered = {record.id: record for record in await Collections(self._bus).all(None)}
         lost = [record for name, record in self.records.items() if name not in registered]
-        removed = await self._bus.removed_collections() if lost else set()
+        removed = await Collections(self._bus).removed() if lost else set()
         for record in lost:
             await self._settle_lost(record, removed)
         for record in registered.values():
@@ -152,7 +155,7 @@ class ShardManager:
         if record.id in removed or record.name.startswith("."):
             await self.drop(record.id)
             return
-        if not await self._bus.create_collection(record):
+        if not await Collections(self._bus).create(record):
             _log.error("collection_name_taken", id=record.id, name=record.name)
             await self.drop(record.id)
             return
@@ -220,10 +223,10 @@ class ShardManager:
         if shard.applied == START:
             return
         nothing = encode(Write(request="-", index=0, router="-"))
-        family = self._bus.search_family(unit.collection)
+        family = self._bus.writes.search_family(unit.collection)
         name = keys.writes(family, unit.collection, unit.number)
         try:
-            await self._bus.call("XADD", name, shard.applied, "w", nothing)
+            await self._bus.connection.call("XADD", name, shard.applied, "w", nothing)
         except ResponseError as error:  # the usual answer: an id not above the last
             if "equal or smaller" not in str(error):
                 raise
@@ -238,7 +241,7 @@ class ShardManager:
             if shard is not None:
                 await self._run(shard.close)
             await remove_former(self._bus, *key)
-            await self._bus.drop_shard(*key)
+            await self._bus.writes.drop_shard(*key)
         if record is not None:
             await self._run(_remove_tree, self._root / collection)
             _log.info("collection_dropped", id=collection, name=record.name)

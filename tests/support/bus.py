@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.bus import Admission, Bus, Lease, NewJob, keys
+from common.bus import Admission, Bus, NewJob, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.errors import CODES
 from common.ids import Family, job_id, ulid
 from common.redis.heartbeat import Heartbeat
-from common.wire.messages import EmbedResult, EmbedWork, Event, WorkerRecord, encode
+from common.wire.jobs import EmbedWork
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import EmbedResult, Event
 from common.worker.consumer import Consumer as PlainConsumer
+from common.worker.leases import Lease
 
 EMBED = Family("embed.test")
 WORK = encode(EmbedWork(fingerprint="f", tokens=[[1, 2, 3]]))
@@ -44,7 +48,7 @@ class Hand(PlainConsumer):
     """A worker without loops: it beats, settles and takes when told to."""
 
     def __init__(self, bus: Bus, family: Family, name: str, *classes: str, **depth: Any) -> None:
-        super().__init__(bus, family, record(name, *classes, **depth), heart=NoHeart())  # type: ignore[arg-type]
+        super().__init__(bus, family, record(name, *classes, **depth), heartbeats=NoHeart())  # type: ignore[arg-type]
 
     async def join(self) -> Hand:
         """Register, with a heartbeat that outlasts the test: only `die` ends it, however slow the machine."""
@@ -59,7 +63,7 @@ class Hand(PlainConsumer):
         return said
 
     async def _last(self) -> None:
-        await self.bus.call("PEXPIRE", keys.heart(self.family, self.worker), 600_000)
+        await self.bus.connection.call("PEXPIRE", keys.heart(self.family, self.worker), 600_000)
 
     async def pull(self, count: int = 1, cls: str = "") -> list[Lease]:
         """Read up to `count` unread entries of one lane."""
@@ -69,7 +73,9 @@ class Hand(PlainConsumer):
         """Take handed-over entries; leases, or the verdict where nothing was taken."""
         cls = cls or self.record.classes[0]
         out: list[Any] = []
-        for entry, verdict in await self.bus.take(self.family, cls, self.worker, count, idle=idle):
+        for entry, verdict in await self.bus.recovery.take(
+            self.family, cls, self.worker, count, idle=idle
+        ):
             if verdict.startswith("taken:"):
                 _, epoch, alone = verdict.split(":")
                 lease = self._lease(entry, cls, int(epoch), self.worker, alone=alone == "1")
@@ -81,14 +87,16 @@ class Hand(PlainConsumer):
 
     async def die(self) -> None:
         """Lose the heartbeat, as after kill -9 and one TTL."""
-        await self.bus.call("DEL", keys.heart(self.family, self.worker))
+        await self.bus.connection.call("DEL", keys.heart(self.family, self.worker))
 
     async def settle(self) -> list[str]:
         """Settle dead consumers of the shared lanes; the verdicts."""
         reached(self.bus)
         verdicts = []
         for cls in self.record.classes:
-            verdicts += [v.verdict for v in await self.bus.settle(self.family, cls, self.worker)]
+            verdicts += [
+                v.verdict for v in await self.bus.recovery.settle(self.family, cls, self.worker)
+            ]
         return verdicts
 
     async def revive(self) -> None:
@@ -98,7 +106,7 @@ class Hand(PlainConsumer):
 
 def reached(bus: Any, seconds: float = 60.0) -> None:
     """Pretend that Redis has been reached for so long without a break."""
-    bus.reachable_since = bus.clock.monotonic() - seconds
+    bus.connection.reachable_since = bus.clock.monotonic() - seconds
 
 
 def new_job(family: Family = EMBED, items: int = 1, tokens: int = 10) -> NewJob:
@@ -112,7 +120,7 @@ async def admit(
     """Admit jobs for router `r1` of tenant `t`, with `left_s` to their deadline."""
     deadline = bus.clock.now_ms() + int(left_s * 1000)
     options: dict[str, Any] = {"router": "r1", "tenant": "t", "deadline_ms": deadline} | more
-    return await bus.admit(jobs, classes=classes, **options)
+    return await bus.admission.admit(jobs, classes=classes, **options)
 
 
 async def must(bus: Bus, *jobs: NewJob, **more: Any) -> list[NewJob]:
@@ -124,13 +132,13 @@ async def must(bus: Bus, *jobs: NewJob, **more: Any) -> list[NewJob]:
 
 async def state(bus: Bus, job: NewJob | str) -> str:
     """Return a job's state."""
-    found = await bus.job(job if isinstance(job, str) else job.id)
+    found = await bus.jobs.get(job if isinstance(job, str) else job.id)
     return found.state if found is not None else "none"
 
 
 async def outcome(bus: Bus, job: NewJob | str) -> Event:
     """Return the one outcome of a job's log; its indices must be 0, 1, 2..."""
-    events = await bus.log(job if isinstance(job, str) else job.id)
+    events = await bus.jobs.log(job if isinstance(job, str) else job.id)
     assert [e.index for e in events] == list(range(len(events)))
     assert [e.ends for e in events] == [False] * (len(events) - 1) + [True]
     end = events[-1]
@@ -145,7 +153,7 @@ async def outcome(bus: Bus, job: NewJob | str) -> Event:
 
 async def differences(bus: Bus, family: Family = EMBED) -> list[str]:
     """Recount use from the streams; what differed."""
-    _, _, wrong = await bus.reap(family, ("gpu", "cpu"))
+    _, _, wrong = await bus.recovery.reap(family, ("gpu", "cpu"))
     return wrong
 
 

@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.bus import Bus, BusDown, Lease, NewJob, Notifications, keys
+from common.bus import Bus, BusDown, NewJob, Notifications, keys
 from common.ids import Family
-from common.wire.messages import Event, decode
+from common.wire.message import decode
+from common.wire.results import Event
+from common.worker.leases import Lease
 from tests.support.bus import Hand, open_bus, reached
 from tests.support.servers import Server
 from tests.support.turns import Turns

@@ -10,21 +10,16 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from common.bus import Admission, Bus, Consumer, NewJob, Notifications
+from common.bus import Admission, Bus, NewJob, Notifications
 from common.config import WorkerConfig
 from common.ids import Family, job_id, ulid
 from common.pages.store import PageStore
-from common.wire.messages import (
-    Event,
-    GenerateResult,
-    GenerateWork,
-    Piece,
-    SamplingParams,
-    WorkerRecord,
-    decode_delta,
-    decode_result,
-    encode,
-)
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import Event, GenerateResult, Piece, decode_delta, decode_result
+from common.worker.consumer import Consumer
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
 from engine.decoder.executor.simulated_executor import NAME, SimulatedExecutor
@@ -114,7 +109,7 @@ class Desk:
             items = len(asked.prompts) * asked.n
             tokens = sum(map(len, asked.prompts)) + items * asked.max_new
         payload = encode(asked) if isinstance(asked, GenerateWork) else asked
-        return await self.bus.admit(
+        return await self.bus.admission.admit(
             [NewJob(job, payload, items, tokens)],
             classes=("gpu",),
             router="r1",
@@ -129,7 +124,7 @@ class Desk:
 
     async def pieces(self, job: str) -> list[Piece]:
         """Return the pieces logged by now; indices must rise by one, but for a fold."""
-        events = await self.bus.log(job)
+        events = await self.bus.jobs.log(job)
         indices = [event.index for event in events]
         assert indices == list(range(indices[0], indices[0] + len(indices))) if indices else True
         return pieces_of(events)

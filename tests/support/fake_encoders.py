@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.bus import Lease
 from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
-from common.wire.messages import EmbedWork, ModelCard, encode
+from common.types.model_card import ModelCard
+from common.wire.jobs import EmbedWork
+from common.wire.message import encode
+from common.worker.leases import Lease
 
 POISON, NAN = 666, 667
 FINGERPRINT = "f" * 32

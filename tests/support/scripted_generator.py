@@ -12,24 +12,21 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from common.bus import Bus, Consumer, Lease
+from common.bus import Bus
 from common.clock import SystemClock
 from common.config import StoreConfig
 from common.errors import SpillwayError
 from common.ids import Family
-from common.wire.messages import (
-    Delta,
-    Event,
-    GenerateResult,
-    GenerateWork,
-    ModelCard,
-    Piece,
-    SamplingParams,
-    Turn,
-    WorkerRecord,
-    decode_work,
-    encode,
-)
+from common.registry.models import Models
+from common.types.generation import SamplingParams
+from common.types.model_card import ModelCard
+from common.wire.jobs import GenerateWork, decode_work
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import Delta, Event, GenerateResult, Piece
+from common.wire.sessions import Turn
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 
 NAME = "scripted"
 FAMILY = Family(f"chat.{NAME}")
@@ -178,7 +175,7 @@ class Generator:
         work = decode_work(lease.payload)
         assert isinstance(work, GenerateWork)
         self.works.append(work)
-        logged = len(await self.consumer.bus.log(lease.job)) if lease.attempts > 1 else 0  # type: ignore[attr-defined]
+        logged = len(await self.consumer.bus.jobs.log(lease.job)) if lease.attempts > 1 else 0  # type: ignore[attr-defined]
         scene = Scene(self.consumer, lease, work, logged)
         try:
             await self.script(scene)
@@ -200,7 +197,7 @@ async def generator(url: str, directory: Path, **changes: object) -> AsyncIterat
     )
     made = card(**changes)  # type: ignore[arg-type]
     consumer = Consumer(bus, Family(made.family), record, largest_items=1, largest_tokens=1)
-    await bus.publish_card(made, byte_tokenizer().to_str().encode())
+    await Models(bus).publish(made, byte_tokenizer().to_str().encode())
     await consumer.start()
     found = Generator(consumer)
     running = asyncio.create_task(found.run())

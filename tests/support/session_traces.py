@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from common.bus import Bus, Lease, NewJob, keys
+from common.bus import Bus, NewJob, keys
 from common.ids import Family, child_id, job_id, ulid
-from common.wire.messages import (
-    EmbedWork,
-    Event,
-    GenerateResult,
-    GenerateWork,
-    ModelCard,
-    RequestResult,
-    RequestWork,
-    SessionRecord,
-    SessionTurn,
-    Turn,
-    encode,
-)
+from common.registry.idempotency import Idempotency
+from common.registry.sessions import Sessions
+from common.types.model_card import ModelCard
+from common.wire.jobs import EmbedWork, GenerateWork
+from common.wire.message import encode
+from common.wire.results import Event, GenerateResult
+from common.wire.sessions import SessionRecord, SessionTurn, Turn
+from common.wire.workflows import RequestResult, RequestWork
+from common.worker.leases import Lease
 from tests.support.bus import Hand
 from tests.support.turns import made
 
@@ -65,7 +61,7 @@ async def begin(bus: Bus, hand: Hand, record: SessionRecord, text: str, origin: 
     job = child_id(origin, FAMILY, "chat", 0) if origin else job_id(FAMILY, ulid())
     turn = SessionTurn(session=record.id, version=record.version, history=0, messages=text.encode())
     work = GenerateWork(fingerprint="f", scope="t", prompts=[[1]], max_new=1, turn=turn)
-    said = await bus.admit(
+    said = await bus.admission.admit(
         [NewJob(job, encode(work), 1, 10, text.encode())],
         classes=("gpu",),
         router="r1",
@@ -111,22 +107,24 @@ async def lived(bus: Bus, hand: Hand, text: str) -> SessionRecord:
 async def around(bus: Bus, request: str, text: str) -> None:
     """Leave what the router keeps beside a request: who came back, its idempotency claim."""
     tag = keys.job(request).partition(":job:")[0]
-    await bus.call("SET", f"{tag}:seen:{request}", text)
-    await bus.claim("t", text + ulid(), hashlib.blake2b(digest_size=16).digest(), request)
+    await bus.connection.call("SET", f"{tag}:seen:{request}", text)
+    await Idempotency(bus).claim(
+        "t", text + ulid(), hashlib.blake2b(digest_size=16).digest(), request
+    )
 
 
 async def grounded(bus: Bus, record: SessionRecord, request: str, text: str) -> None:
     """Run a request of several jobs to its end: its own, and one that embeds the question."""
     embed = child_id(request, EMBEDS, "embed", 0)
-    await bus.note_session_job(record.id, request)
-    await bus.note_session_job(record.id, embed, request)
+    await Sessions(bus).note_job(record.id, request)
+    await Sessions(bus).note_job(record.id, embed, request)
     given: list[tuple[str, Any, str, Family]] = [
         (request, RequestWork(kind="ground", tenant="t", body=text.encode()), "router", REQUESTS),
         (embed, EmbedWork(fingerprint=text, tokens=[[1]]), "gpu", EMBEDS),
     ]
     for job, work, cls, family in given:
         hand = await Hand(bus, family, f"w{ulid()}", cls).join()
-        said = await bus.admit(
+        said = await bus.admission.admit(
             [NewJob(job, encode(work), 1, 1, text.encode())],
             classes=(cls,),
             router="r1",
@@ -141,7 +139,7 @@ async def grounded(bus: Bus, record: SessionRecord, request: str, text: str) -> 
 
 async def now(bus: Bus, record: SessionRecord) -> SessionRecord:
     """Return a session as it is now."""
-    found = await bus.session(record.id)
+    found = await Sessions(bus).get(record.id)
     assert found is not None
     return found
 
@@ -158,10 +156,10 @@ async def holding(bus: Bus, *marks: str) -> list[str]:
     }
     found = []
     for name in await bus._scan("*"):
-        kind = await bus.call("TYPE", name)
+        kind = await bus.connection.call("TYPE", name)
         if kind == b"none":
             continue  # it has expired since
         verb, *rest = reads[kind]
-        value = name + repr(await bus.call(verb, name, *rest))
+        value = name + repr(await bus.connection.call(verb, name, *rest))
         found += [name] if any(mark in value for mark in marks) else []
     return found

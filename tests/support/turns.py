@@ -9,7 +9,9 @@ import redis
 
 from common.bus import Bus, keys
 from common.ids import Family, job_id, ulid
-from common.wire.messages import SessionRecord, SessionTurn, Turn, decode
+from common.registry.sessions import Sessions
+from common.wire.message import decode
+from common.wire.sessions import SessionRecord, SessionTurn, Turn
 
 
 async def made(bus: Bus, family: Family, tenant: str = "t", **more: Any) -> SessionRecord:
@@ -28,7 +30,7 @@ async def made(bus: Bus, family: Family, tenant: str = "t", **more: Any) -> Sess
         "updated_ms": now,
     }
     record = SessionRecord(**(fields | more))
-    await bus.create_session(record)
+    await Sessions(bus).create(record)
     return record
 
 
@@ -65,7 +67,7 @@ class Turns:
     async def choose(self, bus: Bus) -> SessionRecord | None:
         """Return a session for a turn, sometimes one that is gone, sometimes at a version that is past."""
         name = self.random.choice([*self.open, *self.deleted])
-        record = await bus.stored_session(name)
+        record = await Sessions(bus).stored(name)
         if record is not None and record.version and self.random.random() < 0.1:
             return _at(record, record.version - 1)
         return record

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from common.config import SearchConfig
-from common.wire.messages import Chunk, CollectionRecord, Document, SearchWork, Write
+from common.wire.registry import CollectionRecord
+from common.wire.search import Chunk, Document, SearchWork, Write
 from services.vector_search.shard import Shard
 
 DIMENSION = 16

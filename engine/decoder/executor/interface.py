@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, Protocol
 from common.pages.codec import Header
 from common.pages.identity import PageId
 from common.pages.keys import PageKey
-from common.wire.messages import ModelCard, SamplingParams
+from common.types.generation import SamplingParams
+from common.types.model_card import ModelCard
 
 
 class SamplingRequest(NamedTuple):

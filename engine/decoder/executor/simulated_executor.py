@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from common.wire.messages import ModelCard, SamplingParams
+from common.types.generation import SamplingParams
+from common.types.model_card import ModelCard
 from engine.decoder.executor.interface import (
     ModelShape,
     PageCopier,

@@ -17,7 +17,7 @@ from common.devices import detect
 from common.errors import ConfigError
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
-from common.wire.messages import ModelCard
+from common.types.model_card import ModelCard
 from engine.decoder.executor import interface as border
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import TorchPageCopier, TorchPageLoads

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from common.errors import InternalError
-from common.wire.messages import FinishReason, GenerateWork, Logprob, Piece
+from common.types.generation import FinishReason, Logprob
+from common.wire.jobs import GenerateWork
+from common.wire.results import Piece
 from engine.decoder.executor.interface import SampledToken, SamplingRequest
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.output.stop_strings import StopStrings

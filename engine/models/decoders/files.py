@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.models.decoders.spec import DecoderSpec, parse_decoder
 from engine.models.encoders import files
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from common.cost.linear import LinearCost
 from common.devices import detect
 from common.errors import ConfigError, InvalidRequest
-from common.wire.messages import ModelCard
+from common.types.model_card import ModelCard
 from engine.encoder.batching import length_order
 from engine.kernels.encoder import EncoderKernels
 from engine.memory import keep_memory

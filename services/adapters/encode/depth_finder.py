@@ -15,13 +15,16 @@ from collections.abc import Mapping
 import msgspec
 
 from common import log
-from common.bus import Bus, Consumer, NewJob, Notifications, keys
+from common.bus import Bus, NewJob, Notifications, keys
 from common.bus.admission import Terms
 from common.config import WorkerConfig
 from common.cost.estimate import MOST, estimate, tune, tune_beside
 from common.cost.linear import PARCEL_ITEMS, QUERY_TOKENS
 from common.ids import Family, job_id, ulid
-from common.wire.messages import DepthRecord, EmbedWork, WorkerRecord, decode, encode
+from common.wire.jobs import EmbedWork
+from common.wire.message import decode, encode
+from common.wire.registry import DepthRecord, WorkerRecord
+from common.worker.consumer import Consumer
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
 
@@ -41,7 +44,7 @@ class Prober:
 
     def __init__(self, bus: Bus, family: Family, model: EncoderModel) -> None:
         self._bus, self._family, self._model = bus, family, model
-        self._journal = Notifications(bus, Consumer.incarnation("probe"))
+        self._journal = Notifications(bus.connection, Consumer.incarnation("probe"))
 
     async def close(self) -> None:
         """Stop listening."""
@@ -56,11 +59,11 @@ class Prober:
     async def _one(self, worker: str, count: int) -> float:
         jobs, bus = [self._job(first, count) for first in range(0, count, PARCEL_ITEMS)], self._bus
         bells = [self._journal.bell(job.id, self._family) for job in jobs]
-        await bus.workers(self._family)  # as a router in use knows them
+        await bus.workers.living(self._family)  # as a router in use knows them
         began = time.monotonic()
         deadline_ms = bus.clock.now_ms() + int(1000 * _PROBE_S)
         try:
-            admission = await bus.admit(
+            admission = await bus.admission.admit(
                 jobs,
                 classes=(keys.own(worker),),
                 router=self._journal.router,
@@ -81,7 +84,7 @@ class Prober:
                 bell.close()
         took = time.monotonic() - began
         for job in jobs:
-            await bus.shorten(job.id, 1.0)
+            await bus.jobs.expire(job.id, 1.0)
         return took if all(event.kind == "result" for event in events) else math.inf
 
     def _job(self, first: int, count: int) -> NewJob:
@@ -106,7 +109,7 @@ class DepthFinder:
     async def find(self, stopping: asyncio.Event) -> None:
         """Find the depth, publish it, and open the worker to everyone."""
         family, name = self._consumer.family, self._name()
-        raw = await self._bus.call("HGET", keys.depths(family), name)
+        raw = await self._bus.connection.call("HGET", keys.depths(family), name)
         if raw is not None:
             found = decode(raw, DepthRecord)
         else:
@@ -118,7 +121,7 @@ class DepthFinder:
                 task.cancel()
                 return
             found = task.result()
-            await self._bus.call("HSET", keys.depths(family), name, encode(found))
+            await self._bus.connection.call("HSET", keys.depths(family), name, encode(found))
         self._pace.queries = found.depth
         record = msgspec.structs.replace(self._pace.record(self._consumer.record), closed=False)
         await self._consumer.publish(record)
@@ -176,7 +179,7 @@ class DepthFinder:
         clock = self._bus.clock
         appear, give_up = clock.monotonic() + _APPEAR_S, clock.monotonic() + _OPEN_S
         while clock.monotonic() < give_up:
-            workers = await self._bus.workers(self._consumer.family)
+            workers = await self._bus.workers.living(self._consumer.family)
             found = [w for w in workers if "gpu" in w.classes and not w.draining]
             if found and not found[0].closed:
                 return found[0]

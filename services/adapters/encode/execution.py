@@ -10,17 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.bus import Lease
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.wire.messages import (
-    BadMessage,
-    EmbedResult,
-    EmbedWork,
-    Result,
-    ScoreResult,
-    ScoreWork,
-    decode_work,
-)
+from common.wire.jobs import EmbedWork, ScoreWork, decode_work
+from common.wire.message import BadMessage
+from common.wire.results import EmbedResult, Result, ScoreResult
+from common.worker.leases import Lease
 from engine.encoder.model import EncoderModel, Floats
 
 

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import log, tracing
-from common.bus import BusDown, Consumer, Lease, RunningBatch
+from common.bus import BusDown
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
 from common.tasks import wait
-from common.wire.messages import EmbedWork, Result
+from common.wire.jobs import EmbedWork
+from common.wire.results import Result
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease, RunningBatch
 from engine.device import ComputeThread
 from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from common import log
-from common.bus import BusDown, BusFull, Consumer
+from common.bus import BusDown, BusFull
 from common.pages.identity import PAGE, PageId
 from common.pages.prefix_hashes import marks_of
-from common.registry.cache_directory import HELD_S
-from common.wire.messages import Held
+from common.registry.cache_directory import HELD_S, CacheDirectory
+from common.wire.registry import Held
+from common.worker.consumer import Consumer
 from engine.decoder.kv.page_table import PageTable
 from engine.decoder.kv.prefix_index import PrefixIndex
 
@@ -42,10 +43,12 @@ class CacheAnnouncer:
         consumer = self._consumer
         with contextlib.suppress(BusDown, BusFull):
             if (marks := marks_of(ids)) and not await self._alone():
-                await consumer.bus.publish_marks(consumer.family, consumer.worker, marks)
+                await CacheDirectory(consumer.bus).publish_marks(
+                    consumer.family, consumer.worker, marks
+                )
 
     async def _alone(self) -> bool:
-        return len(await self._consumer.bus.registered(self._consumer.family)) < 2
+        return len(await self._consumer.bus.workers.registered(self._consumer.family)) < 2
 
     async def run(self) -> None:
         """Look at some of all that is remembered, again and again."""
@@ -74,8 +77,10 @@ class CacheAnnouncer:
         there = [mark for mark in marks if self._table.keeps(mark)]
         gone = set(marks).difference(there)
         self._residents.unmark(gone)
-        await consumer.bus.publish_marks(consumer.family, consumer.worker, there, sorted(gone))
-        await consumer.bus.trim_marks(consumer.family)
+        await CacheDirectory(consumer.bus).publish_marks(
+            consumer.family, consumer.worker, there, sorted(gone)
+        )
+        await CacheDirectory(consumer.bus).trim_marks(consumer.family)
 
     async def _look_at(self, session: str) -> None:
         told, held = self._told.get(session), self._held(session)
@@ -84,7 +89,7 @@ class CacheAnnouncer:
         same = replace(held, at_ms=told.at_ms) == told
         if same and held.at_ms - told.at_ms < 1000 * HELD_S / 2:
             return
-        known = await self._consumer.bus.held(session)
+        known = await CacheDirectory(self._consumer.bus).held(session)
         ours = known is not None and known.worker in self._names
         if not ours or not self._residents.chain(session):
             self._told.pop(session, None)  # it is gone, or has gone on elsewhere
@@ -94,7 +99,7 @@ class CacheAnnouncer:
     async def _tell(self, session: str) -> None:
         held = self._held(session)
         self._names.add(held.worker)
-        await self._consumer.bus.publish_held(session, held)
+        await CacheDirectory(self._consumer.bus).publish_held(session, held)
         self._told[session] = held
 
     def _held(self, session: str) -> Held:

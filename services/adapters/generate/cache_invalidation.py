@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 
 from common import log
-from common.bus import BusDown, BusFull, Consumer
-from common.registry.deletion import KEEP_S, MOST, DeletedSession, digest_of
-from common.wire.messages import Forgot
+from common.bus import BusDown, BusFull
+from common.registry.cache_directory import CacheDirectory
+from common.registry.deletion import KEEP_S, MOST, DeletedSession, Deletions, digest_of
+from common.wire.registry import Forgot
+from common.worker.consumer import Consumer
 from engine.decoder.kv.offload import OffloadManager
 from engine.decoder.kv.prefix_index import PrefixIndex
 
@@ -35,7 +37,7 @@ class CacheInvalidation:
         after, read_at = "0-0", time.monotonic()
         while True:
             try:
-                found = await self._consumer.bus.forgets(self._consumer.family, after)
+                found = await Deletions(self._consumer.bus).read(self._consumer.family, after)
                 if len(found) >= MOST or time.monotonic() - read_at > KEEP_S:
                     _log.warning("pages_forgotten", why="deletions may have been missed")
                     await self._tiering.forget()
@@ -57,6 +59,6 @@ class CacheInvalidation:
         ids = self._residents.delete(next(named, ""), forget.ids)
         device, host = await self._tiering.forget(ids)
         answer = Forgot(worker=consumer.worker, looked=len(ids), device=device, host=host)
-        await bus.tell_forgotten(consumer.family, forget.entry, answer)
-        await bus.publish_marks(consumer.family, consumer.worker, (), ids)
+        await Deletions(bus).answer(consumer.family, forget.entry, answer)
+        await CacheDirectory(bus).publish_marks(consumer.family, consumer.worker, (), ids)
         _log.info("session_forgotten", pages=len(ids), device=device, host=host)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from common.bus import BusDown, Consumer, Lease
-from common.wire.messages import Event, SessionTurn, Turn
+from common.bus import BusDown
+from common.wire.results import Event
+from common.wire.sessions import SessionTurn, Turn
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from services.adapters.generate.job import GenerationJob
 
 

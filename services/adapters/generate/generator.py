@@ -6,13 +6,15 @@ import math
 import os
 
 from common import log
-from common.bus import Bus, Consumer
+from common.bus import Bus
 from common.bus.metrics import lane_label
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family
 from common.pages.store import PageStore
-from common.wire.messages import WorkerRecord
+from common.registry.models import Models
+from common.wire.registry import WorkerRecord
+from common.worker.consumer import Consumer
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor
 from engine.decoder.schedule import StepLimits
@@ -71,7 +73,7 @@ class Generator:
         assert runner is not None
         assert pace is not None
         card = runner.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
-        await bus.publish_card(card, runner.tokenizer_json())
+        await Models(bus).publish(card, runner.tokenizer_json())
         record = WorkerRecord(
             worker=Consumer.incarnation(LANE),
             classes=[LANE],

@@ -7,9 +7,12 @@ import contextlib
 from collections.abc import Callable
 
 from common import log, tracing
-from common.bus import BusDown, Consumer, Lease
+from common.bus import BusDown
 from common.errors import InternalError, SpillwayError, Unprocessable
-from common.wire.messages import BadMessage, Event
+from common.wire.message import BadMessage
+from common.wire.results import Event
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from engine.decoder.executor.interface import Executor
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.sequence import TokenSequence
@@ -68,7 +71,7 @@ class Intake:
     async def _log_of(self, lease: Lease, generation: int) -> list[Event] | None:
         while generation == self._consumer.generation and lease.job in self._consumer.held:
             try:
-                return await self._consumer.bus.log(lease.job)
+                return await self._consumer.bus.jobs.log(lease.job)
             except BusDown:
                 continue  # until it is back, or the lease is lost
         return None

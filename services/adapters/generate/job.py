@@ -5,21 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from common.bus import Lease
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.pages.identity import owner_id, root_id
-from common.wire.messages import (
-    BadMessage,
-    Delta,
-    Event,
-    GenerateResult,
-    GenerateWork,
-    Piece,
-    Turn,
-    decode_delta,
-    decode_work,
-    encode,
-)
+from common.wire.jobs import GenerateWork, decode_work
+from common.wire.message import BadMessage, encode
+from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delta
+from common.wire.sessions import Turn
+from common.worker.leases import Lease
 from engine.decoder.executor.interface import Executor
 from engine.decoder.executor.isolated_step import StepFailure
 from engine.decoder.output.choice import Choice

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from common import log, tracing
-from common.bus import BusDown, Consumer, Lease
+from common.bus import BusDown
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.cost.step import Step
@@ -21,6 +21,8 @@ from common.errors import DeadlineExceeded
 from common.pages.store import PageStore
 from common.registry.deletion import digest_of
 from common.tasks import wait
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
 from engine.decoder.executor.interface import Executor, SampledToken, SequenceInput
 from engine.decoder.executor.isolated_step import StepFailure, StepResult, failure_of, run_step

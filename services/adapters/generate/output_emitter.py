@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from common import log
-from common.bus import BusDown, BusFull, Consumer
+from common.bus import BusDown, BusFull
 from common.tasks import wait
+from common.worker.consumer import Consumer
 from services.adapters.generate.cache_directory import CacheAnnouncer
 from services.adapters.generate.event_log import EventLog
 from services.adapters.generate.job import GenerationJob
@@ -108,7 +109,7 @@ class OutputEmitter:
         """Tell what the last steps gave, if the bus can be reached, for at most so long."""
         self._news.set()
         give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up and self._consumer.bus.reachable:
+        while time.monotonic() < give_up and self._consumer.bus.connection.reachable:
             waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
             if not waiting and not self._ending:
                 return

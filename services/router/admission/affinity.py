@@ -8,7 +8,8 @@ from typing import NamedTuple
 from common.bus import Bus
 from common.ids import Family
 from common.pages.identity import PAGE, PageId
-from common.wire.messages import WorkerRecord
+from common.registry.cache_directory import CacheDirectory
+from common.wire.registry import WorkerRecord
 
 
 class Preference(NamedTuple):
@@ -44,13 +45,13 @@ async def preferred(
 
     `marks` are every 8th of its page ids. What was published may be over: the door asks who lives. Raises BusDown.
     """
-    workers = await bus.registered(family) if session or marks else {}
+    workers = await bus.workers.registered(family) if session or marks else {}
     if len(workers) < 2:
         return NOBODY
-    held = await bus.held(session) if session else None
+    held = await CacheDirectory(bus).held(session) if session else None
     if held is not None:
         tokens = {held.worker: held.device_tokens + held.host_tokens}
         if (found := choose(tokens, workers, most)) != NOBODY:
             return found
-    pages = await bus.marked(family, marks, list(workers))
+    pages = await CacheDirectory(bus).marked(family, marks, list(workers))
     return choose({worker: count * PAGE for worker, count in pages.items()}, workers, most)

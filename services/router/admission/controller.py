@@ -20,7 +20,8 @@ from common.errors import (
 from common.ids import Family, family_of, job_id, ulid
 from common.pages.identity import PageId
 from common.registry.api_keys import ApiKey, Charge, KeyStore
-from common.wire.messages import WorkerRecord
+from common.registry.idempotency import Idempotency
+from common.wire.registry import WorkerRecord
 from services.router import metrics
 from services.router.admission.affinity import Preference, preferred
 from services.router.admission.orphan_reaper import OrphanReaper
@@ -128,7 +129,7 @@ class AdmissionController(RequestStore):
             if charge is not None:
                 await self.keys.refund(charge)
             if claimed:
-                await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
+                await Idempotency(self.bus).release(caller.tenant, caller.idempotency_key, request)
             raise
         if caller.resume_s > 0:
             await self.graces.hold(request, caller.resume_s, caller.deadline_ms)
@@ -141,10 +142,10 @@ class AdmissionController(RequestStore):
         """
         if not caller.idempotency_key:
             return None
-        name = await self.bus.claimed(caller.tenant, caller.idempotency_key)
-        if name is None or await self.bus.job(name) is None:
+        name = await Idempotency(self.bus).claimed(caller.tenant, caller.idempotency_key)
+        if name is None or await self.bus.jobs.get(name) is None:
             return None
-        claimed = await self.bus.claim(
+        claimed = await Idempotency(self.bus).claim(
             caller.tenant, caller.idempotency_key, caller.body_hash, name
         )
         if claimed != name:
@@ -154,13 +155,13 @@ class AdmissionController(RequestStore):
 
     async def take_over(self, request: str, resume_s: float, deadline_ms: int) -> None:
         """Make this router the one that answers for a request whose client came to it."""
-        await self.bus.adopt(request, self.router)
+        await self.bus.jobs.adopt(request, self.router)
         await self.note_reader(request)
         if resume_s > 0:
             await self.graces.hold(request, resume_s, deadline_ms)
 
     async def _claim(self, caller: RequestContext, request: str) -> str:
-        claimed = await self.bus.claim(
+        claimed = await Idempotency(self.bus).claim(
             caller.tenant, caller.idempotency_key, caller.body_hash, request
         )
         if family_of(claimed).name.split(".")[0] != family_of(request).name.split(".")[0]:
@@ -193,7 +194,7 @@ class AdmissionController(RequestStore):
             )
         try:
             prefer = await self._preferred(family, ask)
-            admission = await self.bus.admit(
+            admission = await self.bus.admission.admit(
                 [NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)],
                 classes=self.policy.classes(ask.classes),
                 terms=self.policy.terms(ask.classes),
@@ -216,7 +217,7 @@ class AdmissionController(RequestStore):
                 raise DeadlineExceeded("the deadline passed before the request could be admitted")
             raise refusal(admission.reason, admission.retry_after_s)
         if admission.outcome == "exists":
-            await self.bus.adopt(request, self.router)
+            await self.bus.jobs.adopt(request, self.router)
             return None
         metrics.ADMITTED.labels(lane_label(family, admission.lane)).inc()
         return bell
@@ -233,11 +234,11 @@ class AdmissionController(RequestStore):
 
         Predicted from the costs workers publish and what their lanes hold; RateLimited `deadline`, or Unavailable.
         """
-        workers = [w for w in await self.bus.workers(family) if not (w.draining or w.closed)]
+        workers = [w for w in await self.bus.workers.living(family) if not (w.draining or w.closed)]
         workers = [w for w in workers if set(w.classes) & set(classes)]
         if not workers:
             raise refusal("no_worker", 2.0)
-        used = await self.bus.use(family)
+        used = await self.bus.lanes.use(family)
         items += sum(used.get(cls, (0, 0))[0] for cls in classes)
         tokens += sum(used.get(cls, (0, 0))[1] for cls in classes)
         rate = sum(1.0 / max(_seconds(worker, items, tokens), 1e-9) for worker in workers)

@@ -11,7 +11,8 @@ from common.bus import Bus, BusDown, Notifications
 from common.bus.events import Subscription
 from common.errors import SpillwayError
 from common.registry.api_keys import KeyStore
-from common.wire.messages import Event, Result
+from common.registry.idempotency import Idempotency
+from common.wire.results import Event, Result
 from services.router.admission.controller import (
     GENERATE_CLASSES,
     REQUEST_CLASSES,
@@ -90,7 +91,7 @@ class Dispatcher(AdmissionController):
         if caller.idempotency_key and event.kind != "result" and event.index >= 0:
             # It ended without a result: the next try under this key is a new request, not the same failure again.
             with contextlib.suppress(BusDown):
-                await self.bus.unclaim(caller.tenant, caller.idempotency_key, request)
+                await Idempotency(self.bus).release(caller.tenant, caller.idempotency_key, request)
 
     async def wait(self, request: str, deadline_ms: int, bell: Subscription | None = None) -> Event:
         """Return a request's outcome; counts as a reader of it while waiting."""
@@ -135,7 +136,7 @@ class Dispatcher(AdmissionController):
                     return
                 if not await self.seen(request, caller.resume_s):
                     break
-                state = await self.bus.job(request)
+                state = await self.bus.jobs.get(request)
                 if state is None or state.over or state.router != self.router:
                     return  # over, or another router answers for it by now
             await self.graces.release(request)
@@ -144,7 +145,7 @@ class Dispatcher(AdmissionController):
 
     async def cancel(self, request: str) -> str:
         """Cancel a request: "removed", "flagged", "over" or "unknown"."""
-        verdict = await self.bus.cancel(request)
+        verdict = await self.bus.control.cancel(request)
         if verdict == "flagged":
             self.on_flagged()
         return verdict

@@ -27,11 +27,13 @@ class RequestStore:
 
     async def note_reader(self, request: str) -> None:
         """Remember that somebody came back for a request, at whichever router."""
-        await self.bus.call("SET", keys.seen(request), self.bus.clock.now_ms(), "EX", AFTER_S)
+        await self.bus.connection.call(
+            "SET", keys.seen(request), self.bus.clock.now_ms(), "EX", AFTER_S
+        )
 
     async def seen(self, request: str, within_s: float) -> bool:
         """Return whether somebody came back for a request within the last `within_s`."""
-        raw = await self.bus.call("GET", keys.seen(request))
+        raw = await self.bus.connection.call("GET", keys.seen(request))
         return raw is not None and self.bus.clock.now_ms() - int(raw) <= within_s * 1000
 
     def deliver(self, request: str, jobs: Sequence[str] = ()) -> None:
@@ -53,11 +55,11 @@ class RequestStore:
             names += [keys.log(job), keys.job(job)]
         for names in by_family.values():
             for first in range(0, len(names), _SWEPT_KEYS):
-                await self.bus.call("UNLINK", *names[first : first + _SWEPT_KEYS])
+                await self.bus.connection.call("UNLINK", *names[first : first + _SWEPT_KEYS])
 
     async def view(self, request: str) -> ResponseOptions | None:
         """Return how a request's result is to be shown, if that was kept."""
-        raw = await self.bus.view(request)
+        raw = await self.bus.jobs.view(request)
         return None if raw is None else msgspec.msgpack.decode(raw, type=ResponseOptions)
 
     async def owned(self, request: str, tenant: str) -> None:
@@ -66,7 +68,7 @@ class RequestStore:
             family_of(request)
         except ValueError:
             raise _no_request(request) from None
-        state = await self.bus.job(request)
+        state = await self.bus.jobs.get(request)
         if state is None or state.tenant != tenant:
             raise _no_request(request)
 

@@ -11,14 +11,10 @@ from aiohttp import web
 
 from common.errors import Conflict, InvalidRequest, Unprocessable
 from common.ids import ulid
-from common.wire.messages import (
-    Chunking,
-    CollectionRecord,
-    DocumentsResult,
-    DocumentsWork,
-    Write,
-    encode,
-)
+from common.registry.collections import Collections
+from common.wire.message import encode
+from common.wire.registry import Chunking, CollectionRecord
+from common.wire.search import DocumentsResult, DocumentsWork, Write
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.responses.json_bodies import ResponseOptions
@@ -50,7 +46,7 @@ async def create(request: web.Request) -> web.Response:
     router = request.app[ROUTER]
     body = decode(await router.body(request), CollectionBody)
     record = await _record(router, request[TENANT], body)
-    if not await router.bus.create_collection(record):
+    if not await Collections(router.bus).create(record):
         raise Conflict(
             f"collection {record.name!r} exists; delete it first, or choose another name",
             code="collection_exists",
@@ -124,7 +120,7 @@ async def _with_encoder(
 
 async def list_all(request: web.Request) -> web.Response:
     """List the tenant's collections."""
-    records = await request.app[ROUTER].bus.collections(request[TENANT])
+    records = await Collections(request.app[ROUTER].bus).all(request[TENANT])
     data = [shown(record) for record in records if not record.name.startswith(".")]
     return reply(msgspec.json.encode({"object": "list", "data": data}))
 
@@ -149,7 +145,7 @@ async def _stats(
 ) -> DocumentsResult:
     work = DocumentsWork(collection=record.id, op="stats", limit=1, with_text=False, shard=shard)
     ask = JobSpec(
-        router.bus.search_family(record.id),
+        router.bus.writes.search_family(record.id),
         SEARCH_CLASSES,
         Parcel(encode(work), 1, 0),
         ResponseOptions(kind="stats"),
@@ -163,12 +159,12 @@ async def delete(request: web.Request) -> web.Response:
     """Delete a collection with everything in it."""
     router = request.app[ROUTER]
     record = await router.collection(request)
-    await router.bus.remove_collection(record)
+    await Collections(router.bus).remove(record)
     for shard in range(record.shards):
         write = Write(
             request=f"drop-{record.id}", index=1 << 20, router=router.dispatch.router, drop=True
         )
-        await router.bus.append_write(record.id, shard, write)
+        await router.bus.writes.append(record.id, shard, write)
     body = {"object": "collection", "name": record.name, "deleted": True}
     return reply(msgspec.json.encode(body))
 

@@ -17,7 +17,11 @@ from common.health import Health
 from common.ids import Family, ulid
 from common.pages.store import PageStore
 from common.registry.api_keys import ApiKey, KeyStore
-from common.wire.messages import CollectionRecord, RequestResult, RequestWork, Result, encode
+from common.registry.collections import Collections
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.results import Result
+from common.wire.workflows import RequestResult, RequestWork
 from services.router import metrics
 from services.router.admission.dispatcher import (
     REQUEST_CLASSES,
@@ -159,7 +163,7 @@ class Router:
         name = request.match_info["name"]
         record = None
         if not name.startswith(".") and len(name) <= 63:
-            record = await self.bus.collection(request[TENANT], name)
+            record = await Collections(self.bus).get(request[TENANT], name)
         if record is None:
             raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
         return record

@@ -10,7 +10,9 @@ import msgspec
 from aiohttp import web
 
 from common.errors import InvalidRequest, NotFound
-from common.wire.messages import CollectionRecord, DocumentsResult, DocumentsWork, encode
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import DocumentsResult, DocumentsWork
 from services.router.admission.dispatcher import EMBED_CLASSES, SEARCH_CLASSES, JobSpec
 from services.router.http.context import MODEL, ROUTER, Router, reply
 from services.router.responses import json_bodies
@@ -51,7 +53,7 @@ async def store(request: web.Request) -> web.Response:
         family = await router.cards.family(record.model, record.id)
         await router.dispatch.foresee(family, EMBED_CLASSES, texts, tokens, caller.deadline_ms)
     await router.dispatch.foresee(
-        router.bus.search_family(record.id), SEARCH_CLASSES, 1, 0, caller.deadline_ms
+        router.bus.writes.search_family(record.id), SEARCH_CLASSES, 1, 0, caller.deadline_ms
     )
     plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
     view = ResponseOptions(kind="write", model=record.model or "")
@@ -145,7 +147,7 @@ async def _read(
     router: Router, request: web.Request, record: CollectionRecord, shard: int, work: DocumentsWork
 ) -> tuple[str, DocumentsResult]:
     ask = JobSpec(
-        router.bus.search_family(record.id),
+        router.bus.writes.search_family(record.id),
         SEARCH_CLASSES,
         Parcel(encode(msgspec.structs.replace(work, shard=shard)), 1, 0),
         ResponseOptions(kind="documents"),

@@ -11,7 +11,10 @@ from aiohttp import web
 from common.bus.events import Subscription
 from common.errors import InvalidRequest, NotFound
 from common.ids import Family, family_of
-from common.wire.messages import CollectionRecord, Event
+from common.registry.collections import Collections
+from common.registry.sessions import Sessions
+from common.wire.registry import CollectionRecord
+from common.wire.results import Event
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
 from services.router.admission.refusals import refusal
 from services.router.http.context import ROUTER, Router
@@ -102,7 +105,7 @@ async def ask_of(router: Router, caller: RequestContext, chat: ChatRequest) -> J
     question: GroundedQuestion = await router.pool.run(
         partial(question_of, chat, specs[chat.model], past, encoder, record.query_prompt, earlier)
     )
-    card, family = await router.cards.card(chat.model), router.bus.search_family(record.id)
+    card, family = await router.cards.card(chat.model), router.bus.writes.search_family(record.id)
     view = ResponseOptions(
         kind="chat",
         model=chat.model,
@@ -132,14 +135,14 @@ async def ask_of(router: Router, caller: RequestContext, chat: ChatRequest) -> J
 
 async def _served(router: Router, family: Family) -> bool:
     """Return whether a worker of a family lives; one that has just started counts."""
-    if await router.bus.workers(family):
+    if await router.bus.workers.living(family):
         return True
-    router.bus.forget_roster(family)
-    return bool(await router.bus.workers(family))
+    router.bus.workers.forget(family)
+    return bool(await router.bus.workers.living(family))
 
 
 async def _collection(router: Router, tenant: str, name: str) -> CollectionRecord:
-    record = await router.bus.collection(tenant, name)
+    record = await Collections(router.bus).get(tenant, name)
     if record is None:
         raise NotFound(
             f"no collection {name!r}", code="collection_not_found", param="retrieval.collection"
@@ -157,7 +160,7 @@ async def _collection(router: Router, tenant: str, name: str) -> CollectionRecor
 async def _earlier(router: Router, session: str) -> list[dict[str, str]]:
     """Return the last turns of a session as its client sent them; who owns it is looked at when the turn is made."""
     found: list[dict[str, str]] = []
-    for turn in await router.bus.turns(session, -_TURNS):
+    for turn in await Sessions(router.bus).turns(session, -_TURNS):
         found += msgspec.json.decode(turn.shown or turn.messages, type=list[dict[str, str]])
         found.append({"role": "assistant", "content": turn.answer})
     return found

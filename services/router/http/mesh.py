@@ -56,7 +56,7 @@ class MeshView:
             try:
                 for family in await router.families():
                     if kind_of(family) in ENCODERS:
-                        roster = await router.bus.roster(family)
+                        roster = await router.bus.workers.all(family)
                         self.batches.note(family, [record for record, _ in roster])
             except BusDown:
                 pass  # the next look may find it

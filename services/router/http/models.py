@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from common.wire.messages import ModelCard
+from common.types.model_card import ModelCard
 from services.router.http.context import ROUTER, reply
 
 

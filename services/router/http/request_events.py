@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from common.errors import InvalidRequest
-from common.wire.messages import Event
+from common.wire.results import Event
 from services.router.admission.dispatcher import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
@@ -60,7 +60,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     if view is not None:
         return await _chunks(request, name, view)
     start = _start(request)
-    state = await router.bus.job(name)
+    state = await router.bus.jobs.get(name)
     await router.dispatch.note_reader(name)
     response = event_stream(name)
     request[REQUEST_ID] = name
@@ -69,7 +69,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         return response
     try:
         if state is None or state.over:
-            for event in await router.bus.log(name, start):
+            for event in await router.bus.jobs.log(name, start):
                 await response.write(frame(event))
         else:
             until_ms = state.deadline_ms + 1000
@@ -84,7 +84,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 async def _chunks(request: web.Request, name: str, view: ResponseOptions) -> web.StreamResponse:
     """Stream a generation's chunks; a client that comes back to a resumable one holds it as the first did."""
     router, position = request.app[ROUTER], answers.last_position(request)
-    state = await router.bus.job(name)
+    state = await router.bus.jobs.get(name)
     deadline_ms = state.deadline_ms if state is not None else 0
     caller = RequestContext(
         tenant=request[TENANT], key=None, deadline_ms=deadline_ms + 1000, resume_s=view.resume_s

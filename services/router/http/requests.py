@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from common.errors import NotFound, SpillwayError
+from common.registry.idempotency import Idempotency
 from common.tracing import trace_id
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.responses import answers
@@ -20,7 +21,7 @@ async def request_of(request: web.Request, router: Router) -> str:
     """Return the id of the request that a path names by id or idempotency key; NotFound unless it is the tenant's."""
     name = request.match_info["id"]
     if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
-        name = await router.bus.claimed(request[TENANT], name) or name
+        name = await Idempotency(router.bus).claimed(request[TENANT], name) or name
     await router.dispatch.owned(name, request[TENANT])
     return name
 
@@ -39,7 +40,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def _state(router: Router, name: str) -> dict[str, Any]:
-    state = await router.bus.job(name)
+    state = await router.bus.jobs.get(name)
     if state is None:
         raise NotFound(f"no request {name!r}", code="request_not_found")
     body: dict[str, Any] = {
@@ -57,7 +58,7 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
         body["replay_of"] = state.replay_of
     if not state.over:
         return body
-    events = await router.bus.log(name)
+    events = await router.bus.jobs.log(name)
     if not events or not events[-1].ends:
         return body
     outcome = events[-1]
@@ -81,7 +82,7 @@ async def cancel(request: web.Request) -> web.Response:
     router = request.app[ROUTER]
     name = await request_of(request, router)
     verdict = await router.dispatch.cancel(name)
-    state = await router.bus.job(name)
+    state = await router.bus.jobs.get(name)
     body = {
         "id": name,
         "object": "request",

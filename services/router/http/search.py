@@ -6,7 +6,7 @@ from functools import partial
 
 from aiohttp import web
 
-from common.wire.messages import CollectionRecord
+from common.wire.registry import CollectionRecord
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec
 from services.router.http.context import MODEL, ROUTER, Router
 from services.router.responses.json_bodies import ResponseOptions
@@ -43,7 +43,7 @@ async def create(request: web.Request) -> web.Response:
         checked_encoder(record, await router.cards.specs())
     view = ResponseOptions(kind="search", model=record.model or "", many=ask.many)
     tokens = sum(map(len, ask.tokens))
-    family = router.bus.search_family(record.id)
+    family = router.bus.writes.search_family(record.id)
     most = router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0]
     if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
         parcels = search_parcels(record, ask, ask.vectors, 0, most)

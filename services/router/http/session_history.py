@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.errors import Conflict, NotFound
+from common.registry.sessions import Sessions
 from services.router.admission.dispatcher import RequestContext
 from services.router.http.context import Router
 from services.router.text.chats import SessionHistory
@@ -16,12 +17,12 @@ _LOOK_MS = 5000
 async def history(router: Router, session: str, tenant: str) -> SessionHistory:
     """Return a session as it stands; NotFound `session_not_found` if the tenant has none of that id."""
     try:
-        record = await router.bus.session(session)
+        record = await Sessions(router.bus).get(session)
     except ValueError:
         record = None
     if record is None or record.tenant != tenant:
         raise NotFound(f"no session {session[:120]!r}", code="session_not_found", param="session")
-    turns = await router.bus.turns(session)
+    turns = await Sessions(router.bus).turns(session)
     spec = (await router.cards.specs()).get(record.model)
     return past(record, turns, spec.fingerprint if spec is not None else None)
 
@@ -37,7 +38,7 @@ async def try_again(
         return
     if error.code != "session_busy" or not wait:
         raise error
-    record = await router.bus.session(session)
+    record = await Sessions(router.bus).get(session)
     if record is not None and record.busy:
         until_ms = min(caller.deadline_ms, router.clock.now_ms() + _LOOK_MS)
         await router.dispatch.journal.end(record.busy, until_ms)

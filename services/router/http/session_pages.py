@@ -23,7 +23,8 @@ from common.pages.codec import CorruptPage, Header
 from common.pages.identity import PageId, owner_id, root_id
 from common.pages.keys import GROUPS, PageKey
 from common.pages.store import PageStore, Tier, TierDown
-from common.wire.messages import SessionRecord
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from services.router.http.context import REQUEST_ID, ROUTER, TENANT, Router, reply
 from services.router.http.limits import body_parts
 from services.router.http.sessions import own
@@ -55,7 +56,7 @@ def _down(error: TierDown) -> Unavailable:
 
 async def _chain(router: Router, record: SessionRecord, root: PageId) -> Chain:
     chain = Chain(root)
-    for turn in await router.bus.turns(record.id):
+    for turn in await Sessions(router.bus).turns(record.id):
         chain.add(turn)
     return chain
 
@@ -218,7 +219,7 @@ class Taking:
 
     async def end(self, tenant: str) -> None:
         """Take back what was put for a session that is gone meanwhile. NotFound."""
-        record = await self._router.bus.session(self._record.id)
+        record = await Sessions(self._router.bus).get(self._record.id)
         if record is None or record.tenant != tenant:
             await self._store.drop(self._keys)
             raise NotFound(

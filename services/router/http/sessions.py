@@ -9,8 +9,11 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, NotFound, TooLarge
 from common.ids import Family, job_id, ulid
-from common.wire.messages import SessionRecord, SessionResult, SessionWork, encode
+from common.registry.idempotency import Idempotency
+from common.registry.sessions import Sessions
+from common.wire.message import encode
 from common.wire.session_views import messages, shown
+from common.wire.sessions import SessionRecord, SessionResult, SessionWork
 from services.router.admission.dispatcher import JobSpec, RequestContext
 from services.router.http.context import MODEL, ROUTER, TENANT, Router, reply
 from services.router.responses.json_bodies import ResponseOptions
@@ -39,8 +42,10 @@ async def create(request: web.Request) -> web.Response:
     request[MODEL] = spec.name
     name = await _new_id(router, spec)
     if caller.idempotency_key:
-        name = await router.bus.claim(caller.tenant, caller.idempotency_key, caller.body_hash, name)
-        known = await router.bus.session(name)
+        name = await Idempotency(router.bus).claim(
+            caller.tenant, caller.idempotency_key, caller.body_hash, name
+        )
+        known = await Sessions(router.bus).get(name)
         if known is not None:
             return reply(msgspec.json.encode(shown(known)), status=201)
     now = router.clock.now_ms()
@@ -57,7 +62,7 @@ async def create(request: web.Request) -> web.Response:
         updated_ms=now,
         metadata=msgspec.json.encode(metadata),
     )
-    await router.bus.create_session(record)
+    await Sessions(router.bus).create(record)
     return reply(msgspec.json.encode(shown(record)), status=201)
 
 
@@ -75,7 +80,7 @@ async def own(request: web.Request, *, deleted: bool = False) -> SessionRecord:
     """Return the session a path names; NotFound if the tenant has none of that id."""
     router, name = request.app[ROUTER], request.match_info["id"]
     try:
-        found = await router.bus.stored_session(name)
+        found = await Sessions(router.bus).stored(name)
     except ValueError:
         found = None
     if found is None or found.tenant != request[TENANT] or (found.deleted and not deleted):
@@ -100,16 +105,16 @@ async def get(request: web.Request) -> web.Response:
         )
     body = shown(record) | {"running": await _running(router, record)}
     if include:
-        body["messages"] = with_citations(messages(await router.bus.turns(record.id)))
+        body["messages"] = with_citations(messages(await Sessions(router.bus).turns(record.id)))
     return reply(msgspec.json.encode(body))
 
 
 async def _running(router: Router, record: SessionRecord) -> str | None:
     """Return the request that is a session's turn now, if one runs."""
-    state = await router.bus.job(record.busy) if record.busy else None
+    state = await router.bus.jobs.get(record.busy) if record.busy else None
     if state is None or state.over:
         return None
-    jobs = await router.bus.session_jobs(record.id)
+    jobs = await Sessions(router.bus).jobs(record.id)
     return jobs.get(record.busy) or record.busy
 
 
@@ -126,7 +131,7 @@ async def change(request: web.Request) -> web.Response:
         metadata = msgspec.json.encode(body.metadata)
     if body.pin is not None:
         await _work(request, caller, "pin" if body.pin else "unpin", session=record.id)
-    await router.bus.touch_session(record.id, body.ttl_s or 0, metadata)
+    await Sessions(router.bus).touch(record.id, body.ttl_s or 0, metadata)
     return reply(msgspec.json.encode(shown(await own(request))))
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from common.bus import JobState
 from common.ids import Family, child_id, family_of
+from common.registry.collections import Collections
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.http.requests import request_of
 from services.router.responses.outcomes import error_of
@@ -39,7 +40,7 @@ async def get(request: web.Request) -> web.Response:
     """Return a request's jobs in the order they were admitted, each with what befell it and when."""
     router = request.app[ROUTER]
     name = await request_of(request, router)
-    state = await router.bus.job(name)
+    state = await router.bus.jobs.get(name)
     stages = [] if state is None else [Stage("request", 0, state)]
     if state is not None and family_of(name).name == "request":
         stages += await _children(router, request[TENANT], name)
@@ -58,7 +59,7 @@ async def _children(router: Router, tenant: str, request: str) -> list[Stage]:
         states: list[JobState | None] = []
         for first in range(0, len(looked), _AT_ONCE):
             few = looked[first : first + _AT_ONCE]
-            states += await asyncio.gather(*(router.bus.job(job) for _, _, job in few))
+            states += await asyncio.gather(*(router.bus.jobs.get(job) for _, _, job in few))
         there = [(f, s, state) for (f, s, _), state in zip(looked, states, strict=True) if state]
         found += [Stage(stage, index, state) for _, stage, state in there]
         # The next of a stage is in the same family, or in another partition of it.
@@ -70,8 +71,8 @@ async def _children(router: Router, tenant: str, request: str) -> list[Stage]:
 
 async def _candidates(router: Router, tenant: str) -> list[tuple[Family, str]]:
     """Return the families, with a stage that runs there, in which a tenant's request may have jobs."""
-    collections = await router.bus.collections(tenant)
-    where = sorted({router.bus.search_family(record.id) for record in collections})
+    collections = await Collections(router.bus).all(tenant)
+    where = sorted({router.bus.writes.search_family(record.id) for record in collections})
     searched = [(f, stage) for f in where[:MOST_FAMILIES] for stage in _SEARCHED]
     computed = [
         (family, stage)
@@ -99,7 +100,7 @@ async def _shown(router: Router, stage: Stage) -> dict[str, Any]:
         "events": list(_events(state)),
     }
     if state.over and state.state != "result":
-        log = await router.bus.log(state.job)
+        log = await router.bus.jobs.log(state.job)
         if log and log[-1].ends:
             body |= error_of(log[-1]).body()
     return body

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.wire.messages import Event, GenerateResult, Piece
+from common.wire.results import Event, GenerateResult, Piece
 from services.router.admission.dispatcher import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
@@ -202,7 +202,7 @@ async def view_of(router: Router, request: str) -> ResponseOptions | None:
     view = await router.dispatch.view(request)
     if view is not None:
         return view if view.kind in {"chat", "completion"} else None
-    state = await router.bus.job(request)
+    state = await router.bus.jobs.get(request)
     if state is None or not request.startswith("chat."):
         return None if state is None else await grounded.view_of(router.bus, request)
     cards = (await router.cards.cards()).values()

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from common.ids import time_of
-from common.wire.messages import GenerateResult, Logprob, Piece
+from common.types.generation import Logprob
+from common.wire.results import GenerateResult, Piece
 from services.router.responses.json_bodies import ResponseOptions
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.

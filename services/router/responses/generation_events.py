@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from common.bus import Notifications
 from common.bus.events import Subscription
 from common.errors import DeadlineExceeded
-from common.wire.messages import Event, Piece, decode_delta, error_event
+from common.wire.results import Event, Piece, decode_delta, error_event
 
 # The bell rings for every step; the log is looked at only where it may have been missed.
 LOOK_S = 2.0

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from common.wire.messages import DocumentsResult, Hit, ScoreResult, StoredDocument
+from common.wire.results import ScoreResult
+from common.wire.search import DocumentsResult, Hit, StoredDocument
 
 # So many are written in less time than another process needs to be handed them.
 INLINE_HITS = 10_000

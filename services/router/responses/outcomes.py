@@ -12,7 +12,7 @@ from common.errors import (
     SpillwayError,
     rebuild,
 )
-from common.wire.messages import ErrorDetails, Event, Result, decode_result
+from common.wire.results import ErrorDetails, Event, Result, decode_result
 
 
 class _ComeBack(msgspec.Struct):

@@ -11,15 +11,10 @@ import msgspec
 from common.bus import Bus
 from common.errors import InternalError, NotFound
 from common.ids import family_of
-from common.wire.messages import (
-    DocumentsResult,
-    EmbedResult,
-    RequestResult,
-    Result,
-    ScoreResult,
-    SearchResult,
-    SessionResult,
-)
+from common.wire.results import EmbedResult, Result, ScoreResult
+from common.wire.search import DocumentsResult, SearchResult
+from common.wire.sessions import SessionResult
+from common.wire.workflows import RequestResult
 from services.router.responses import json_bodies
 from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import result_of
@@ -59,7 +54,7 @@ async def present(
 async def _parts(bus: Bus, jobs: Sequence[str]) -> list[Result]:
     parts: list[Result] = []
     for job in jobs:
-        events = await bus.log(job)
+        events = await bus.jobs.log(job)
         if not events or not events[-1].ends:
             raise NotFound("the request's result has expired", code="request_not_found")
         parts.append(result_of(events[-1]))

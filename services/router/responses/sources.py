@@ -9,7 +9,7 @@ import msgspec
 
 from common.bus.events import Subscription
 from common.errors import NotFound
-from common.wire.messages import Event
+from common.wire.results import Event
 from services.router.http.context import Router
 from services.router.responses.chunks import Extension
 from services.router.responses.outcomes import error_of
@@ -45,7 +45,7 @@ def grounded(router: Router, request: str) -> Callable[[], Awaitable[AnswerSourc
     """Return the source of a grounded request whose client came back; it waits until the request tells its job."""
 
     async def source() -> AnswerSource:
-        state = await router.bus.job(request)
+        state = await router.bus.jobs.get(request)
         if state is None:
             raise NotFound("the request's result has expired", code="request_not_found")
         told = await await_told(router.dispatch.journal, request, state.deadline_ms + 1000)
@@ -58,7 +58,7 @@ def grounded(router: Router, request: str) -> Callable[[], Awaitable[AnswerSourc
 
 async def told_source(router: Router, told: GroundedProgress) -> AnswerSource:
     """Return the source of a grounded answer whose job is known; that job's bell rings here from now on."""
-    await router.bus.adopt(told.job, router.dispatch.router)
+    await router.bus.jobs.adopt(told.job, router.dispatch.router)
     return AnswerSource(told.job, None, extension_of(told))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from common import tracing
-from common.wire.messages import Piece
+from common.wire.results import Piece
 from services.router import metrics
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from common.wire.messages import SessionTurn
+from common.wire.sessions import SessionTurn
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import ChatBody, check_chat, plain
 from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from common.errors import InvalidRequest, TooLarge
 from common.pages.identity import PageId, page_ids, root_id
 from common.pages.prefix_hashes import marks_of
-from common.wire.messages import GenerateWork, SessionTurn, encode
+from common.wire.jobs import GenerateWork
+from common.wire.message import encode
+from common.wire.sessions import SessionTurn
 from services.router.text.options import DEFAULT_NEW, GenerationOptions
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec

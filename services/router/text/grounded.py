@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest
-from common.wire.messages import Hit
+from common.wire.search import Hit
 from services.router.text.chats import ChatRequest, SessionHistory, generation
 from services.router.text.generations import GenerationSpec
 from services.router.text.grounding import (

@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest, Unavailable
-from common.wire.messages import Hit
+from common.wire.search import Hit
 from services.router.text.bodies import Name
 
 DEFAULT_K = 5

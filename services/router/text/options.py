@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import InvalidRequest
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from services.router.text.generation_bodies import GenerateBody
 from services.router.text.tokens import Spec, TextEncoder, load
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import InvalidRequest, NotFound
-from common.wire.messages import EmbedWork, ScoreWork, encode
+from common.wire.jobs import EmbedWork, ScoreWork
+from common.wire.message import encode
 from services.router.text.bodies import EmbeddingsBody, RequestLimits, RerankBody, decode
 from services.router.text.tokens import Spec, TextEncoder, load
 

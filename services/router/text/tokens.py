@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from services.router.text.chunks import TextPiece, split
 
 

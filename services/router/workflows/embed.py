@@ -9,7 +9,9 @@ import msgspec
 
 from common.errors import Conflict
 from common.ids import Family
-from common.wire.messages import CollectionRecord, EmbedResult, RequestResult
+from common.wire.registry import CollectionRecord
+from common.wire.results import EmbedResult
+from common.wire.workflows import RequestResult
 from services.router.admission.dispatcher import EMBED_CLASSES
 from services.router.text.bodies import RequestLimits
 from services.router.text.requests import Parcel, parcels_of

@@ -20,7 +20,10 @@ from common.bus.events import Subscription
 from common.bus.metrics import lane_label
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
-from common.wire.messages import Event, RequestResult, Turn, decode_result
+from common.registry.sessions import Sessions
+from common.wire.results import Event, decode_result
+from common.wire.sessions import Turn
+from common.wire.workflows import RequestResult
 from services.router import metrics
 from services.router.admission.affinity import preferred
 from services.router.admission.controller import GENERATE_CLASSES
@@ -55,7 +58,7 @@ async def ground(run: Workflow, plan: GroundPlan) -> RequestResult:
         run.session = plan.chat.session
     told = None
     if run.index:  # another router had it before
-        told = told_of(await run.tools.bus.log(run.request))
+        told = told_of(await run.tools.bus.jobs.log(run.request))
     if told is None:
         found, _, _ = await find(run, plan.collection, plan.search, plan.parcel, plan.queries)
         told = GroundedProgress(job, await _generate(run, plan, job, found))
@@ -68,11 +71,11 @@ async def ground(run: Workflow, plan: GroundPlan) -> RequestResult:
 
 async def _note(run: Workflow, session: str) -> None:
     """Remember the request with its session before anything is made of it: it is deleted with it."""
-    record = await run.tools.bus.session(session)
+    record = await Sessions(run.tools.bus).get(session)
     if record is None or record.tenant != run.tenant:
         raise refusal("session_not_found", 0.0)
     with contextlib.suppress(BusFull):  # then its turn will be remembered, and names it
-        await run.tools.bus.note_session_job(session, run.request)
+        await Sessions(run.tools.bus).note_job(session, run.request)
 
 
 async def await_told(
@@ -116,7 +119,7 @@ def told_by(event: Event) -> GroundedProgress | None:
 
 async def view_of(bus: Bus, request: str) -> ResponseOptions | None:
     """Return how the answer of a grounded request that is over is shown; None for any other request."""
-    for event in (await bus.log(request))[-1:]:
+    for event in (await bus.jobs.log(request))[-1:]:
         if event.kind == "result" and told_by(event) is not None:
             result = decode_result(event.data)
             assert isinstance(result, RequestResult)
@@ -126,14 +129,14 @@ async def view_of(bus: Bus, request: str) -> ResponseOptions | None:
 
 async def _history(run: Workflow, session: str, fingerprint: str, job: str) -> SessionHistory:
     """Return the session as it stood before the turn of `job`; NotFound if it is not the tenant's."""
-    record = await run.tools.bus.session(session)
+    record = await Sessions(run.tools.bus).get(session)
     if record is None or record.tenant != run.tenant:
         raise refusal("session_not_found", 0.0)
 
     def before(turn: Turn) -> bool:
         return turn.job != job
 
-    every = await run.tools.bus.turns(session)
+    every = await Sessions(run.tools.bus).turns(session)
     turns = list(itertools.takewhile(before, every))
     if len(turns) < len(every):  # the turn is over: it was made of what stood before it
         tokens = 0
@@ -174,7 +177,7 @@ async def _generate(
         while True:
             made = await _prepare(run, plan, job, found)
             if (
-                await bus.job(job) is not None
+                await bus.jobs.get(job) is not None
             ):  # taken over: its own turn may have gone on meanwhile
                 return made.retrieval
             left_s = (run.deadline_ms - bus.clock.now_ms()) / 1000
@@ -202,7 +205,7 @@ async def _admit(run: Workflow, job: str, generation: GenerationSpec) -> Admissi
     prefer = await preferred(
         bus, family, generation.session, generation.marks, generation.prompt_tokens
     )
-    admission = await bus.admit(
+    admission = await bus.admission.admit(
         [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
         classes=GENERATE_CLASSES,
         router=run.tools.journal.router,

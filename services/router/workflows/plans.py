@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from common.wire.messages import CollectionRecord
+from common.wire.registry import CollectionRecord
 from services.router.responses.json_bodies import ResponseOptions
 from services.router.text.chats import ChatRequest
 from services.router.text.collections import SearchRequest

@@ -10,16 +10,12 @@ import msgspec
 from common.bus import BusDown
 from common.bus.writes import START
 from common.errors import Conflict, SpillwayError, Unprocessable
+from common.registry.collections import Collections
 from common.wire.document_hash import document_hash
-from common.wire.messages import (
-    CollectionRecord,
-    DocumentsResult,
-    DocumentsWork,
-    RequestResult,
-    StoredDocument,
-    Write,
-    encode,
-)
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, Write
+from common.wire.workflows import RequestResult
 from services.router.admission.dispatcher import SEARCH_CLASSES
 from services.router.text.collections import StoreItem
 from services.router.text.requests import Parcel
@@ -33,7 +29,7 @@ PAGE = 50
 async def reembed(run: Workflow, plan: ReembedPlan) -> RequestResult:
     """Embed all texts of a collection into a new one, then let the name mean that one."""
     old, new, bus = plan.collection, plan.target, run.tools.bus
-    current = await bus.collection(old.tenant, old.name)
+    current = await Collections(bus).get(old.tenant, old.name)
     if current is None or current.id not in {old.id, new.id}:
         raise Conflict(f"collection {old.name!r} was replaced meanwhile", code="collection_changed")
     await _lock(run, old)
@@ -44,15 +40,15 @@ async def reembed(run: Workflow, plan: ReembedPlan) -> RequestResult:
         try:
             await _shadow(run, shadow)
             done = await _copy(run, old, new, plan.parcel)
-            if not await bus.replace_collection(old, new):
+            if not await Collections(bus).replace(old, new):
                 raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
         except SpillwayError as error:
             if not isinstance(error, BusDown):
                 await _undo(run, old, shadow)
             raise
         await drop_shards(run, old)
-    await bus.unname_collection(shadow_of(new))
-    await bus.call("DEL", reembed_lock(old))
+    await Collections(bus).unname(shadow_of(new))
+    await bus.connection.call("DEL", reembed_lock(old))
     body = {"object": "collection", "name": new.name, "id": new.id, "documents": done}
     return body_of(
         {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": run.request}
@@ -68,25 +64,25 @@ async def _lock(run: Workflow, old: CollectionRecord) -> None:
     """Stop writes to a collection while its texts are copied."""
     bus, lock = run.tools.bus, reembed_lock(old)
     ttl_ms = max(run.deadline_ms - bus.clock.now_ms(), 0) + 60_000
-    taken = await bus.call("SET", lock, run.request, "NX", "PX", ttl_ms)
-    if not taken and await bus.call("GET", lock) != run.request.encode():
+    taken = await bus.connection.call("SET", lock, run.request, "NX", "PX", ttl_ms)
+    if not taken and await bus.connection.call("GET", lock) != run.request.encode():
         raise Conflict(f"collection {old.name!r} is being re-embedded", code="collection_busy")
 
 
 async def _shadow(run: Workflow, shadow: CollectionRecord) -> None:
     """Register the new collection under a name no client can ask for; what an earlier try left goes."""
-    if not await run.tools.bus.create_collection(shadow):
-        left = await run.tools.bus.collection(shadow.tenant, shadow.name)
+    if not await Collections(run.tools.bus).create(shadow):
+        left = await Collections(run.tools.bus).get(shadow.tenant, shadow.name)
         if left is not None and left.id != shadow.id:
-            await run.tools.bus.remove_collection(left)
-            await run.tools.bus.create_collection(shadow)
+            await Collections(run.tools.bus).remove(left)
+            await Collections(run.tools.bus).create(shadow)
     await await_served(run.tools.bus, run.tools.room, shadow)
 
 
 async def _undo(run: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
-    await run.tools.bus.remove_collection(shadow)
+    await Collections(run.tools.bus).remove(shadow)
     await drop_shards(run, shadow)
-    await run.tools.bus.call("DEL", reembed_lock(old))
+    await run.tools.bus.connection.call("DEL", reembed_lock(old))
 
 
 async def drop_shards(run: Workflow, record: CollectionRecord) -> None:
@@ -95,7 +91,7 @@ async def drop_shards(run: Workflow, record: CollectionRecord) -> None:
         write = Write(
             request=run.request, index=1 << 20, router=run.tools.journal.router, drop=True
         )
-        await run.tools.bus.append_write(record.id, shard, write)
+        await run.tools.bus.writes.append(record.id, shard, write)
 
 
 async def _copy(
@@ -103,9 +99,9 @@ async def _copy(
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
     done, page = 0, 0
-    family = run.tools.bus.search_family(old.id)
+    family = run.tools.bus.writes.search_family(old.id)
     for shard in range(old.shards):
-        newest = await run.tools.bus.last_write(old.id, shard)
+        newest = await run.tools.bus.writes.last_write(old.id, shard)
         after = newest if newest != START else None
         cursor: str | None = None
         while True:

@@ -12,10 +12,16 @@ import traceback
 import msgspec
 
 from common import log, tracing
-from common.bus import BusDown, Consumer, Lease
+from common.bus import BusDown
 from common.errors import SpillwayError
 from common.ids import Family
-from common.wire.messages import BadMessage, Event, RequestWork, WorkerRecord, decode_work
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage
+from common.wire.registry import WorkerRecord
+from common.wire.results import Event
+from common.wire.workflows import RequestWork
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from services.router.admission.dispatcher import REQUEST_CLASSES, Dispatcher
 from services.router.workflows.plans import decode_plan
 from services.router.workflows.steps import perform
@@ -141,7 +147,7 @@ class WorkflowRunner:
             span.name(f"request {work.kind}")
             with tracing.use(span):
                 if lease.attempts > 1:
-                    run.index = len(await self._tools.bus.log(lease.job))
+                    run.index = len(await self._tools.bus.jobs.log(lease.job))
                 result = await perform(run, decode_plan(work.body))
             await consumer.finish(lease, result, index=run.index)
         except SpillwayError as error:
@@ -206,7 +212,7 @@ class WorkflowRunner:
             if entry is not None:
                 entry[2].cancel()
                 await asyncio.gather(entry[2], return_exceptions=True)
-                state = await self._tools.bus.job(job)
+                state = await self._tools.bus.jobs.get(job)
                 if state is None or state.state != "cancelled":
                     continue  # fenced off: whoever leases the request now goes on with its jobs
                 await entry[1].cancel_jobs()

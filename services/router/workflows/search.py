@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from common.wire.messages import (
-    CollectionRecord,
-    Hit,
-    RequestResult,
-    SearchResult,
-    SearchWork,
-    encode,
-)
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import Hit, SearchResult, SearchWork
+from common.wire.workflows import RequestResult
 from services.router.admission.dispatcher import SEARCH_CLASSES
 from services.router.responses import json_bodies
 from services.router.text.collections import SearchRequest
@@ -86,7 +82,7 @@ async def find(
     vectors = ask.vectors
     if ask.tokens:
         vectors = await embed(run, "embed", await encoder_of(run, record), ask.tokens, parcel)
-    family = run.tools.bus.search_family(record.id)
+    family = run.tools.bus.writes.search_family(record.id)
     per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
     _, results = await run.gather("search", [family], SEARCH_CLASSES, flat)

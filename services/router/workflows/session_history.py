@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.registry.sessions import history_of
-from common.wire.messages import SessionRecord, Turn
+from common.wire.sessions import SessionRecord, Turn
 from services.router.text.chats import SessionHistory
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.wire.messages import RequestResult
+from common.wire.workflows import RequestResult
 from services.router.workflows.embed import parcels
 from services.router.workflows.grounded import ground
 from services.router.workflows.plans import (

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
-from common.bus import Bus, Lease, NewJob, Notifications
+from common.bus import Bus, NewJob, Notifications
 from common.bus.events import Subscription
 from common.bus.metrics import lane_label
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable
 from common.ids import Family, child_id, family_of
-from common.wire.messages import Event, Result
+from common.registry.sessions import Sessions
+from common.wire.results import Event, Result
+from common.worker.leases import Lease
 from services.router import metrics
 from services.router.admission.policy import LanePolicy
 from services.router.admission.refusals import refusal
@@ -148,8 +150,8 @@ class Workflow:
         self.tools.used[family_of(job)] = self.tools.bus.clock.monotonic()
         try:
             if self.session:
-                await self.tools.bus.note_session_job(self.session, job, self.request)
-            admission = await self.tools.bus.admit(
+                await Sessions(self.tools.bus).note_job(self.session, job, self.request)
+            admission = await self.tools.bus.admission.admit(
                 [NewJob(job, parcel.payload, parcel.items, parcel.tokens)],
                 classes=self.tools.policy.classes(classes),
                 terms=self.tools.policy.terms(classes),
@@ -162,7 +164,7 @@ class Workflow:
         except Unavailable:
             return "refused"
         if admission.outcome == "exists":
-            await self.tools.bus.adopt(job, self.tools.journal.router)
+            await self.tools.bus.jobs.adopt(job, self.tools.journal.router)
         elif admission.outcome == "admitted":
             metrics.ADMITTED.labels(lane_label(family_of(job), admission.lane)).inc()
         return admission.outcome
@@ -173,7 +175,7 @@ class Workflow:
         """Admit all jobs in one step; what is refused then raises. Each is found as existing afterwards."""
         self._open.update(ids)
         tools = self.tools
-        admission = await tools.bus.admit(
+        admission = await tools.bus.admission.admit(
             [
                 NewJob(job, p.payload, p.items, p.tokens)
                 for job, p in zip(ids, parcels, strict=True)
@@ -188,7 +190,7 @@ class Workflow:
         if admission.outcome == "refused":
             raise refusal(admission.reason, admission.retry_after_s)
         for job in ids if admission.outcome == "admitted" else ():
-            if (state := await tools.bus.job(job)) is not None:
+            if (state := await tools.bus.jobs.get(job)) is not None:
                 metrics.ADMITTED.labels(lane_label(family_of(job), state.lane)).inc()
 
     async def _collect(
@@ -219,7 +221,7 @@ class Workflow:
         """Cancel every job of this request that may still run."""
         for job in list(self._open):
             try:
-                await self.tools.bus.cancel(job)
+                await self.tools.bus.control.cancel(job)
             except SpillwayError:
                 return
         self._open.clear()

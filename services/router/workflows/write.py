@@ -13,17 +13,18 @@ import msgspec
 
 from common.bus import Bus
 from common.errors import Conflict, DeadlineExceeded, NotFound
-from common.wire.messages import (
+from common.registry.collections import Collections
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.search import (
     Chunk,
-    CollectionRecord,
     Document,
     DocumentsResult,
     DocumentsWork,
-    RequestResult,
     StoredDocument,
     Write,
-    encode,
 )
+from common.wire.workflows import RequestResult
 from services.router.admission.dispatcher import SEARCH_CLASSES
 from services.router.queue.room import Room
 from services.router.text import collections as texts
@@ -54,13 +55,15 @@ async def await_served(bus: Bus, room: Room, record: CollectionRecord) -> None:
 
 
 async def _served(bus: Bus, room: Room, record: CollectionRecord, shard: int) -> None:
-    family = bus.search_family(record.id)
+    family = bus.writes.search_family(record.id)
     place = room.place(family, 1.0)
     try:
         while True:
             place.look()
-            await bus.ask_for_room(family)  # before the look, so that a start after it is told
-            if await bus.applied(record.id, shard):
+            await bus.admission.ask_for_room(
+                family
+            )  # before the look, so that a start after it is told
+            if await bus.writes.applied(record.id, shard):
                 return
             await place.wait(READY_S)
     finally:
@@ -85,14 +88,14 @@ async def known_of(
                 shard=shard,
             )
             parcels.append(Parcel(encode(work), 1, 0))
-    family = run.tools.bus.search_family(record.id)
+    family = run.tools.bus.writes.search_family(record.id)
     _, results = await run.gather("known", [family], SEARCH_CLASSES, parcels)
     found = (doc for result in results for doc in cast("DocumentsResult", result).documents)
     return {doc.id: doc for doc in found}
 
 
 async def _still_there(run: Workflow, record: CollectionRecord) -> None:
-    current = await run.tools.bus.collection(record.tenant, record.name)
+    current = await Collections(run.tools.bus).get(record.tenant, record.name)
     if current is None:
         raise NotFound(f"collection {record.name!r} was deleted", code="collection_not_found")
     if current.id != record.id:
@@ -100,7 +103,7 @@ async def _still_there(run: Workflow, record: CollectionRecord) -> None:
             f"collection {record.name!r} was replaced meanwhile; send the request again",
             code="collection_changed",
         )
-    if await run.tools.bus.call("EXISTS", reembed_lock(record)):
+    if await run.tools.bus.connection.call("EXISTS", reembed_lock(record)):
         raise Conflict(
             f"collection {record.name!r} is being re-embedded; write to it when that is done",
             code="collection_busy",
@@ -199,11 +202,11 @@ async def _apply(
     """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
     tools, entry = run.tools, ""
     for write in writes:
-        entry = await tools.bus.append_write(record.id, shard, write)
+        entry = await tools.bus.writes.append(record.id, shard, write)
     if not record.name.startswith("."):
         # Looked at again: re-embedding that began meanwhile may have missed these writes, and the client must know.
         await _still_there(run, record)
-    done = await tools.bus.await_applied(
+    done = await tools.bus.writes.await_applied(
         record.id, shard, entry, tools.search_ack, tools.journal, run.deadline_ms
     )
     if not done:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from common.bus import BusDown, Lease, Notifications, keys
+from common.bus import BusDown, Notifications, keys
 from common.bus.keys import own
 from common.errors import DeadlineExceeded, InvalidRequest
-from common.wire.messages import Event
+from common.registry.dead_letters import DeadLetters
+from common.registry.sessions import Sessions
+from common.wire.results import Event
+from common.worker.leases import Lease
 from tests.conftest import PROFILE
 from tests.support.bus import RESULT, Hand, new_job
 from tests.support.bus_chaos import Act, Chaos, Ear, Violation
@@ -74,7 +77,7 @@ class Driver(Chaos):
             options = {"router": router, "tenant": "t", "deadline_ms": deadline, "prefer": prefer}
             options |= turn
             while len(got) < (2 if again else 1):
-                got.append(await bus.admit(jobs, classes=classes, **options))  # type: ignore[arg-type]
+                got.append(await bus.admission.admit(jobs, classes=classes, **options))  # type: ignore[arg-type]
 
         await self.step(Act("admit"), run, hurt=hurt)
         first = got[0]
@@ -83,7 +86,7 @@ class Driver(Chaos):
         if len(got) == 2 and first.outcome != "refused" and got[1].outcome != "exists":
             raise Violation(f"admitted twice: {got}")
         if got[-1].outcome == "refused":
-            if any([await bus.job(job) for job in ids]):
+            if any([await bus.jobs.get(job) for job in ids]):
                 raise Violation(f"refused, and yet there: {got}")
             self.live -= ids
             return
@@ -116,7 +119,7 @@ class Driver(Chaos):
             if ear.task is not None and not ear.task.done() and self.random.random() < 0.5:
                 ear.task.cancel()
                 await asyncio.gather(ear.task, return_exceptions=True)
-                await self.buses[number].adopt(ear.job, self.journals[number].router)
+                await self.buses[number].jobs.adopt(ear.job, self.journals[number].router)
                 self.listen(ear, number)
 
     async def join(self, hurt: str) -> None:
@@ -160,7 +163,7 @@ class Driver(Chaos):
             name = self.random.choice(turns.open)
             turns.open.remove(name)
             turns.deleted.add(name)
-            await self.step(Act("delete_session"), lambda: bus.mark_session_deleted(name))
+            await self.step(Act("delete_session"), lambda: Sessions(bus).mark_deleted(name))
         await turns.create(bus)
 
     async def emit(self, hurt: str) -> None:
@@ -172,7 +175,7 @@ class Driver(Chaos):
         )
         events, wrong = {}, self.random.random() < 0.1
         for lease in leases:
-            length = len(await hand.bus.log(lease.job))
+            length = len(await hand.bus.jobs.log(lease.job))
             data = self.random.randbytes(self.random.choice([3, 300, 5000]))
             events[lease.job] = Event(index=length + wrong, kind="progress", data=data)
         act = Act("emit", hand.worker, frozenset(events), emits=True, fails=wrong)
@@ -230,7 +233,7 @@ class Driver(Chaos):
         hand, leases = self.random.choice(acting)
         lease = self.random.choice(leases)
         kind = self.random.choice(["result", "fail", "emit"])
-        event = Event(index=len(await hand.bus.log(lease.job)), kind="progress")
+        event = Event(index=len(await hand.bus.jobs.log(lease.job)), kind="progress")
         runs: dict[str, Any] = {
             "result": lambda: hand.finish(lease, RESULT, **self.turns.end_of(lease.job)),
             "fail": lambda: hand.fail(lease, "x", "y"),
@@ -280,10 +283,12 @@ class Driver(Chaos):
 
         async def run() -> None:
             await hand.settle()
-            for cls in await hand.bus.use(self.family):
+            for cls in await hand.bus.lanes.use(self.family):
                 if cls.startswith("w.") and cls != own(hand.worker):
                     shared = hand.record.classes[0]
-                    await hand.bus.settle_own_lane(self.family, cls[2:], hand.worker, shared)
+                    await hand.bus.recovery.settle_own_lane(
+                        self.family, cls[2:], hand.worker, shared
+                    )
 
         await self.step(Act("settle", settles=True), run, hurt=hurt)
 
@@ -292,7 +297,7 @@ class Driver(Chaos):
         if (hand := self.worker()) is not None:
             target = hand.record.classes[0]
             source = "cpu" if target == "gpu" else "gpu"
-            run = lambda: hand.bus.move(self.family, source, target, hand.worker)  # noqa: E731
+            run = lambda: hand.bus.recovery.move(self.family, source, target, hand.worker)  # noqa: E731
             await self.step(Act("move"), run, hurt=hurt)
 
     async def reap(self, hurt: str) -> None:
@@ -300,7 +305,7 @@ class Driver(Chaos):
         got: list[Any] = []
 
         async def run() -> None:
-            got.append(await self.buses[2].reap(self.family, ("gpu", "cpu")))
+            got.append(await self.buses[2].recovery.reap(self.family, ("gpu", "cpu")))
 
         await self.step(Act("reap"), run, hurt=hurt)
         if got and got[0][2]:
@@ -311,7 +316,7 @@ class Driver(Chaos):
         if self.live:
             job = self.random.choice(sorted(self.live))
             self.cancelled.add(job)
-            await self.step(Act("cancel"), lambda: self.buses[0].cancel(job), hurt=hurt)
+            await self.step(Act("cancel"), lambda: self.buses[0].control.cancel(job), hurt=hurt)
 
     async def storm(self, hurt: str) -> None:
         """Several workers settle, take, move, reap and reconcile at the same moment."""
@@ -323,8 +328,8 @@ class Driver(Chaos):
                 hand.settle,
                 hand._reconcile,
                 lambda: hand.take(2, self.random.choice(hand.record.classes)),
-                lambda: hand.bus.move(self.family, other, cls, hand.worker),
-                lambda: hand.bus.reap(self.family, ("gpu", "cpu")),
+                lambda: hand.bus.recovery.move(self.family, other, cls, hand.worker),
+                lambda: hand.bus.recovery.reap(self.family, ("gpu", "cpu")),
             ]
             for op in self.random.sample(ops, 3):
                 reply = await op()
@@ -396,7 +401,7 @@ class Driver(Chaos):
         for ear in ears:
             assert ear.task is not None
             await asyncio.wait_for(ear.task, 10)
-            logged = await self.buses[0].log(ear.job)
+            logged = await self.buses[0].jobs.log(ear.job)
             if ear.seen != logged:
                 raise Violation(f"{ear.job}: heard {ear.seen}, logged {logged}")
             del self.ears[ear.job]
@@ -426,10 +431,10 @@ class Driver(Chaos):
             raise Violation(f"never ended: {self.live}")
         await self.judge(list(self.ears.values()))
         await self.reap("")
-        used = await self.buses[0].use(self.family)
+        used = await self.buses[0].lanes.use(self.family)
         if any(value != (0, 0) for value in used.values()):
             raise Violation(f"all is over, and yet in use: {used}")
-        letters = await self.buses[0].dead_letters(self.family)
+        letters = await DeadLetters(self.buses[0]).all(self.family)
         if len(letters) != self.counts.get("dead", 0):
             raise Violation(f"{self.counts.get('dead')} convicted, {len(letters)} dead letters")
 

@@ -11,21 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from common.bus import (
-    Admission,
-    Bus,
-    BusDown,
-    BusFull,
-    Consumer,
-    Lease,
-    NewJob,
-    Notifications,
-    keys,
-)
+from common.bus import Admission, Bus, BusDown, BusFull, NewJob, Notifications, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.wire.messages import Event
+from common.registry.idempotency import Idempotency
+from common.wire.results import Event
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from tests.conftest import PROFILE
 from tests.support.bus import (
     EMBED,
@@ -63,7 +56,7 @@ class Mesh:
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.journal = Notifications(bus, "r1")
+        self.journal = Notifications(bus.connection, "r1")
         self.accepted: list[NewJob] = []
         self.refused: list[Admission | Exception] = []
         self.generations = 0
@@ -157,12 +150,12 @@ async def test_killed_under_load(redis_server: Server, tmp_path: Path) -> None:
         assert len(m.accepted) == 150
         for job in m.accepted:
             assert (await outcome(m.bus, job)).kind == "result"
-            found = await m.bus.job(job.id)
+            found = await m.bus.jobs.get(job.id)
             assert found is not None
             assert found.suspicions == 0
         assert [c.generation for c in m.consumers] == [0, 0]
         assert await differences(m.bus) == []
-        assert (await m.bus.use(EMBED))["gpu"] == (0, 0)
+        assert (await m.bus.lanes.use(EMBED))["gpu"] == (0, 0)
 
 
 @pytest.mark.soak
@@ -195,7 +188,7 @@ async def test_paused(redis_server: Server, tmp_path: Path) -> None:
         m.hold.set()
         assert await m.outcomes() == ["result"] * 20
         for job in m.accepted:
-            found = await m.bus.job(job.id)
+            found = await m.bus.jobs.get(job.id)
             assert found is not None
             assert found.suspicions == 0
         assert m.worked == 20
@@ -211,10 +204,12 @@ async def test_read_only(redis_server: Server, tmp_path: Path) -> None:
         assert await m.outcomes() == ["result"] * 5
         redis_server.command("REPLICAOF", "127.0.0.1", 1)
         with pytest.raises(BusDown):
-            await m.bus.call("SET", "x", "1", timeout_s=0.2)
+            await m.bus.connection.call("SET", "x", "1", timeout_s=0.2)
         with pytest.raises(BusDown):
-            await m.bus.script("cancel", [keys.use(EMBED)] * 5, ["x", "gpu"], timeout_s=0.2)
-        assert not m.bus.reachable
+            await m.bus.connection.script(
+                "cancel", [keys.use(EMBED)] * 5, ["x", "gpu"], timeout_s=0.2
+            )
+        assert not m.bus.connection.reachable
         redis_server.command("REPLICAOF", "NO", "ONE")
         await m.offer(5)
         assert await m.outcomes() == ["result"] * 10
@@ -228,7 +223,7 @@ async def test_emptied(redis_server: Server, tmp_path: Path) -> None:
         assert await m.outcomes() == ["result"] * 3
         redis_server.flush()
         for _ in range(100):
-            if await m.bus.workers(EMBED):
+            if await m.bus.workers.living(EMBED):
                 break
             await asyncio.sleep(0.1)
         await m.offer(3)
@@ -259,16 +254,16 @@ async def test_full(redis_server: Server, tmp_path: Path) -> None:
         full = await admit(m.bus, job)
         assert (full.outcome, full.reason) == ("refused", "bus_full")
         assert full.retry_after_s > 0
-        assert await m.bus.job(job.id) is None
+        assert await m.bus.jobs.get(job.id) is None
         assert (await admit(m.bus, m.accepted[0])).outcome == "exists"
         with pytest.raises(BusFull):
-            await m.bus.claim("t", "k", b"h", job_id(Family("request"), ulid()))
+            await Idempotency(m.bus).claim("t", "k", b"h", job_id(Family("request"), ulid()))
         m.hold.set()
         assert await m.outcomes() == ["result"] * 6
         await asyncio.sleep(1.2)
         assert [c.generation for c in m.consumers] == [0]
         assert await differences(m.bus) == []
-        assert [w.worker for w in await m.bus.workers(EMBED)] == ["gpu-a"]
+        assert [w.worker for w in await m.bus.workers.living(EMBED)] == ["gpu-a"]
         await asyncio.to_thread(empty, redis_server)
         await m.offer(3)
         assert await m.outcomes() == ["result"] * 9
@@ -286,15 +281,15 @@ async def test_every_script_at_the_limit(redis_server: Server, tmp_path: Path) -
     assert await a.step([leases[0]], {jobs[0].id: Event(index=0, kind="progress")}) == set()
     assert await a.finish(leases[0], RESULT, index=1) == "ok"
     assert await a.fail(leases[1], "x", "y") == "returned"
-    assert await bus.cancel(jobs[2].id) == "flagged"
-    assert await bus.cancel(jobs[5].id) == "removed"
+    assert await bus.control.cancel(jobs[2].id) == "flagged"
+    assert await bus.control.cancel(jobs[5].id) == "removed"
     await a.give_back([leases[3]])
     fresh = await Hand(bus, EMBED, "fresh", "gpu", "new").join()
     await a.die()
     reached(bus)
     assert sorted(await b.settle()) == ["cancelled", "returned"]
     assert {x.job for x in await fresh.take(5)} == {jobs[n].id for n in (1, 3, 4)}
-    assert (await bus.reap(EMBED, ["gpu"]))[2] == []
+    assert (await bus.recovery.reap(EMBED, ["gpu"]))[2] == []
     assert [await state(bus, jobs[n]) for n in (0, 2, 5)] == ["result", "cancelled", "cancelled"]
     await bus.close()
 
@@ -346,8 +341,8 @@ async def test_abandoned_waiters_break_nothing(redis_server: Server, tmp_path: P
     bus = await open_bus(redis_server.url, str(tmp_path))
 
     async def ask(number: int) -> None:
-        await bus.call("SET", f"k{number}", number)
-        assert await bus.call("GET", f"k{number}") == b"%d" % number
+        await bus.connection.call("SET", f"k{number}", number)
+        assert await bus.connection.call("GET", f"k{number}") == b"%d" % number
 
     tasks = [asyncio.create_task(ask(n)) for n in range(500)]
     await asyncio.sleep(0.01)

@@ -15,7 +15,10 @@ from typing import Any
 from bench import random_models
 from common.bus import Notifications
 from common.ids import Family
-from common.wire.messages import GenerateWork, SamplingParams
+from common.registry.dead_letters import DeadLetters
+from common.registry.models import Models
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
 from services.adapters.generate.loop import AHEAD
 from tests.integration.engine.test_generation import said
 from tests.support.engine import FAMILY, Desk, HeldRunner, Worker, running, text_of, tokens_of, work
@@ -43,7 +46,7 @@ def process(config: Any, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
 async def live(bus: Any, family: Family, count: int) -> None:
     """Wait until so many workers live."""
     async with asyncio.timeout(60):
-        while len(await bus.workers(family)) < count:  # noqa: ASYNC110 - the registry has no event
+        while len(await bus.workers.living(family)) < count:  # noqa: ASYNC110 - the registry has no event
             await asyncio.sleep(0.05)
 
 
@@ -71,8 +74,8 @@ async def test_a_stopped_worker(bus: Any, desk: Desk, config: Any) -> None:
             assert result.completion_tokens == 250
         one.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(one.wait, 40) == 0
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
-    assert await bus.dead_letters(FAMILY) == []
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+    assert await DeadLetters(bus).all(FAMILY) == []
 
 
 async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
     random_models.write(tmp_path / "m", "llama", random_models.settings("llama", 1))
     flags = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"), "--threads", "1")
     flags += ("--device", "cpu", "--step-tokens", "16", "--kv-bytes", str(4 << 20))
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     family = Family("chat.m")
     with (
@@ -88,8 +91,8 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
         process(config, *flags, "--instance", "b") as two,
     ):
         await live(bus, family, 2)
-        pids = {record.worker: record.pid for record in await bus.workers(family)}
-        card = (await bus.cards())["m"]
+        pids = {record.worker: record.pid for record in await bus.workers.living(family)}
+        card = (await Models(bus).cards())["m"]
         desk = Desk(bus, journal, family)
         asked = GenerateWork(
             fingerprint=card.fingerprint,
@@ -103,7 +106,7 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
         expected, _ = await desk.result(await desk.admit(asked))
         job = await desk.admit(asked)
         before = await desk.until(job, 10)
-        (holder,) = await bus.pending(family, "gpu")
+        (holder,) = await bus.lanes.pending(family, "gpu")
         (one if one.pid == pids[holder] else two).kill()
         found, result = await desk.result(job)
     await journal.stop()
@@ -132,7 +135,7 @@ async def test_redis_restarts_and_stands_still(bus: Any, desk: Desk, redis_serve
         for prompt, job in jobs.items():
             assert await desk.text(job) == said(prompt, 200)
         assert worker.no_page_held()
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_a_new_incarnation_drops_its_sequences(bus: Any, desk: Desk) -> None:
@@ -142,10 +145,10 @@ async def test_a_new_incarnation_drops_its_sequences(bus: Any, desk: Desk) -> No
         job = await desk.admit(work("x", max_new=300))
         before = await desk.until(job, 10)
         name = worker.consumer.worker
-        await bus.call("DEL", f"{{{FAMILY}}}:heart:{name}")
+        await bus.connection.call("DEL", f"{{{FAMILY}}}:heart:{name}")
         pieces, _ = await desk.result(job)
         assert worker.consumer.worker != name
         assert text_of(pieces) == said("x", 300)
         assert pieces[: len(before)] == before
         assert worker.no_page_held()
-    assert (await bus.job(job)).attempts <= 1
+    assert (await bus.jobs.get(job)).attempts <= 1

@@ -19,7 +19,10 @@ import pytest
 from bench import random_models
 from common.bus import Notifications
 from common.ids import Family, job_id, ulid
-from common.wire.messages import GenerateWork, Piece, SamplingParams
+from common.registry.dead_letters import DeadLetters
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
+from common.wire.results import Piece
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits
 from loadgen import proc
@@ -74,7 +77,7 @@ async def one(desk: Desk, expected: Alone, draw: random.Random) -> str:
         return "refused"
     if way == "cancel":
         await asyncio.sleep(draw.uniform(0.0, 0.2))
-        await desk.bus.cancel(job)
+        await desk.bus.control.cancel(job)
     event = await desk.end(job)
     pieces: Sequence[Piece] = await desk.pieces(job)
     tokens, text = tokens_of(pieces), text_of(pieces)
@@ -95,7 +98,7 @@ async def test_full_load(
     draw, model = random.Random(seed), tmp_path / "m"
     print(f"seed {seed}")
     random_models.write(model, "llama", random_models.settings("llama", 1))
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     family = Family("chat.m")
     desk = Desk(bus, journal, family)
@@ -141,8 +144,8 @@ async def test_full_load(
     assert held['spillway_page_move_bytes_total{move="put"}'] > 0
     assert not any(count for name, count in held.items() if "unsound_pages_total" in name)
     assert rss[-1] - rss[0] < GROWTH_BYTES
-    assert await bus.use(family) == {"gpu": (0, 0)}
-    assert await bus.dead_letters(family) == []
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
+    assert await DeadLetters(bus).all(family) == []
 
 
 async def until_free(port: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common.errors import Unavailable
-from common.wire.messages import DocumentsWork, Write
+from common.wire.search import DocumentsWork, Write
 from services.vector_search.shard import Shard
 from tests.support.vectors import DIMENSION, ask, document, full_disk, settle, shard, write
 

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from common.bus import Bus, Consumer, NewJob, Notifications
+from common.bus import Bus, NewJob, Notifications
 from common.ids import Family, job_id, ulid
-from common.wire.messages import EmbedResult, Event, WorkerRecord, decode_result
+from common.registry.dead_letters import DeadLetters
+from common.wire.registry import WorkerRecord
+from common.wire.results import EmbedResult, Event, decode_result
+from common.worker.consumer import Consumer
 from engine.device import ComputeThread
 from engine.encoder.calibration import calibrate
 from services.adapters.encode.loop import EmbeddingLoop
@@ -34,7 +37,7 @@ class Desk:
     async def admit(self, *texts: list[int], seconds: float = WAIT_S, payload: bytes = b"") -> str:
         job = job_id(FAMILY, ulid())
         tokens = sum(len(text) for text in texts)
-        admission = await self.bus.admit(
+        admission = await self.bus.admission.admit(
             [NewJob(job, payload or work(*texts), max(1, len(texts)), max(1, tokens))],
             classes=("gpu",),
             router="r1",
@@ -100,7 +103,7 @@ def ended(outcome: str) -> float:
 @pytest.fixture
 async def desk(bus: Any) -> AsyncIterator[Desk]:
     """Return a router's side of the bus."""
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     yield Desk(bus, journal)
     await journal.stop()
@@ -143,10 +146,10 @@ async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
         assert [end.kind for end in ends] == ["dead", "dead"]
     assert ended("dead") == dead + 2
     assert ended("ok") == ok + 7
-    letters = await bus.dead_letters(FAMILY)
+    letters = await DeadLetters(bus).all(FAMILY)
     assert sorted(letter.job for letter in letters) == sorted(bad)
     assert {letter.attempts for letter in letters} == {3}
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_a_job_whose_end_cannot_be_told(
@@ -168,7 +171,7 @@ async def test_a_job_whose_end_cannot_be_told(
         for n, job in zip(range(2, 6), jobs, strict=True):
             assert rows(await desk.end(job)) == [TinyModel.row([n])]
     assert len(failed) == 1
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_refusals(bus: Any, desk: Desk) -> None:
@@ -180,7 +183,7 @@ async def test_refusals(bus: Any, desk: Desk) -> None:
         assert (junk.kind, junk.code) == ("error", "invalid_request")
         assert (other.kind, other.code) == ("error", "unavailable")
         assert worker.model.batches == []
-    assert await bus.dead_letters(FAMILY) == []
+    assert await DeadLetters(bus).all(FAMILY) == []
 
 
 async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) -> None:
@@ -195,7 +198,7 @@ async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) 
         async with asyncio.timeout(WAIT_S):
             while len(worker.consumer.held) < 3:  # noqa: ASYNC110 - the bus has no event for it
                 await asyncio.sleep(0.01)
-        assert await bus.cancel(cancelled) == "flagged"
+        assert await bus.control.cancel(cancelled) == "flagged"
         await asyncio.sleep(0.3)
         worker.model.gate.set()
 
@@ -204,7 +207,7 @@ async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) 
         assert (await desk.end(late)).kind == "expired"
         computed = {tuple(text) for batch in worker.model.batches for text in batch}
         assert computed == {(1,)}
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
@@ -222,9 +225,9 @@ async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
         await stopping
 
     assert [rows(event) for event in events] == [[TinyModel.row([n])] for n in range(1, 12)]
-    states = [await bus.job(job) for job in jobs]
+    states = [await bus.jobs.get(job) for job in jobs]
     assert max(state.attempts for state in states) <= 1
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:

@@ -8,10 +8,12 @@ from typing import Any, Self
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from common.bus import Bus, Consumer, NewJob, keys
+from common.bus import Bus, NewJob, keys
 from common.bus.admission import Terms
 from common.ids import Family, job_id, ulid
-from common.wire.messages import DepthRecord, WorkerRecord, decode
+from common.wire.message import decode
+from common.wire.registry import DepthRecord, WorkerRecord
+from common.worker.consumer import Consumer
 from engine.device import ComputeThread
 from engine.encoder.calibration import calibrate
 from engine.encoder.simulated import SimulatedEncoder
@@ -58,18 +60,20 @@ class Worker:
 async def ask(bus: Bus) -> str:
     """Ask the door for one query by depths in queries; return the lane or why not."""
     job = NewJob(job_id(FAMILY, ulid()), b"", 1, 75)
-    admission = await bus.admit(
+    admission = await bus.admission.admit(
         [job], classes=("gpu", "cpu"), router="r", tenant="t",
         deadline_ms=bus.clock.now_ms() + 60_000, terms=Terms("count"),
     )  # fmt: skip
     if admission.outcome == "admitted":
-        await bus.cancel(job.id)
+        await bus.control.cancel(job.id)
     return admission.lane or admission.reason
 
 
 async def found(bus: Bus) -> list[DepthRecord]:
     """Return what is kept of the family's devices."""
-    return [decode(raw, DepthRecord) for raw in await bus.call("HVALS", keys.depths(FAMILY))]
+    return [
+        decode(raw, DepthRecord) for raw in await bus.connection.call("HVALS", keys.depths(FAMILY))
+    ]
 
 
 async def test_probes_then_opens(bus: Any) -> None:
@@ -89,7 +93,7 @@ async def test_probes_then_opens(bus: Any) -> None:
         assert batches >= len(kept.points)
         assert 0 < kept.depth <= 35  # no device of this cost answers 36 within its objective
         assert first.consumer.record.depth_queries == kept.depth
-        bus.forget_roster(FAMILY)
+        bus.workers.forget(FAMILY)
         assert await ask(bus) == "gpu"
     async with Worker(bus, "gpu", 0.004, 0.01, 0.15) as second:
         await second.finder.find(second.stopping)
@@ -103,7 +107,7 @@ async def test_a_device_that_always_misses(bus: Any) -> None:
         await worker.finder.find(worker.stopping)
         (kept,) = await found(bus)
         assert (kept.by_line, kept.depth) == (0, 0)
-        bus.forget_roster(FAMILY)
+        bus.workers.forget(FAMILY)
         assert await ask(bus) == "depth"
 
 

@@ -19,15 +19,10 @@ from common.bus import NewJob, Notifications
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family, job_id, ulid
-from common.wire.messages import (
-    EmbedResult,
-    EmbedWork,
-    Result,
-    ScoreResult,
-    ScoreWork,
-    decode_result,
-    encode,
-)
+from common.registry.models import Models
+from common.wire.jobs import EmbedWork, ScoreWork
+from common.wire.message import encode
+from common.wire.results import EmbedResult, Result, ScoreResult, decode_result
 from engine.models.encoders.encoder import Encoder
 from services.adapters.worker import load_models
 from tests.support import encoder_models
@@ -57,11 +52,11 @@ async def compute(
     bus: Any, family: Family, work: EmbedWork | ScoreWork, size: tuple[int, int]
 ) -> Result:
     """Admit one job to either lane and return its result."""
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     job = job_id(family, ulid())
     deadline = bus.clock.now_ms() + 30_000
-    admission = await bus.admit(
+    admission = await bus.admission.admit(
         [NewJob(job, encode(work), *size)],
         classes=("gpu", "cpu"),
         router="r1",
@@ -79,7 +74,7 @@ async def live(bus: Any, family: Family, count: int) -> list[Any]:
     """Wait until `count` workers live."""
     async with asyncio.timeout(START_S):
         while True:
-            found = await bus.workers(family)
+            found = await bus.workers.living(family)
             if len(found) >= count:
                 return list(found)
             await asyncio.sleep(0.1)
@@ -91,7 +86,7 @@ async def test_both_lanes_give_the_same_vectors(bus: Any, config: Any) -> None:
     processes = [start("gpu_worker", config, "--device", "cpu", "--threads", "1")]
     try:
         await live(bus, family, 1)
-        card = (await bus.cards())["minilm"]
+        card = (await Models(bus).cards())["minilm"]
         tokens = [[101, 2003, 102], [101, *range(2000, 2040), 102]]
         first = await embed(bus, family, card.fingerprint, tokens)
         processes.append(start("cpu_worker", config, "--threads", "1", "--instance", "b"))
@@ -109,8 +104,8 @@ async def test_both_lanes_give_the_same_vectors(bus: Any, config: Any) -> None:
             process.communicate()
     rows = [np.frombuffer(result.vectors, "<f4").reshape(2, 384) for result in (first, second)]
     assert ((rows[0] * rows[1]).sum(axis=1) >= 0.9995).all()
-    assert await bus.workers(family) == []
-    assert json.loads(await bus.tokenizer("minilm"))["truncation"] is None
+    assert await bus.workers.living(family) == []
+    assert json.loads(await Models(bus).tokenizer("minilm"))["truncation"] is None
 
 
 async def test_the_sim_device(bus: Any, config: Any) -> None:
@@ -118,7 +113,7 @@ async def test_the_sim_device(bus: Any, config: Any) -> None:
     process = start("gpu_worker", config, "--device", "sim", "--alpha", "0.001", "--beta", "0.004")
     try:
         (record,) = await live(bus, Family("embed.sim"), 1)
-        card = (await bus.cards())["sim"]
+        card = (await Models(bus).cards())["sim"]
         one = await embed(bus, Family("embed.sim"), card.fingerprint, [[1, 2], [3]])
         two = await embed(bus, Family("embed.sim"), card.fingerprint, [[3], [1, 2]])
         process.send_signal(signal.SIGTERM)
@@ -143,7 +138,7 @@ async def test_rerank_has_its_own_family(bus: Any, config: Any, tmp_path: Path) 
     try:
         await live(bus, Family("rerank.small-ranker"), 1)
         await live(bus, Family("embed.small-encoder"), 1)
-        card = (await bus.cards())["small-ranker"]
+        card = (await Models(bus).cards())["small-ranker"]
         pairs, types = (
             encoder_models.texts(3),
             [[0] * len(text) for text in encoder_models.texts(3)],

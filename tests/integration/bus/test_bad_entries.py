@@ -9,8 +9,9 @@ import pytest
 from common.bus import Bus, Notifications, keys
 from common.bus.keys import RETURNED
 from common.ids import Family, family_of
-from common.registry.deletion import digest_of
-from common.wire.messages import Write
+from common.registry.dead_letters import DeadLetters
+from common.registry.deletion import Deletions, digest_of
+from common.wire.search import Write
 from tests.integration.supervision.poison import LOG_POISON, STREAM_POISON, lane_poison
 from tests.support.bus import RESULT, Hand, admit, differences, must, new_job, outcome, state
 
@@ -23,18 +24,18 @@ UNREADABLE = [kind for kind in KINDS if kind not in UNKNOWN]
 async def poison(bus: Bus, family: Family, kind: str, cls: str = "gpu") -> str:
     """Put one bad entry on a lane; its id."""
     fields = lane_poison(family)[kind]
-    entry: bytes = await bus.call("XADD", keys.lane(family, cls), "*", *fields)
+    entry: bytes = await bus.connection.call("XADD", keys.lane(family, cls), "*", *fields)
     return entry.decode()
 
 
 async def convicted(bus: Bus, family: Family, cls: str = "gpu") -> None:
     """Check that one dead letter was made, bounded in size, and that the lane is empty and its use right."""
-    (letter,) = await bus.dead_letters(family)
+    (letter,) = await DeadLetters(bus).all(family)
     assert letter.code == "bad_entry"
     assert family_of(letter.job) == family
     assert len(letter.payload) <= 8192
-    assert await bus.call("XLEN", keys.lane(family, cls)) == 0
-    assert await bus.pending(family, cls) == {}
+    assert await bus.connection.call("XLEN", keys.lane(family, cls)) == 0
+    assert await bus.lanes.pending(family, cls) == {}
     assert await differences(bus, family) == []
 
 
@@ -47,11 +48,11 @@ async def test_read(bus: Bus, family: Family, kind: str) -> None:
 
     (lease,) = await hand.pull(10)
     assert lease.job == job.id
-    assert [x.code for x in await bus.dead_letters(family)] == ["bad_entry"]
-    assert await bus.use(family) == {"gpu": (1, 10)}
+    assert [x.code for x in await DeadLetters(bus).all(family)] == ["bad_entry"]
+    assert await bus.lanes.use(family) == {"gpu": (1, 10)}
 
     await hand.give_back([lease])
-    assert await bus.cancel(job.id) == "removed"
+    assert await bus.control.cancel(job.id) == "removed"
     await convicted(bus, family)
 
 
@@ -62,8 +63,8 @@ async def test_held_by_the_dead(bus: Bus, family: Family, kind: str) -> None:
     await Hand(bus, family, "dead").join()
     await poison(bus, family, kind)
     lane = keys.lane(family, "gpu")
-    await bus.call("XREADGROUP", "GROUP", keys.GROUP, "dead", "STREAMS", lane, ">")
-    await bus.call("DEL", keys.heart(family, "dead"))
+    await bus.connection.call("XREADGROUP", "GROUP", keys.GROUP, "dead", "STREAMS", lane, ">")
+    await bus.connection.call("DEL", keys.heart(family, "dead"))
 
     await hand.settle()
 
@@ -76,8 +77,8 @@ async def test_handed_over(bus: Bus, family: Family, kind: str) -> None:
     hand = await Hand(bus, family, "w").join()
     entry = await poison(bus, family, kind)
     lane = keys.lane(family, "gpu")
-    await bus.call("XREADGROUP", "GROUP", keys.GROUP, "other", "STREAMS", lane, ">")
-    await bus.call("XCLAIM", lane, keys.GROUP, RETURNED, 0, entry, "JUSTID")
+    await bus.connection.call("XREADGROUP", "GROUP", keys.GROUP, "other", "STREAMS", lane, ">")
+    await bus.connection.call("XCLAIM", lane, keys.GROUP, RETURNED, 0, entry, "JUSTID")
 
     assert await hand.take(5) == []
 
@@ -97,12 +98,12 @@ async def test_unread(bus: Bus, family: Family, kind: str, how: str) -> None:
     await poison(bus, family, kind, cls)
 
     if how == "moved":
-        assert await bus.move(family, "gpu", "cpu", "w") == []
+        assert await bus.recovery.move(family, "gpu", "cpu", "w") == []
     elif how == "reaped":
         await differences(bus, family)
     else:
         await hand.settle()  # time has passed, says the hand
-        await bus.settle_own_lane(family, "dead", "w", "gpu")
+        await bus.recovery.settle_own_lane(family, "dead", "w", "gpu")
 
     await convicted(bus, family, cls)
 
@@ -130,8 +131,8 @@ async def test_no_job(bus: Bus, family: Family, kind: str, how: str) -> None:
 
     assert not hand.held or how == "settled"
     await convicted(bus, family)
-    assert await bus.job(lease.job) is None
-    assert not await bus.call("EXISTS", keys.job(lease.job))
+    assert await bus.jobs.get(lease.job) is None
+    assert not await bus.connection.call("EXISTS", keys.job(lease.job))
 
 
 async def test_a_job_ends_with_its_entry(bus: Bus, family: Family) -> None:
@@ -139,12 +140,12 @@ async def test_a_job_ends_with_its_entry(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "w").join()
     (job,) = await must(bus, new_job(family))
     lane = keys.lane(family, "gpu")
-    (found,) = await bus.call("XRANGE", lane, "-", "+")
+    (found,) = await bus.connection.call("XRANGE", lane, "-", "+")
     entry, flat = found
     fields = dict(zip(flat[::2], flat[1::2], strict=True)) | {b"i": b"many"}
-    await bus.call("DEL", lane)
-    await bus.call("XADD", lane, entry, *[x for pair in fields.items() for x in pair])
-    await bus.call("XGROUP", "CREATE", lane, keys.GROUP, "0")
+    await bus.connection.call("DEL", lane)
+    await bus.connection.call("XADD", lane, entry, *[x for pair in fields.items() for x in pair])
+    await bus.connection.call("XGROUP", "CREATE", lane, keys.GROUP, "0")
 
     assert await hand.pull(5) == []
 
@@ -166,23 +167,23 @@ async def test_many(bus: Bus, family: Family) -> None:
     leases = await hand.pull(1000)
 
     assert [lease.job for lease in leases] == [job.id for job in jobs]
-    letters = await bus.dead_letters(family)
+    letters = await DeadLetters(bus).all(family)
     assert len(letters) == 20 * len(UNREADABLE)
 
 
 async def test_bad_dead_letters(bus: Bus, family: Family) -> None:
     """Nonsense among the dead letters is passed over by who lists or drops them."""
     hand = await Hand(bus, family, "w").join()
-    await bus.call("XADD", keys.dead(family), "*", "x", "y")
-    await bus.call("XADD", keys.dead(family), "*", "job", b"\xff", "items", "many")
+    await bus.connection.call("XADD", keys.dead(family), "*", "x", "y")
+    await bus.connection.call("XADD", keys.dead(family), "*", "job", b"\xff", "items", "many")
     (job,) = await must(bus, new_job(family))
     for _ in range(3):
         (lease,) = [*await hand.pull(), *await hand.take()]
         await hand.fail(lease, "job_failed", "it raised")
 
-    assert [x.job for x in await bus.dead_letters(family)] == [job.id]
-    assert await bus.drop_dead_letter(job.id)
-    assert await bus.dead_letters(family) == []
+    assert [x.job for x in await DeadLetters(bus).all(family)] == [job.id]
+    assert await DeadLetters(bus).drop(job.id)
+    assert await DeadLetters(bus).all(family) == []
     assert (await admit(bus, new_job(family))).outcome == "admitted"
 
 
@@ -193,11 +194,11 @@ async def test_log(bus: Bus, family: Family) -> None:
     (lease,) = await hand.pull()
     assert await hand.finish(lease, RESULT) == "ok"
     for item in 10 * LOG_POISON:
-        await bus.call("LPUSH", keys.log(job.id), item)
-        await bus.call("RPUSH", keys.log(job.id), item)
+        await bus.connection.call("LPUSH", keys.log(job.id), item)
+        await bus.connection.call("RPUSH", keys.log(job.id), item)
 
-    (event,) = await bus.log(job.id)
-    journal = Notifications(bus, "another")
+    (event,) = await bus.jobs.log(job.id)
+    journal = Notifications(bus.connection, "another")
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(journal.stop)
         assert await journal.end(job.id, bus.clock.now_ms() + 60_000) == event
@@ -207,12 +208,12 @@ async def test_log(bus: Bus, family: Family) -> None:
 async def test_journal(bus: Bus, family: Family) -> None:
     """A router hears a ring behind nonsense in its journal without a look at the log."""
     hand = await Hand(bus, family, "w").join()
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     try:
         (job,) = await must(bus, new_job(family))
         bell = journal.bell(job.id, family)
         for fields in STREAM_POISON:
-            await bus.call("XADD", keys.journal(family, "r1"), "*", *fields)
+            await bus.connection.call("XADD", keys.journal(family, "r1"), "*", *fields)
         (lease,) = await hand.pull()
         await hand.finish(lease, RESULT)
 
@@ -228,11 +229,11 @@ async def test_journal(bus: Bus, family: Family) -> None:
 async def test_forgets(bus: Bus, family: Family) -> None:
     """Bad entries of the stream of deletions are told as such, so that a worker goes on behind them."""
     for fields in STREAM_POISON:
-        await bus.call("XADD", keys.forgets(family), "*", *fields)
+        await bus.connection.call("XADD", keys.forgets(family), "*", *fields)
     session = new_job(family).id
-    await bus.ask_to_forget(session, [b"p" * 16])
+    await Deletions(bus).announce(session, [b"p" * 16])
 
-    *bad, good = await bus.forgets(family, "0-0")
+    *bad, good = await Deletions(bus).read(family, "0-0")
 
     assert [(each.session, each.ids) for each in bad] == len(STREAM_POISON) * [(b"", [])]
     assert (good.session, good.ids) == (digest_of(session), [b"p" * 16])
@@ -240,13 +241,13 @@ async def test_forgets(bus: Bus, family: Family) -> None:
 
 async def test_writes(bus: Bus) -> None:
     """Bad entries of a shard's writes come as such, in order, so that a replica counts them and goes on."""
-    name = keys.writes(bus.search_family("c"), "c", 0)
+    name = keys.writes(bus.writes.search_family("c"), "c", 0)
     for fields in STREAM_POISON:
-        await bus.call("XADD", name, "*", *fields)
+        await bus.connection.call("XADD", name, "*", *fields)
     write = Write(request="r", index=0, router="r1")
-    entry = await bus.append_write("c", 0, write)
+    entry = await bus.writes.append("c", 0, write)
 
-    *bad, good = await bus.read_writes({("c", 0): "0-0"})
+    *bad, good = await bus.writes.read({("c", 0): "0-0"})
 
     assert [isinstance(each[3], ValueError) for each in bad] == len(STREAM_POISON) * [True]
     assert good == ("c", 0, entry, write)

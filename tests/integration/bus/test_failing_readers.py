@@ -22,7 +22,7 @@ async def test_a_journals_reader_is_begun_again(
         pauses.append(seconds)
 
     supervisor, before = Supervisor(pause=pause), RESTARTS._value.get()
-    journal = Notifications(bus, "r1", supervisor=supervisor)
+    journal = Notifications(bus.connection, "r1", supervisor=supervisor)
     ring, failed = journal._ring, []
 
     def rings(*args: Any) -> None:
@@ -59,7 +59,7 @@ async def test_a_lease_let_go_is_tried_again(bus: Bus, family: Family) -> None:
     for _ in range(2):  # strange once may be on its way
         await hand._reconcile()
 
-    assert await bus.pending(family, "gpu") == {keys.RETURNED: 1}
+    assert await bus.lanes.pending(family, "gpu") == {keys.RETURNED: 1}
     (again,) = await hand.take()
     assert again.job == job.id
     assert await hand.finish(again, RESULT) == "ok"

@@ -9,7 +9,8 @@ import pytest
 from common.bus import Bus, keys
 from common.bus.former import adopt_former, remove_former
 from common.ids import Family
-from common.wire.messages import Document, Write, encode
+from common.wire.message import encode
+from common.wire.search import Document, Write
 from tests.support.bus import Hand, must, new_job, outcome
 
 TAG = "{search.c1/0}"
@@ -27,15 +28,15 @@ def _write(name: str) -> bytes:
 async def _fill(bus: Bus, ids: list[str]) -> None:
     """Write what the last version left, by literal commands."""
     for entry in ids:
-        await bus.call("XADD", f"{TAG}:writes", entry, "w", _write(entry))
-    await bus.call("HSET", f"{TAG}:applied", "r-1", ids[2], "r-2", ids[1])
-    await bus.call("HSET", f"{TAG}:snapshots", "r-1", ids[0])
-    await bus.call("SET", f"{TAG}:blocked", "disk_full", "PX", 60_000)
-    await bus.call("HSET", f"{TAG}:use", "cpu:items", 0, "cpu:tokens", 0)
+        await bus.connection.call("XADD", f"{TAG}:writes", entry, "w", _write(entry))
+    await bus.connection.call("HSET", f"{TAG}:applied", "r-1", ids[2], "r-2", ids[1])
+    await bus.connection.call("HSET", f"{TAG}:snapshots", "r-1", ids[0])
+    await bus.connection.call("SET", f"{TAG}:blocked", "disk_full", "PX", 60_000)
+    await bus.connection.call("HSET", f"{TAG}:use", "cpu:items", 0, "cpu:tokens", 0)
 
 
 async def _ids(bus: Bus) -> list[str]:
-    rows = await bus.read_writes({("c1", 0): "0-0"})
+    rows = await bus.writes.read({("c1", 0): "0-0"})
     assert all(isinstance(write, Write) and write.request == entry for *_, entry, write in rows)
     return [entry for _, _, entry, _ in rows]
 
@@ -54,12 +55,12 @@ async def test_everything_is_moved(bus: Bus) -> None:
     await _fill(bus, ids)
     assert await adopt_former(bus, "c1", 0)
     assert await _ids(bus) == ids
-    assert await bus.applied("c1", 0) == {"r-1": ids[2], "r-2": ids[1]}
+    assert await bus.writes.applied("c1", 0) == {"r-1": ids[2], "r-2": ids[1]}
     assert await _former_keys(bus) == []
     assert not await adopt_former(bus, "c1", 0)
-    await bus.publish_snapshot("c1", 0, "r-1", ids[9])
+    await bus.writes.publish_snapshot("c1", 0, "r-1", ids[9])
     assert len(await _ids(bus)) == 30  # not below what the other replica's snapshot covers
-    await bus.publish_snapshot("c1", 0, "r-2", ids[4])
+    await bus.writes.publish_snapshot("c1", 0, "r-2", ids[4])
     assert await _ids(bus) == ids[4:]
 
 
@@ -67,13 +68,13 @@ async def test_writes_that_came_first_stay_behind(bus: Bus) -> None:
     """A router may have written before the former writes are moved: they go before its own, once each."""
     ids = _ids_of(20)
     await _fill(bus, ids)
-    late = await bus.append_write("c1", 0, Write(request="late", index=0, router="r1"))
+    late = await bus.writes.append("c1", 0, Write(request="late", index=0, router="r1"))
     await adopt_former(bus, "c1", 0)
-    rows = await bus.read_writes({("c1", 0): "0-0"})
+    rows = await bus.writes.read({("c1", 0): "0-0"})
     assert [entry for _, _, entry, _ in rows] == [*ids, late]
     assert [write.request for *_, write in rows if isinstance(write, Write)] == [*ids, "late"]
-    after = await bus.append_write("c1", 0, Write(request="after", index=0, router="r1"))
-    rows = await bus.read_writes({("c1", 0): ids[-1]})
+    after = await bus.writes.append("c1", 0, Write(request="after", index=0, router="r1"))
+    rows = await bus.writes.read({("c1", 0): ids[-1]})
     assert [entry for _, _, entry, _ in rows] == [late, after]
 
 
@@ -85,7 +86,7 @@ async def test_killed_at_every_step(
     ids, steps, done = _ids_of(11), 0, False
     run = bus._run
     left: int | None = None
-    tag = keys.tag(bus.search_family("c1"))
+    tag = keys.tag(bus.writes.search_family("c1"))
 
     async def counted(client: Any, work: Any, timeout_s: float) -> Any:
         nonlocal left
@@ -105,13 +106,13 @@ async def test_killed_at_every_step(
     while not done:
         steps += 1
         left = None
-        await bus.drop_shard("c1", 0)
+        await bus.writes.drop_shard("c1", 0)
         await remove_former(bus, "c1", 0)
         await _fill(bus, ids)
         expected = list(ids)
         if written_first:
             mine = "9999-0"
-            await bus.call("XADD", f"{tag}:writes:c1/0", mine, "w", _write(mine))
+            await bus.connection.call("XADD", f"{tag}:writes:c1/0", mine, "w", _write(mine))
             expected.append(mine)
         left = steps
         try:
@@ -121,7 +122,7 @@ async def test_killed_at_every_step(
             await adopt_former(bus, "c1", 0)
         left = None
         assert await _ids(bus) == expected
-        assert await bus.applied("c1", 0) == {"r-1": ids[2], "r-2": ids[1]}
+        assert await bus.writes.applied("c1", 0) == {"r-1": ids[2], "r-2": ids[1]}
         assert await _former_keys(bus) == []
     assert steps > 30
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from common.bus import Bus, JobState, NewJob, Notifications
 from common.ids import Family
-from common.wire.messages import Event
+from common.registry.dead_letters import DeadLetters
+from common.wire.results import Event
 from tests.support.bus import RESULT, WORK, Hand, differences, must, new_job, outcome, state
 
 
 async def known(bus: Bus, job: NewJob) -> JobState:
     """Return the record of a job that exists."""
-    found = await bus.job(job.id)
+    found = await bus.jobs.get(job.id)
     assert found is not None
     return found
 
@@ -26,15 +27,15 @@ async def test_three_errors(bus: Bus, family: Family) -> None:
     assert leases == []
     event = await outcome(bus, job)
     assert (event.kind, event.code, event.message) == ("dead", "model_error", "no 2")
-    (letter,) = await bus.dead_letters(family)
+    (letter,) = await DeadLetters(bus).all(family)
     assert (letter.job, letter.payload, letter.items, letter.tokens) == (job.id, WORK, 1, 10)
     assert (letter.code, letter.message, letter.trace) == ("model_error", "no 2", "trace")
     assert (letter.tenant, letter.attempts) == ("t", 3)
-    assert await bus.use(family) == {"gpu": (0, 0)}
-    assert await bus.dead_letters() == [letter]
-    assert await bus.drop_dead_letter(job.id)
-    assert not await bus.drop_dead_letter(job.id)
-    assert await bus.dead_letters() == []
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
+    assert await DeadLetters(bus).all() == [letter]
+    assert await DeadLetters(bus).drop(job.id)
+    assert not await DeadLetters(bus).drop(job.id)
+    assert await DeadLetters(bus).all() == []
 
 
 async def test_an_error_is_charged_once(bus: Bus, family: Family) -> None:
@@ -77,7 +78,7 @@ async def test_an_idle_worker_takes_one_alone_or_several_others(bus: Bus, family
     innocent, suspected = await must(bus, new_job(family), new_job(family))
     (first, second) = await good.pull(2)
     await good.give_back([first, second])
-    await bus.call("HSET", f"{{{family}}}:job:{suspected.id}", "suspicions", 2)
+    await bus.connection.call("HSET", f"{{{family}}}:job:{suspected.id}", "suspicions", 2)
     leases = await good.take(5, idle=True)
     assert [x if isinstance(x, str) else x.job for x in leases] == [innocent.id, "waits"]
 
@@ -104,9 +105,9 @@ async def test_three_deaths_alone(bus: Bus, family: Family) -> None:
     assert verdicts == [["returned"], ["returned"], ["dead"]]
     event = await outcome(bus, job)
     assert (event.kind, event.code) == ("dead", "job_failed")
-    (letter,) = await bus.dead_letters(family)
+    (letter,) = await DeadLetters(bus).all(family)
     assert letter.attempts == 5
-    assert await bus.use(family) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
 
 
 async def test_progress_clears(bus: Bus, family: Family) -> None:
@@ -169,17 +170,17 @@ async def test_own_lane_of_the_dead(bus: Bus, family: Family) -> None:
     good = await Hand(bus, family, "good", "cpu").join()
     jobs = await must(bus, *(new_job(family) for _ in range(3)), prefer="bad")
     _, returned = await bad.pull(2, "w.bad")
-    await bus.hand_over(family, "w.bad", "bad", [returned.job])
+    await bus.recovery.hand_over(family, "w.bad", "bad", [returned.job])
     await bad.die()
     await good.settle()
-    moved = await bus.settle_own_lane(family, "bad", "good", "cpu")
+    moved = await bus.recovery.settle_own_lane(family, "bad", "good", "cpu")
     assert sorted(v.verdict for v in moved) == ["moved"] * 3
     assert [(await known(bus, job)).suspicions for job in jobs] == [1, 0, 0]
-    assert await bus.use(family) == {"gpu": (3, 30), "w.bad": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (3, 30), "w.bad": (0, 0)}
     assert await differences(bus, family) == []
     assert await differences(bus, family) == []
-    assert (await bus.use(family))["gpu"] == (3, 30)
-    assert "w.bad" not in await bus.use(family)
+    assert (await bus.lanes.use(family))["gpu"] == (3, 30)
+    assert "w.bad" not in await bus.lanes.use(family)
     other = await Hand(bus, family, "other", "gpu").join()
     leases = await other.pull(5)
     assert {lease.job for lease in leases} == {job.id for job in jobs}
@@ -195,9 +196,11 @@ async def test_expired_at_recovery(bus: Bus, family: Family) -> None:
     assert await bad.pull()
     await bad.die()
     # Not waited for: on a busy machine no time is short enough and yet long enough to read the job in.
-    await bus.call("HSET", f"{{{family}}}:job:{job.id}", "deadline", bus.clock.now_ms() - 1)
+    await bus.connection.call(
+        "HSET", f"{{{family}}}:job:{job.id}", "deadline", bus.clock.now_ms() - 1
+    )
     assert await good.settle() == ["expired"]
     assert (await outcome(bus, job)).kind == "expired"
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     assert (await journal.end(job.id, bus.clock.now_ms() + 2000)).code == "deadline_exceeded"
     await journal.stop()

@@ -10,12 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.bus import Bus, BusDown, Consumer, Lease, Notifications, keys
+from common.bus import Bus, BusDown, Notifications, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
 from common.redis.heartbeat import Heartbeat
-from common.wire.messages import Event, encode
+from common.wire.message import encode
+from common.wire.results import Event
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from tests.support.bus import (
     EMBED,
     RESULT,
@@ -93,7 +96,7 @@ async def test_a_suspect_runs_alone(bus: Bus) -> None:
     hand = await Hand(bus, EMBED, "hand").join()
     (suspect,) = await must(bus, new_job())
     await hand.give_back(await hand.pull())
-    await bus.call("HSET", keys.job(suspect.id), "suspicions", 2)
+    await bus.connection.call("HSET", keys.job(suspect.id), "suspicions", 2)
     await hand.die()
     consumer = worker(bus, "gpu-a")
     await consumer.start()
@@ -147,7 +150,7 @@ async def test_a_lane_nobody_serves(bus: Bus) -> None:
     jobs = await must(bus, *(new_job() for _ in range(4)), classes=("gpu", "cpu"))
     assert len(await gpu.pull(2)) == 2
     await gpu.die()
-    bus.forget_roster(EMBED)
+    bus.workers.forget(EMBED)
     done: set[str] = set()
     async with asyncio.timeout(20):
         while len(done) < 4:
@@ -219,12 +222,12 @@ async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.Monkey
     consumer.working(0.01)
     hand = await Hand(bus, EMBED, "hand").join()
     async with asyncio.timeout(20):
-        while await bus.call("EXISTS", keys.heart(EMBED, "gpu-hung")):
+        while await bus.connection.call("EXISTS", keys.heart(EMBED, "gpu-hung")):
             await asyncio.sleep(0.1)
             await hand.beat()
     reached(bus)
     assert await hand.settle() == ["returned"]
-    found = await bus.job(job.id)
+    found = await bus.jobs.get(job.id)
     assert found is not None
     assert found.suspicions == 1
     consumer.progressed()
@@ -237,7 +240,7 @@ async def test_journal_forgets(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> Non
     """A journal keeps nothing of what is no longer awaited: no bell, no reader, no family."""
     monkeypatch.setattr("common.bus.events.IDLE_S", 0.0)
     hand = await Hand(bus, EMBED, "g").join()
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     jobs = await must(bus, *(new_job() for _ in range(5)))
     ends = [journal.end(job.id, bus.clock.now_ms() + 20_000) for job in jobs]
     waiting = asyncio.gather(*ends)
@@ -251,14 +254,14 @@ async def test_journal_forgets(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_journal_after_the_clock_went_back(bus: Bus) -> None:
     """A journal whose ids begin again below the last one read is heard again."""
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     name = keys.journal(EMBED, "r1")
     bell = journal.bell("x", EMBED)
     event = Event(index=0, kind="progress")
-    await bus.call("XADD", name, "9999999999999-0", "j", "x", "i", 0, "e", encode(event))
+    await bus.connection.call("XADD", name, "9999999999999-0", "j", "x", "i", 0, "e", encode(event))
     assert await bell.wait(5) == event
-    await bus.call("DEL", name)
-    await bus.call("XADD", name, "5-0", "j", "x", "i", 0, "e", encode(event))
+    await bus.connection.call("DEL", name)
+    await bus.connection.call("XADD", name, "5-0", "j", "x", "i", 0, "e", encode(event))
     assert await bell.wait(5) == event
     bell.close()
     await journal.stop()
@@ -271,9 +274,9 @@ async def test_journal_is_bounded(bus: Bus) -> None:
     (lease,) = await hand.pull()
     big = Event(index=0, kind="progress", data=b"x" * 100_000)
     await hand.step([lease], {job.id: big})
-    rows = await bus.call("XRANGE", keys.journal(EMBED, "r1"), "-", "+")
+    rows = await bus.connection.call("XRANGE", keys.journal(EMBED, "r1"), "-", "+")
     assert sum(len(value) for _, flat in rows for value in flat) < 200
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     async for event in journal.events(job.id, 0, bus.clock.now_ms() + 5000):
         assert event == big
         break
@@ -302,11 +305,15 @@ async def test_the_heartbeat_thread(place: tuple[Server, int], tmp_path: Path) -
     bus = await open_bus(server.url, str(tmp_path), cluster=partitions > 1)
     pulses = [Heartbeat(keys.heart(Family("embed.test", n), "w")) for n in range(3)]
     for pulse in pulses[:2]:
-        await bus.call("SET", pulse.key, 1, "PX", 2500)
+        await bus.connection.call("SET", pulse.key, 1, "PX", 2500)
     for pulse in pulses:
-        bus.heart.add(pulse)
+        bus.heartbeats.add(pulse)
     await eventually(pulses[2].lost.is_set)
-    assert [await bus.call("PTTL", pulse.key) > 2500 for pulse in pulses] == [True, True, False]
+    assert [await bus.connection.call("PTTL", pulse.key) > 2500 for pulse in pulses] == [
+        True,
+        True,
+        False,
+    ]
     assert [pulse.lost.is_set() for pulse in pulses] == [False, False, True]
     await bus.close()
 
@@ -323,7 +330,7 @@ async def test_with_a_password(redis_server: Server, tmp_path: Path) -> None:
     await must(bus, new_job())
     (lease,) = await read_until(consumer, 1)
     pulse = Heartbeat(keys.heart(EMBED, "nobody"))
-    bus.heart.add(pulse)
+    bus.heartbeats.add(pulse)
     await eventually(pulse.lost.is_set)
     assert await consumer.finish(lease, RESULT) == "ok"
     await consumer.drain()

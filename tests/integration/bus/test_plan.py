@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.bus import Bus, RunningBatch, keys
+from common.bus import Bus, keys
 from common.bus.admission import Terms
 from common.cost.finish import Queue, Tail, place
 from common.cost.linear import LinearCost
 from common.ids import Family
+from common.worker.leases import RunningBatch
 from tests.conftest import PROFILE, SEED
 from tests.support.bus import Hand, admit, differences, must, new_job, state
 
@@ -33,7 +34,9 @@ async def planner(bus: Bus, family: Family, name: str = "g", cls: str = "gpu", *
 
 async def _entry(bus: Bus, family: Family, cls: str = "gpu") -> dict[str, Any]:
     """Return the fields of the newest entry of a lane."""
-    ((_, flat),) = await bus.call("XREVRANGE", keys.lane(family, cls), "+", "-", "COUNT", 1)
+    ((_, flat),) = await bus.connection.call(
+        "XREVRANGE", keys.lane(family, cls), "+", "-", "COUNT", 1
+    )
     return {k.decode(): v for k, v in zip(flat[::2], flat[1::2], strict=True)}
 
 
@@ -52,17 +55,17 @@ async def test_script_and_function_agree(bus: Bus, family: Family) -> None:
                 await hand.step(leases, doing=doing)
         elif rng.random() < 0.4:
             for lease in list(hand.held.values()):
-                await bus.cancel(lease.job)
+                await bus.control.cancel(lease.job)
                 await hand.step([lease])
         items, tokens = rng.randint(1, 32), rng.randint(8, 2000)
         left_s = rng.choice([0.3, 1.0, 3.0, 30.0])
         job = new_job(family, items, tokens)
-        used = (await bus.use(family)).get("gpu", (0, 0))
+        used = (await bus.lanes.use(family)).get("gpu", (0, 0))
         deadline = bus.clock.now_ms() + int(1000 * left_s)
         admission = await admit(
             bus, job, deadline_ms=deadline, terms=Terms(hop_s=hop_s), own=True, left_s=0
         )
-        found = await bus.job(job.id)
+        found = await bus.jobs.get(job.id)
         now = found.created_ms if found else bus.clock.now_ms()
         remaining = max(0, doing.until_ms - now) / 1000
         queue = Queue(
@@ -83,7 +86,7 @@ async def test_script_and_function_agree(bus: Bus, family: Family) -> None:
             else:
                 assert int(entry["f"]) == pytest.approx(now + 1000 * spot.finish_s, abs=2)
             assert int(entry["u"]) == pytest.approx(deadline - 1000 * hop_s, abs=1)
-            line = await bus.call("HGET", keys.plan(family), "gpu")
+            line = await bus.connection.call("HGET", keys.plan(family), "gpu")
             n, i, t, due, began = map(int, line.split())
             tail = Tail(n, i, t, due / 1000, began)
     assert await differences(bus, family) == []
@@ -106,10 +109,10 @@ async def test_spread_is_all_or_nothing(bus: Bus, family: Family) -> None:
     jobs = [new_job(family, 16, 2000) for _ in range(5)]  # a lane ends two of them in 0.98 s
     options: dict[str, Any] = {"classes": ("gpu", "cpu"), "spread": True}
     assert (await admit(bus, *jobs, **options)).reason == "deadline"
-    assert not any(any(size) for size in (await bus.use(family)).values())
-    assert await bus.call("EXISTS", keys.plan(family)) == 0
+    assert not any(any(size) for size in (await bus.lanes.use(family)).values())
+    assert await bus.connection.call("EXISTS", keys.plan(family)) == 0
     assert (await admit(bus, *jobs[:4], **options)).outcome == "admitted"
-    found = [await bus.job(job.id) for job in jobs[:4]]
+    found = [await bus.jobs.get(job.id) for job in jobs[:4]]
     assert [job.lane for job in found if job] == ["gpu", "gpu", "cpu", "cpu"]
 
 
@@ -146,7 +149,7 @@ async def test_moves_back_what_ends_sooner(bus: Bus, family: Family) -> None:
     await planner(bus, family, "c", "cpu", beta_s=0.5, alpha_tokens_s=2e-3)
     fast = await planner(bus, family, "g", "gpu")
     jobs = [(await must(bus, new_job(family, 1, 500), classes=("cpu",)))[0] for _ in range(3)]
-    moved = await bus.move(family, "cpu", "gpu", fast.worker, sooner=True)
+    moved = await bus.recovery.move(family, "cpu", "gpu", fast.worker, sooner=True)
     assert moved == [job.id for job in jobs]
     assert int((await _entry(bus, family))["b"]) > 0
     assert await state(bus, jobs[0]) == "queued"
@@ -154,5 +157,5 @@ async def test_moves_back_what_ends_sooner(bus: Bus, family: Family) -> None:
     until = bus.clock.now_ms() + 60_000
     await fast.step(await fast.pull(3), doing=RunningBatch(until, 9, 3, 1500))
     await must(bus, new_job(family, 1, 500), classes=("cpu",))
-    assert await bus.move(family, "cpu", "gpu", fast.worker, sooner=True) == []
+    assert await bus.recovery.move(family, "cpu", "gpu", fast.worker, sooner=True) == []
     assert await differences(bus, family) == []

@@ -8,7 +8,9 @@ from typing import Any
 
 from common.bus import Bus, keys
 from common.ids import Family, job_id, ulid
-from common.wire.messages import CollectionRecord
+from common.registry.collections import Collections
+from common.registry.idempotency import Idempotency
+from common.wire.registry import CollectionRecord
 from tests.support.bus import Hand, must, new_job, open_bus
 from tests.support.servers import Cluster
 
@@ -21,7 +23,7 @@ def between(
     bus: Bus, verb: str, name: str, *, before: Step | None = None, after: Step | None = None
 ) -> None:
     """Have another process take a step right before or after each command `verb` on the key `name`."""
-    call = bus.call
+    call = bus.connection.call
 
     async def interrupted(*command: Any, **more: Any) -> Any:
         meets = command[:2] == (verb, name)
@@ -32,21 +34,21 @@ def between(
             await after()
         return reply
 
-    bus.call = interrupted  # type: ignore[method-assign]
+    bus.connection.call = interrupted  # type: ignore[method-assign]
 
 
 async def test_an_adopted_job_that_expires_stays_gone(bus: Bus, family: Family) -> None:
     """A job record that expires while a router takes it over is not made anew, without a time to live."""
     await Hand(bus, family, "w").join()
     (job,) = await must(bus, new_job(family))
-    name, call = keys.job(job.id), bus.call
+    name, call = keys.job(job.id), bus.connection.call
     between(bus, "EXISTS", name, after=lambda: call("DEL", name))
-    await bus.adopt(job.id, "r2")
+    await bus.jobs.adopt(job.id, "r2")
     left = await call("HGETALL", name)
     assert left == [] or b"state" in left, "a record of nothing but its router"
 
     await call("DEL", name)
-    await bus.adopt(job.id, "r2")
+    await bus.jobs.adopt(job.id, "r2")
     assert await call("EXISTS", name) == 0
 
 
@@ -54,29 +56,29 @@ async def test_an_adopted_job_names_its_router(bus: Bus, family: Family) -> None
     """A living job's record names the router that took it over, and keeps its time to live."""
     await Hand(bus, family, "w").join()
     (job,) = await must(bus, new_job(family))
-    await bus.call("PEXPIRE", keys.job(job.id), 60_000)
-    await bus.adopt(job.id, "r2")
-    state = await bus.job(job.id)
+    await bus.connection.call("PEXPIRE", keys.job(job.id), 60_000)
+    await bus.jobs.adopt(job.id, "r2")
+    state = await bus.jobs.get(job.id)
     assert state is not None
     assert state.router == "r2"
-    assert 0 < await bus.call("PTTL", keys.job(job.id)) <= 60_000
+    assert 0 < await bus.connection.call("PTTL", keys.job(job.id)) <= 60_000
 
 
 async def test_a_claim_is_never_granted_without_being_kept(bus: Bus) -> None:
     """However often another request takes a key and gives it back meanwhile, who is told that the key is his has it."""
-    name, call = "idem:t:k", bus.call
+    name, call = "idem:t:k", bus.connection.call
     between(bus, "SET", name, before=lambda: call("SET", name, BODY + OTHER.encode()))
     between(bus, "GET", name, before=lambda: call("DEL", name))
-    granted = await bus.claim("t", "k", BODY, MINE)
-    bus.call = call  # type: ignore[method-assign]
-    assert granted == await bus.claimed("t", "k")
+    granted = await Idempotency(bus).claim("t", "k", BODY, MINE)
+    bus.connection.call = call  # type: ignore[method-assign]
+    assert granted == await Idempotency(bus).claimed("t", "k")
     assert await call("TTL", name) > 0
 
 
 async def test_a_release_leaves_the_next_ones_claim(bus: Bus) -> None:
     """A claim that expired and was taken by another request while it is released stays that request's."""
-    name, call = "idem:t:k", bus.call
-    await bus.claim("t", "k", BODY, MINE)
+    name, call = "idem:t:k", bus.connection.call
+    await Idempotency(bus).claim("t", "k", BODY, MINE)
     taken: list[str] = []
 
     async def take() -> None:
@@ -84,9 +86,9 @@ async def test_a_release_leaves_the_next_ones_claim(bus: Bus) -> None:
         await call("SET", name, BODY + OTHER.encode())
 
     between(bus, "GET", name, after=take)
-    await bus.unclaim("t", "k", MINE)
-    bus.call = call  # type: ignore[method-assign]
-    assert await bus.claimed("t", "k") == (taken[0] if taken else None)
+    await Idempotency(bus).release("t", "k", MINE)
+    bus.connection.call = call  # type: ignore[method-assign]
+    assert await Idempotency(bus).claimed("t", "k") == (taken[0] if taken else None)
 
 
 async def test_many_clients_claim_one_key(bus: Bus, place: Any, tmp_path: Any) -> None:
@@ -101,7 +103,7 @@ async def test_many_clients_claim_one_key(bus: Bus, place: Any, tmp_path: Any) -
                     for each in others * 3
                 )
             )
-            assert set(told) == {await bus.claimed("t", f"k{turn}")}
+            assert set(told) == {await Idempotency(bus).claimed("t", f"k{turn}")}
     finally:
         for each in others:
             await each.close()
@@ -115,44 +117,44 @@ def record(name: str) -> CollectionRecord:
 async def test_a_swap_loses_no_other_swap(bus: Bus) -> None:
     """A collection that was replaced by another one meanwhile is not replaced again."""
     first, second, third = map(record, "abc")
-    await bus.create_collection(first)
-    call = bus.call
+    await Collections(bus).create(first)
+    call = bus.connection.call
 
     async def meanwhile() -> None:
-        bus.call = call  # type: ignore[method-assign]
-        assert await bus.replace_collection(first, third)
+        bus.connection.call = call  # type: ignore[method-assign]
+        assert await Collections(bus).replace(first, third)
 
     between(bus, "HGET", "{collections}:records", after=meanwhile)
-    assert not await bus.replace_collection(first, second)
-    assert await bus.collection("t", "n") == third
-    assert await bus.removed_collections() == {"a"}
+    assert not await Collections(bus).replace(first, second)
+    assert await Collections(bus).get("t", "n") == third
+    assert await Collections(bus).removed() == {"a"}
 
 
 async def test_a_removal_leaves_the_collection_that_came_meanwhile(bus: Bus) -> None:
     """A name that means another collection by the time of the removal keeps its meaning."""
     first, second = map(record, "ab")
-    await bus.create_collection(first)
-    call = bus.call
+    await Collections(bus).create(first)
+    call = bus.connection.call
 
     async def meanwhile() -> None:
-        bus.call = call  # type: ignore[method-assign]
-        assert await bus.replace_collection(first, second)
+        bus.connection.call = call  # type: ignore[method-assign]
+        assert await Collections(bus).replace(first, second)
 
     between(bus, "HGET", "{collections}:records", after=meanwhile)
-    await bus.remove_collection(first)
-    assert await bus.collection("t", "n") == second
+    await Collections(bus).remove(first)
+    assert await Collections(bus).get("t", "n") == second
 
 
 async def test_a_swap_whose_reply_was_lost_has_happened(bus: Bus) -> None:
     """The repetition of a swap whose reply did not arrive says that the name means the new collection."""
     first, second = map(record, "ab")
-    await bus.create_collection(first)
-    script = bus.script
+    await Collections(bus).create(first)
+    script = bus.connection.script
 
     async def twice(name: str, *rest: Any, **more: Any) -> Any:
         await script(name, *rest, **more)
         return await script(name, *rest, **more)
 
-    bus.script = twice  # type: ignore[method-assign]
-    assert await bus.replace_collection(first, second)
-    assert await bus.collection("t", "n") == second
+    bus.connection.script = twice  # type: ignore[method-assign]
+    assert await Collections(bus).replace(first, second)
+    assert await Collections(bus).get("t", "n") == second

@@ -14,7 +14,10 @@ from common.bus import Bus, keys
 from common.errors import Conflict
 from common.ids import Family, job_id, ulid
 from common.redis.heartbeat import OVERDUE_S, Heartbeat
-from common.wire.messages import CollectionRecord, Document, Write
+from common.registry.collections import Collections
+from common.registry.idempotency import Idempotency
+from common.wire.registry import CollectionRecord
+from common.wire.search import Document, Write
 from tests.support.bus import (
     RESULT,
     Hand,
@@ -39,9 +42,9 @@ async def test_nobody_is_declared_dead_after_an_outage(bus: Bus, family: Family)
     await bad.die()
     for seconds, settled in ((0.0, 0), (4.9, 0), (5.1, 1)):
         reached(bus, seconds)
-        assert len(await bus.settle(family, "gpu", "good")) == settled
-    bus.suspect()
-    assert bus.reached_for() < 1
+        assert len(await bus.recovery.settle(family, "gpu", "good")) == settled
+    bus.connection.suspect()
+    assert bus.connection.reached_for() < 1
 
 
 async def test_a_process_that_is_gone_is_not_waited_for(bus: Bus, family: Family) -> None:
@@ -54,10 +57,10 @@ async def test_a_process_that_is_gone_is_not_waited_for(bus: Bus, family: Family
         await hand.join()
         await must(bus, new_job(family), prefer=None)
         assert len(await hand.pull()) == 1
-    bus.suspect()
-    done = await bus.settle(family, "gpu", "good")
+    bus.connection.suspect()
+    done = await bus.recovery.settle(family, "gpu", "good")
     assert [(each.entry.holder, each.verdict) for each in done] == [("gone", "returned")]
-    assert [record.worker for record in await bus.workers(family)] == ["alive"]
+    assert [record.worker for record in await bus.workers.living(family)] == ["alive"]
 
 
 async def test_the_living_are_not_settled(bus: Bus, family: Family) -> None:
@@ -67,7 +70,7 @@ async def test_the_living_are_not_settled(bus: Bus, family: Family) -> None:
     await must(bus, new_job(family))
     (lease,) = await hand.pull()
     assert await good.settle() == []
-    entries = [(e, False) for e in await bus.held_by(family, "gpu", "a", 10)]
+    entries = [(e, False) for e in await bus.recovery.held_by(family, "gpu", "a", 10)]
     assert await bus._reclaim("settle", family, "gpu", "a", "good", entries) == []
     assert await hand.finish(lease, RESULT) == "ok"
 
@@ -93,7 +96,7 @@ async def test_two_reclaimers(bus: Bus, family: Family) -> None:
     assert sum(verdicts.count("returned") for verdicts in settled) == 1
     taken = await asyncio.gather(*(hand.take() for hand in hands))
     assert sum(1 for leases in taken for x in leases if not isinstance(x, str)) == 1
-    found = await bus.job(job.id)
+    found = await bus.jobs.get(job.id)
     assert found is not None
     assert found.suspicions == 1
 
@@ -105,7 +108,7 @@ async def test_lost_delivery(bus: Bus, family: Family) -> None:
     (kept,) = await must(bus, new_job(family))
     for cls in ("gpu", "w.a"):
         command = ("XREADGROUP", "GROUP", "workers", "a", "COUNT", 1, "STREAMS")
-        await bus.blocking(*command, keys.lane(family, cls), ">")
+        await bus.connection.blocking(*command, keys.lane(family, cls), ">")
     (lease,) = await hand.pull()
     for _ in range(2):
         await hand._reconcile()
@@ -133,17 +136,17 @@ async def test_move(bus: Bus, family: Family) -> None:
     fast = await Hand(bus, family, "fast", "gpu", items=2).join()
     jobs = await must(bus, *(new_job(family) for _ in range(5)), classes=("cpu",))
     await slow.pull()
-    await bus.cancel(jobs[1].id)
-    moved = await bus.move(family, "cpu", "gpu", "fast")
+    await bus.control.cancel(jobs[1].id)
+    moved = await bus.recovery.move(family, "cpu", "gpu", "fast")
     assert moved == [jobs[2].id, jobs[3].id]
-    assert await bus.use(family) == {"cpu": (2, 20), "gpu": (2, 20)}
+    assert await bus.lanes.use(family) == {"cpu": (2, 20), "gpu": (2, 20)}
     assert (await admit(bus, new_job(family))).reason == "depth"
     leases = await fast.pull(5)
     assert [lease.job for lease in leases] == moved
     for lease in leases:
         assert await fast.finish(lease, RESULT) == "ok"
     await fast.die()
-    assert await bus.move(family, "cpu", "gpu", "fast") == []
+    assert await bus.recovery.move(family, "cpu", "gpu", "fast") == []
     assert await differences(bus, family) == []
 
 
@@ -158,15 +161,15 @@ async def test_reap(bus: Bus, family: Family) -> None:
     late = await must(bus, new_job(family), left_s=0.5)
     fine = await must(bus, new_job(family))
     await asyncio.sleep(0.55)
-    ended, deleted, wrong = await bus.reap(family, ["gpu"])
+    ended, deleted, wrong = await bus.recovery.reap(family, ["gpu"])
     assert (ended, deleted, wrong) == (1, 1, [])
     assert (await outcome(bus, late[0])).kind == "expired"
     assert await state(bus, fine[0]) == "queued"
     assert list(good.held) == [held[0].id]
-    assert [w.worker for w in await bus.workers(family)] == ["good"]
-    assert await bus.call("EXISTS", keys.lane(family, "w.dead")) == 0
-    assert await bus.call("EXISTS", keys.lane(family, "w.good")) == 1
-    assert (await bus.reap(family, ["gpu"]))[:2] == (0, 0)
+    assert [w.worker for w in await bus.workers.living(family)] == ["good"]
+    assert await bus.connection.call("EXISTS", keys.lane(family, "w.dead")) == 0
+    assert await bus.connection.call("EXISTS", keys.lane(family, "w.good")) == 1
+    assert (await bus.recovery.reap(family, ["gpu"]))[:2] == (0, 0)
 
 
 async def test_two_reapers(bus: Bus, family: Family) -> None:
@@ -178,8 +181,8 @@ async def test_two_reapers(bus: Bus, family: Family) -> None:
     await dead.die()
     await asyncio.sleep(0.55)
     reached(bus)
-    reaping = (bus.reap(family, ["gpu"]) for _ in range(4))
-    settling = (bus.settle_own_lane(family, "dead", "good", "gpu") for _ in range(4))
+    reaping = (bus.recovery.reap(family, ["gpu"]) for _ in range(4))
+    settling = (bus.recovery.settle_own_lane(family, "dead", "good", "gpu") for _ in range(4))
     await asyncio.gather(*reaping, *settling, good.settle())
     assert [(await outcome(bus, job)).kind for job in jobs] == ["expired"] * 2
     assert await differences(bus, family) == []
@@ -191,10 +194,10 @@ async def test_reap_keeps_a_dead_consumer_with_leases(bus: Bus, family: Family) 
     (job,) = await must(bus, new_job(family))
     await dead.pull()
     await dead.die()
-    assert (await bus.reap(family, ["gpu"]))[1] == 0
+    assert (await bus.recovery.reap(family, ["gpu"]))[1] == 0
     good = await Hand(bus, family, "good").join()
     assert await good.settle() == ["returned"]
-    assert (await bus.reap(family, ["gpu"]))[1] == 1
+    assert (await bus.recovery.reap(family, ["gpu"]))[1] == 1
     (lease,) = await good.take()
     assert lease.job == job.id
 
@@ -203,7 +206,7 @@ async def test_recount(bus: Bus, family: Family) -> None:
     """Use that differs from the streams is put right and reported: it would be a bug."""
     await Hand(bus, family, "g").join()
     await must(bus, new_job(family))
-    await bus.call("HSET", keys.use(family), "gpu:items", 7, "gpu:tokens", 10)
+    await bus.connection.call("HSET", keys.use(family), "gpu:items", 7, "gpu:tokens", 10)
     assert await differences(bus, family) == ["gpu 7/10 1/10"]
     assert await differences(bus, family) == []
 
@@ -211,44 +214,44 @@ async def test_recount(bus: Bus, family: Family) -> None:
 async def test_leaving_leaves_nothing(bus: Bus, family: Family) -> None:
     """A worker that leaves in order takes its record, heartbeat and empty own lane with it."""
     hand = await Hand(bus, family, "a").join()
-    before = await bus.call("EXISTS", keys.lane(family, "w.a"))
+    before = await bus.connection.call("EXISTS", keys.lane(family, "w.a"))
     await hand.drain()
     await hand.stop()
     assert before == 1
     for name in (keys.lane(family, "w.a"), keys.heart(family, "a"), keys.workers(family)):
-        assert await bus.call("EXISTS", name) == 0
+        assert await bus.connection.call("EXISTS", name) == 0
 
 
 async def test_claims(bus: Bus) -> None:
     """An idempotency key belongs to its first body and request; a refused request gives it back."""
     r = [job_id(Family("request"), ulid()) for _ in range(7)]
-    assert await bus.claim("t", "k", b"hash", r[1]) == r[1]
-    assert await bus.claim("t", "k", b"hash", r[1]) == r[1]
-    assert await bus.claim("t", "k", b"hash", r[2]) == r[1]
-    assert await bus.claim("other", "k", b"hash", r[3]) == r[3]
+    assert await Idempotency(bus).claim("t", "k", b"hash", r[1]) == r[1]
+    assert await Idempotency(bus).claim("t", "k", b"hash", r[1]) == r[1]
+    assert await Idempotency(bus).claim("t", "k", b"hash", r[2]) == r[1]
+    assert await Idempotency(bus).claim("other", "k", b"hash", r[3]) == r[3]
     with pytest.raises(Conflict) as caught:
-        await bus.claim("t", "k", b"diff", r[4])
+        await Idempotency(bus).claim("t", "k", b"diff", r[4])
     assert caught.value.code == "idempotency_conflict"
-    await bus.unclaim("t", "k", r[2])
-    assert await bus.claim("t", "k", b"hash", r[5]) == r[1]
-    await bus.unclaim("t", "k", r[1])
-    assert await bus.claim("t", "k", b"diff", r[6]) == r[6]
+    await Idempotency(bus).release("t", "k", r[2])
+    assert await Idempotency(bus).claim("t", "k", b"hash", r[5]) == r[1]
+    await Idempotency(bus).release("t", "k", r[1])
+    assert await Idempotency(bus).claim("t", "k", b"diff", r[6]) == r[6]
 
 
 async def test_collections(bus: Bus) -> None:
     """A name means one collection; creating again after a lost reply succeeds; what was removed stays removed."""
     first = CollectionRecord(id="a", tenant="t", name="n", dimension=3, metric="cosine")
     other = CollectionRecord(id="b", tenant="t", name="n", dimension=3, metric="cosine")
-    assert await bus.create_collection(first)
-    assert await bus.create_collection(first)
-    assert not await bus.create_collection(other)
-    assert await bus.replace_collection(first, other)
-    assert not await bus.replace_collection(first, other)
-    assert await bus.collection("t", "n") == other
-    assert await bus.collection("u", "n") is None
-    await bus.remove_collection(other)
-    assert await bus.collections() == []
-    assert await bus.removed_collections() == {"a", "b"}
+    assert await Collections(bus).create(first)
+    assert await Collections(bus).create(first)
+    assert not await Collections(bus).create(other)
+    assert await Collections(bus).replace(first, other)
+    assert not await Collections(bus).replace(first, other)
+    assert await Collections(bus).get("t", "n") == other
+    assert await Collections(bus).get("u", "n") is None
+    await Collections(bus).remove(other)
+    assert await Collections(bus).all() == []
+    assert await Collections(bus).removed() == {"a", "b"}
 
 
 async def test_writes(bus: Bus) -> None:
@@ -257,18 +260,18 @@ async def test_writes(bus: Bus) -> None:
     for index in range(5):
         document = Document(id=str(index), hash="h", chunks=[])
         write = Write(request="r", index=index, router="r1", upserts=[document])
-        ids.append(await bus.append_write("c", 0, write))
-    found = await bus.read_writes({("c", 0): "0-0", ("c", 1): "0-0"})
+        ids.append(await bus.writes.append("c", 0, write))
+    found = await bus.writes.read({("c", 0): "0-0", ("c", 1): "0-0"})
     assert [entry for _, _, entry, _ in found] == ids
     assert [w.index for *_, w in found if isinstance(w, Write)] == list(range(5))
-    later = await bus.read_writes({("c", 0): ids[2]})
+    later = await bus.writes.read({("c", 0): ids[2]})
     assert [entry for _, _, entry, _ in later] == ids[3:]
     for replica in ("one", "two"):
-        await bus.publish_applied("c", 0, replica, ids[4], ["r1"])
-    await bus.publish_snapshot("c", 0, "one", ids[3])
-    assert len(await bus.read_writes({("c", 0): "0-0"})) == 5
-    await bus.publish_snapshot("c", 0, "two", ids[2])
-    left = await bus.read_writes({("c", 0): "0-0"})
+        await bus.writes.publish_applied("c", 0, replica, ids[4], ["r1"])
+    await bus.writes.publish_snapshot("c", 0, "one", ids[3])
+    assert len(await bus.writes.read({("c", 0): "0-0"})) == 5
+    await bus.writes.publish_snapshot("c", 0, "two", ids[2])
+    left = await bus.writes.read({("c", 0): "0-0"})
     assert [entry for _, _, entry, _ in left] == ids[2:]
 
 
@@ -282,13 +285,13 @@ async def test_three_partitions_at_once(bus: Bus, place: tuple[object, int]) -> 
         for lease in await hand.pull(5):
             assert lease.job.split("~")[1] == str(hand.family.partition)
             assert await hand.finish(lease, RESULT) == "ok"
-    assert [await bus.use(f) for f in families] == [{"gpu": (0, 0)}] * 3
+    assert [await bus.lanes.use(f) for f in families] == [{"gpu": (0, 0)}] * 3
 
 
 async def test_scripts_are_loaded_again(bus: Bus, family: Family, tmp_path: object) -> None:
     """A server that forgot the scripts, as after a restart, is given them again."""
     await Hand(bus, family, "g").join()
-    for call in bus.callers():
+    for call in bus.connection.callers():
         await call("SCRIPT", "FLUSH")
     await must(bus, new_job(family))
 

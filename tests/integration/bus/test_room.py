@@ -17,7 +17,7 @@ from tests.support.bus import RESULT, Hand, admit, must, new_job, outcome, reach
 @pytest.fixture
 async def words(bus: Bus, family: Family) -> AsyncIterator[asyncio.Queue[Family]]:
     """The families in which a router hears that room appeared."""
-    journal, heard = Notifications(bus, "r1"), asyncio.Queue[Family]()
+    journal, heard = Notifications(bus.connection, "r1"), asyncio.Queue[Family]()
     journal.on_room = heard.put_nowait
     journal.listen(family)
     yield heard
@@ -35,7 +35,7 @@ async def _finish(hand: Hand, job: str) -> None:
 
 
 async def _cancel(hand: Hand, job: str) -> None:
-    assert await hand.bus.cancel(job) == "removed"
+    assert await hand.bus.control.cancel(job) == "removed"
 
 
 async def _refuse(hand: Hand, job: str) -> None:
@@ -44,13 +44,15 @@ async def _refuse(hand: Hand, job: str) -> None:
 
 
 async def _convict(hand: Hand, job: str) -> None:
-    await hand.bus.call("HSET", keys.job(job), "errors", 2)
+    await hand.bus.connection.call("HSET", keys.job(job), "errors", 2)
     (lease,) = await hand.pull()
     assert await hand.fail(lease, "boom", "it failed") == "dead"
 
 
 async def _expire(hand: Hand, job: str) -> None:
-    await hand.bus.call("HSET", keys.job(job), "deadline", hand.bus.clock.now_ms() - 1000)
+    await hand.bus.connection.call(
+        "HSET", keys.job(job), "deadline", hand.bus.clock.now_ms() - 1000
+    )
     (lease,) = await hand.pull()
     await hand.die()
     await hand.give_back([lease])
@@ -73,7 +75,7 @@ async def test_room_is_told(
     await way(hand, job.id)
     async with asyncio.timeout(60):
         assert await words.get() == family
-    assert await bus.call("XLEN", keys.room(family)) == 1
+    assert await bus.connection.call("XLEN", keys.room(family)) == 1
     assert words.empty()
 
 
@@ -98,7 +100,7 @@ async def test_room_of_a_dead_workers_lane(
     await _refused(bus, family)
     await dead.die()
     reached(bus)
-    await bus.settle_own_lane(family, "g1", "g2", "gpu")
+    await bus.recovery.settle_own_lane(family, "g1", "g2", "gpu")
     async with asyncio.timeout(60):
         assert await words.get() == family
     assert len(await helper.pull()) == 1
@@ -111,9 +113,9 @@ async def test_nothing_is_written_while_nobody_waits(bus: Bus, family: Family) -
         (job,) = await must(bus, new_job(family))
         await _refused(bus, family, waits=waits)
         await _finish(hand, job.id)
-        assert await bus.call("EXISTS", keys.room(family)) == int(waits)
+        assert await bus.connection.call("EXISTS", keys.room(family)) == int(waits)
     (job,) = await must(bus, new_job(family))
-    before = await bus.call("XRANGE", keys.room(family), "-", "+")
+    before = await bus.connection.call("XRANGE", keys.room(family), "-", "+")
     await _finish(hand, job.id)
-    assert await bus.call("XRANGE", keys.room(family), "-", "+") == before
-    assert 0 < await bus.call("PTTL", keys.room(family)) <= 60_000
+    assert await bus.connection.call("XRANGE", keys.room(family), "-", "+") == before
+    assert 0 < await bus.connection.call("PTTL", keys.room(family)) <= 60_000

@@ -7,7 +7,8 @@ import pytest
 from common.bus import Bus, Notifications, keys
 from common.errors import InvalidRequest
 from common.ids import Family
-from common.wire.messages import Event
+from common.registry.dead_letters import DeadLetters
+from common.wire.results import Event
 from tests.support.bus import RESULT, Hand, admit, differences, must, new_job, outcome, state
 
 
@@ -17,7 +18,7 @@ async def test_nobody_there(bus: Bus, family: Family) -> None:
     refused = await admit(bus, job)
     assert (refused.outcome, refused.reason) == ("refused", "no_worker")
     assert refused.retry_after_s > 0
-    assert await bus.job(job.id) is None
+    assert await bus.jobs.get(job.id) is None
     hand = await Hand(bus, family, "w1").join()
     assert (await admit(bus, job)).outcome == "admitted"  # although the roster was read just before
     await hand.die()
@@ -33,7 +34,7 @@ async def test_depth(bus: Bus, family: Family) -> None:
     assert lanes[-1].reason == "depth"
     assert lanes[2].held == (3, 30)
     assert lanes[2].depth == (3, 100)
-    assert await bus.use(family) == {"cpu": (2, 20), "gpu": (3, 30)}
+    assert await bus.lanes.use(family) == {"cpu": (2, 20), "gpu": (3, 30)}
     assert await differences(bus, family) == []
 
 
@@ -64,9 +65,9 @@ async def test_all_or_none(bus: Bus, family: Family) -> None:
     await Hand(bus, family, "g", items=3).join()
     jobs = [new_job(family) for _ in range(4)]
     assert (await admit(bus, *jobs)).reason == "depth"
-    assert [await bus.job(job.id) for job in jobs] == [None] * 4
+    assert [await bus.jobs.get(job.id) for job in jobs] == [None] * 4
     assert (await admit(bus, *jobs[:3])).outcome == "admitted"
-    assert await bus.use(family) == {"gpu": (3, 30)}
+    assert await bus.lanes.use(family) == {"gpu": (3, 30)}
 
 
 async def test_admission_is_idempotent(bus: Bus, family: Family) -> None:
@@ -78,7 +79,7 @@ async def test_admission_is_idempotent(bus: Bus, family: Family) -> None:
     (lease,) = await hand.pull()
     await hand.finish(lease, RESULT)
     assert (await admit(bus, job)).outcome == "exists"
-    assert await bus.use(family) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
 
 
 async def test_a_view_comes_with_the_job(bus: Bus, family: Family) -> None:
@@ -86,7 +87,7 @@ async def test_a_view_comes_with_the_job(bus: Bus, family: Family) -> None:
     await Hand(bus, family, "g").join()
     bare, shown = new_job(family), new_job(family)._replace(view=b"\xff\x00")
     await must(bus, bare, shown)
-    assert [await bus.view(job.id) for job in (bare, shown)] == [None, b"\xff\x00"]
+    assert [await bus.jobs.view(job.id) for job in (bare, shown)] == [None, b"\xff\x00"]
     assert await state(bus, shown) == "queued"
 
 
@@ -143,7 +144,7 @@ async def test_draining_depth(bus: Bus, family: Family) -> None:
     assert {lease.job for lease in taken} == {job.id for job in jobs}
     assert [lease.attempts for lease in taken] == [2, 2]
     assert [lease.job for lease in await b.pull()] == [own.id]
-    states = [await bus.job(job.id) for job in [*jobs, own]]
+    states = [await bus.jobs.get(job.id) for job in [*jobs, own]]
     assert [s.suspicions for s in states if s] == [0, 0, 0]
     assert await differences(bus, family) == []
 
@@ -168,9 +169,9 @@ async def test_result(bus: Bus, family: Family) -> None:
     assert await hand.finish(lease, RESULT) == "done"  # as after a lost reply
     assert (await outcome(bus, job)).kind == "result"
     assert await state(bus, job) == "result"
-    assert await bus.use(family) == {"gpu": (0, 0)}
-    assert await bus.call("XLEN", keys.lane(family, "gpu")) == 0
-    assert await bus.call("PTTL", keys.log(job.id)) > 600_000
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
+    assert await bus.connection.call("XLEN", keys.lane(family, "gpu")) == 0
+    assert await bus.connection.call("PTTL", keys.log(job.id)) > 600_000
 
 
 async def test_a_job_without_tokens(bus: Bus, family: Family) -> None:
@@ -179,7 +180,7 @@ async def test_a_job_without_tokens(bus: Bus, family: Family) -> None:
     await must(bus, new_job(family, tokens=0))
     (lease,) = await hand.pull()
     assert await hand.finish(lease, RESULT) == "ok"
-    assert await bus.use(family) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
 
 
 async def test_error(bus: Bus, family: Family) -> None:
@@ -190,7 +191,7 @@ async def test_error(bus: Bus, family: Family) -> None:
     await hand.refuse(lease, InvalidRequest("no such thing", code="invalid_value"))
     event = await outcome(bus, job)
     assert (event.kind, event.code) == ("error", "invalid_value")
-    assert await bus.dead_letters(family) == []
+    assert await DeadLetters(bus).all(family) == []
 
 
 async def test_queued(bus: Bus, family: Family) -> None:
@@ -198,14 +199,14 @@ async def test_queued(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "g").join()
     await must(bus, *(new_job(family, items=5) for _ in range(3)))
     leases = await hand.pull(2)
-    lane = (await bus.lanes(family))["gpu"]
+    lane = (await bus.lanes.states(family))["gpu"]
     assert (lane.items, lane.pending, lane.queued) == (15, 2, 1)
     await hand.give_back(leases[:1])
-    lane = (await bus.lanes(family))["gpu"]
+    lane = (await bus.lanes.states(family))["gpu"]
     assert (lane.pending, lane.queued) == (2, 2)
     for lease in await hand.take() + await hand.pull(3) + leases[1:]:
         await hand.finish(lease, RESULT)
-    lane = (await bus.lanes(family))["gpu"]
+    lane = (await bus.lanes.states(family))["gpu"]
     assert (lane.items, lane.pending, lane.queued) == (0, 0, 0)
 
 
@@ -224,7 +225,7 @@ async def test_zombie(bus: Bus, family: Family) -> None:
     assert await zombie.step([lease], {lease.job: event}) == {job.id}
     assert await zombie.finish(lease, RESULT) == "fenced"
     assert await zombie.fail(lease, "x", "y") == "fenced"
-    assert await bus.log(job.id) == []
+    assert await bus.jobs.log(job.id) == []
     assert await good.finish(taken, RESULT) == "ok"
     assert (await outcome(bus, job)).kind == "result"
 
@@ -251,12 +252,12 @@ async def test_emit_index_fence(bus: Bus, family: Family) -> None:
     for index in (0, 0, 1, 1):
         event = Event(index=index, kind="progress", data=b"%d" % index)
         assert await hand.step([lease], {job.id: event}) == set()
-    assert [e.data for e in await bus.log(job.id)] == [b"0", b"1"]
+    assert [e.data for e in await bus.jobs.log(job.id)] == [b"0", b"1"]
     skipped = Event(index=3, kind="progress")
     assert await hand.step([lease], {job.id: skipped}) == {job.id}
-    found = await bus.job(job.id)
+    found = await bus.jobs.get(job.id)
     assert found is not None
-    assert (found.state, len(await bus.log(job.id))) == ("queued", 2)
+    assert (found.state, len(await bus.jobs.log(job.id))) == ("queued", 2)
     (again,) = await hand.take()
     assert await hand.finish(again, RESULT) == "ok"  # wherever the log ends
     assert (await outcome(bus, job)).index == 2
@@ -270,7 +271,7 @@ async def test_emit_another_event_at_an_index(bus: Bus, family: Family) -> None:
     await hand.step([lease], {job.id: Event(index=0, kind="progress", data=b"a")})
     other = Event(index=0, kind="progress", data=b"b")
     assert await hand.step([lease], {job.id: other}) == {job.id}
-    assert [e.data for e in await bus.log(job.id)] == [b"a"]
+    assert [e.data for e in await bus.jobs.log(job.id)] == [b"a"]
 
 
 async def test_fold(bus: Bus, family: Family) -> None:
@@ -283,9 +284,9 @@ async def test_fold(bus: Bus, family: Family) -> None:
     whole = Event(index=3, kind="progress", data=b"xxxx")
     assert await hand.step([lease], {job.id: whole}, fold=True) == set()
     assert await hand.step([lease], {job.id: whole}, fold=True) == set()
-    assert await bus.log(job.id) == [whole]
+    assert await bus.jobs.log(job.id) == [whole]
     assert await hand.finish(lease, RESULT, index=4) == "ok"
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     seen = [e.index async for e in journal.events(job.id, 0, bus.clock.now_ms() + 5000)]
     await journal.stop()
     assert seen == [3, 4]
@@ -297,9 +298,9 @@ async def test_steps_of_many_jobs(bus: Bus, family: Family) -> None:
     jobs = await must(bus, *(new_job(family) for _ in range(5)))
     leases = [lease for _ in jobs for lease in await hand.pull()]
     events = {j.id: Event(index=0, kind="progress", data=j.id.encode()) for j in jobs[::2]}
-    await bus.cancel(jobs[1].id)
+    await bus.control.cancel(jobs[1].id)
     assert await hand.step(leases, events) == {jobs[1].id}
-    assert [len(await bus.log(job.id)) for job in jobs] == [1, 1, 1, 0, 1]
+    assert [len(await bus.jobs.log(job.id)) for job in jobs] == [1, 1, 1, 0, 1]
     assert (await outcome(bus, jobs[1])).kind == "cancelled"
 
 
@@ -307,19 +308,19 @@ async def test_cancel(bus: Bus, family: Family) -> None:
     """Cancelling removes a job nobody took; flags one that runs, which ends at the next step; else says so."""
     hand = await Hand(bus, family, "g").join()
     queued, running, done = await must(bus, new_job(family), new_job(family), new_job(family))
-    assert await bus.cancel(queued.id) == "removed"
+    assert await bus.control.cancel(queued.id) == "removed"
     assert (await outcome(bus, queued)).kind == "cancelled"
     leases = [lease for _ in range(2) for lease in await hand.pull()]
-    assert await bus.cancel(running.id) == "flagged"
+    assert await bus.control.cancel(running.id) == "flagged"
     assert await hand.beat() == ["ok", running.id]
     assert await hand.step(leases) == {running.id}
     assert (await outcome(bus, running)).kind == "cancelled"
-    assert await bus.cancel(running.id) == "over"
+    assert await bus.control.cancel(running.id) == "over"
     assert await hand.finish(leases[1], RESULT) == "ok"
-    assert await bus.cancel(done.id) == "over"
-    assert await bus.cancel(new_job(family).id) == "unknown"
+    assert await bus.control.cancel(done.id) == "over"
+    assert await bus.control.cancel(new_job(family).id) == "unknown"
     assert await differences(bus, family) == []
-    assert await bus.use(family) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
 
 
 async def test_cancel_outruns_everything(bus: Bus, family: Family) -> None:
@@ -329,14 +330,14 @@ async def test_cancel_outruns_everything(bus: Bus, family: Family) -> None:
     jobs = await must(bus, *(new_job(family) for _ in range(4)))
     leases = [lease for _ in jobs for lease in await a.pull()]
     for job in jobs:
-        assert await bus.cancel(job.id) == "flagged"
+        assert await bus.control.cancel(job.id) == "flagged"
     assert await a.finish(leases[0], RESULT) == "cancelled"
     assert await a.fail(leases[1], "x", "y") == "cancelled"
     await a.give_back([leases[2]])
     await a.die()
     assert await b.settle() == ["cancelled"]
     assert [(await outcome(bus, job)).kind for job in jobs] == ["cancelled"] * 4
-    assert await bus.use(family) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
 
 
 async def test_cancel_of_what_was_handed_over(bus: Bus, family: Family) -> None:
@@ -344,7 +345,7 @@ async def test_cancel_of_what_was_handed_over(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "a").join()
     (job,) = await must(bus, new_job(family))
     await hand.give_back(await hand.pull())
-    assert await bus.cancel(job.id) == "removed"
+    assert await bus.control.cancel(job.id) == "removed"
     assert await hand.take() == []
 
 
@@ -353,8 +354,8 @@ async def test_outcomes_reach_another_router(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "g").join()
     (job,) = await must(bus, new_job(family))
     (lease,) = await hand.pull()
-    await bus.adopt(job.id, "r2")
-    journal = Notifications(bus, "r2")
+    await bus.jobs.adopt(job.id, "r2")
+    journal = Notifications(bus.connection, "r2")
     await hand.finish(lease, RESULT)
     event = await journal.end(job.id, bus.clock.now_ms() + 5000)
     await journal.stop()
@@ -368,7 +369,7 @@ async def test_the_trail_of_a_job(bus: Bus, family: Family) -> None:
     await admit(bus, job)
     [lease] = await first.pull()
     await first.step([lease], {job.id: Event(index=0, kind="progress")})
-    told = await bus.job(job.id)
+    told = await bus.jobs.get(job.id)
     assert told is not None
     assert [(t.what, t.worker) for t in told.trail] == [("leased", "w1")]
     assert told.created_ms <= told.trail[0].at_ms <= told.first_ms
@@ -378,7 +379,7 @@ async def test_the_trail_of_a_job(bus: Bus, family: Family) -> None:
     await second.settle()
     [again] = await second.take(idle=True)
     assert await second.finish(again, RESULT, index=1) == "ok"
-    told = await bus.job(job.id)
+    told = await bus.jobs.get(job.id)
 
     assert told is not None
     assert [(t.what, t.worker) for t in told.trail] == [

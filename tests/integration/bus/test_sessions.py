@@ -9,11 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.bus import Admission, Bus, Lease, NewJob, keys
+from common.bus import Admission, Bus, NewJob, keys
 from common.errors import InternalError
 from common.ids import Family, job_id, ulid
-from common.registry.sessions import history_of
-from common.wire.messages import Event, GenerateResult, ModelCard, SessionRecord, SessionTurn
+from common.registry.models import Models
+from common.registry.sessions import Sessions, history_of
+from common.types.model_card import ModelCard
+from common.wire.results import Event, GenerateResult
+from common.wire.sessions import SessionRecord, SessionTurn
+from common.worker.leases import Lease
 from tests.support.bus import Hand, admit, new_job, open_bus, outcome, state
 from tests.support.servers import Cluster
 from tests.support.turns import made, turn_of
@@ -58,9 +62,9 @@ async def end(hand: Hand, lease: Lease, record: SessionRecord, **more: Any) -> s
 
 async def now(bus: Bus, record: SessionRecord) -> SessionRecord:
     """Return a session as it is now."""
-    found = await bus.session(record.id)
+    found = await Sessions(bus).get(record.id)
     assert found is not None
-    assert found.version == found.turns == len(await bus.turns(record.id))
+    assert found.version == found.turns == len(await Sessions(bus).turns(record.id))
     return found
 
 
@@ -74,14 +78,14 @@ async def test_turns(bus: Bus, family: Family) -> None:
         assert (record.version, record.tokens, record.busy) == (turn + 1, 5 * (turn + 1), "")
         assert record.updated_ms >= before.updated_ms
     assert record.fingerprint == "g"  # its history is all of the worker's own tokens
-    turns = await bus.turns(record.id)
+    turns = await Sessions(bus).turns(record.id)
     assert [t.history for t in turns] == [0, 5, 10]
     assert history_of(record, turns, "g") == [1, 2, 3, 4, 5] * 3
     assert history_of(record, turns, "other") is None
-    assert [t.history for t in await bus.turns(record.id, 2)] == [10]
-    score = await bus.call("ZSCORE", keys.sessions(family, "t"), record.id)
+    assert [t.history for t in await Sessions(bus).turns(record.id, 2)] == [10]
+    score = await bus.connection.call("ZSCORE", keys.sessions(family, "t"), record.id)
     assert int(float(score)) == record.updated_ms
-    assert set(await bus.session_jobs(record.id)) == {t.job for t in turns}
+    assert set(await Sessions(bus).jobs(record.id)) == {t.job for t in turns}
 
 
 async def test_refusals(bus: Bus, family: Family) -> None:
@@ -94,7 +98,7 @@ async def test_refusals(bus: Bus, family: Family) -> None:
     assert foreign.reason == "session_not_found"
     stale = msgspec.structs.replace(record, version=7)
     assert (await begin(bus, stale)).reason == "session_changed"
-    assert await bus.use(family) == {}
+    assert await bus.lanes.use(family) == {}
     first = new_job(family)
     assert (await begin(bus, record, first)).outcome == "admitted"
     assert (await begin(bus, record)).reason == "session_busy"
@@ -125,14 +129,14 @@ async def test_a_failed_turn_frees_the_lock(bus: Bus, family: Family, way: str) 
     left_s = 0.3 if way == "expire" else 60
     await admit(bus, job, session=record.id, version=0, left_s=left_s)
     if way == "cancel":
-        assert await bus.cancel(job.id) == "removed"
+        assert await bus.control.cancel(job.id) == "removed"
     elif way == "expire":
         await asyncio.sleep(0.35)
-        await bus.reap(family, ("gpu",))
+        await bus.recovery.reap(family, ("gpu",))
     else:
         (lease,) = await hand.pull()
         if way == "cancel held":
-            assert await bus.cancel(job.id) == "flagged"
+            assert await bus.control.cancel(job.id) == "flagged"
             assert await hand.step([lease], partial=lambda _: None) == {job.id}
         elif way == "error":
             turn, session = turn_of(job.id), part(record)
@@ -150,7 +154,7 @@ async def test_partial_turns(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "w").join()
     record = await made(bus, family)
     lease = await lease_of(bus, hand, record)
-    await bus.cancel(lease.job)
+    await bus.control.cancel(lease.job)
     kept = (turn_of(lease.job), part(record, keep=True))
     await hand.step([lease], partial=lambda _: kept)
     assert await state(bus, lease.job) == "cancelled"
@@ -160,14 +164,14 @@ async def test_partial_turns(bus: Bus, family: Family) -> None:
     await hand.refuse(lease, InternalError("no"), turn=turn, session=part(record, keep=True))
     record = await now(bus, record)
     lease = await lease_of(bus, hand, record)
-    await bus.cancel(lease.job)  # the answer was whole, and the cancellation first
+    await bus.control.cancel(lease.job)  # the answer was whole, and the cancellation first
     turn = turn_of(lease.job, record.tokens)
     said = await hand.finish(lease, DONE, turn=turn, session=part(record, keep=True))
     assert said == "cancelled"
     record = await now(bus, record)
-    assert [t.partial for t in await bus.turns(record.id)] == [True] * 3
+    assert [t.partial for t in await Sessions(bus).turns(record.id)] == [True] * 3
     lease = await lease_of(bus, hand, record)
-    await bus.cancel(lease.job)
+    await bus.control.cancel(lease.job)
     assert await end(hand, lease, record) == "cancelled"
     assert (await now(bus, record)).version == 3
 
@@ -177,19 +181,19 @@ async def test_lost_replies(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "w").join()
     record = await made(bus, family)
     lease = await lease_of(bus, hand, record)
-    script = bus.script
+    script = bus.connection.script
 
     async def twice(name: str, *given: Any, **more: Any) -> Any:
         await script(name, *given, **more)
         return await script(name, *given, **more)
 
-    bus.script = twice  # type: ignore[method-assign]
+    bus.connection.script = twice  # type: ignore[method-assign]
     assert await end(hand, lease, record) == "done"
     record = await now(bus, record)
     assert record.version == 1
     job = new_job(family)
     assert (await begin(bus, record, job)).outcome == "exists"
-    assert await bus.use(family) == {"gpu": (1, 10)}
+    assert await bus.lanes.use(family) == {"gpu": (1, 10)}
     assert (await now(bus, record)).busy == job.id
 
 
@@ -198,19 +202,19 @@ async def test_deleted_in_mid_turn(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "w").join()
     record = await made(bus, family)
     lease = await lease_of(bus, hand, record)
-    assert await bus.mark_session_deleted(record.id)
-    assert await bus.session(record.id) is None
+    assert await Sessions(bus).mark_deleted(record.id)
+    assert await Sessions(bus).get(record.id) is None
     assert await end(hand, lease, record) == "deleted"
     event = await outcome(bus, lease.job)
     assert (event.kind, event.code) == ("error", "session_deleted")
-    assert await bus.turns(record.id) == []
+    assert await Sessions(bus).turns(record.id) == []
     assert (await begin(bus, record)).reason == "session_not_found"
-    assert not await bus.touch_session(record.id, 10)
+    assert not await Sessions(bus).touch(record.id, 10)
     gone = await made(bus, family)
     lease = await lease_of(bus, hand, gone)
-    await bus.call("DEL", keys.session(gone.id))
+    await bus.connection.call("DEL", keys.session(gone.id))
     assert await end(hand, lease, gone) == "deleted"
-    assert await bus.call("EXISTS", keys.session(gone.id), keys.turns(gone.id)) == 0
+    assert await bus.connection.call("EXISTS", keys.session(gone.id), keys.turns(gone.id)) == 0
 
 
 async def test_overtaken(bus: Bus, family: Family) -> None:
@@ -218,7 +222,7 @@ async def test_overtaken(bus: Bus, family: Family) -> None:
     hand = await Hand(bus, family, "w").join()
     record = await made(bus, family)
     lease = await lease_of(bus, hand, record)
-    await bus.call("HSET", keys.session(record.id), "busy", "another")
+    await bus.connection.call("HSET", keys.session(record.id), "busy", "another")
     assert await end(hand, lease, record) == "changed"
     assert (await outcome(bus, lease.job)).code == "session_changed"
     assert (await now(bus, record)).version == 0
@@ -246,17 +250,21 @@ async def test_time_to_live(bus: Bus, family: Family) -> None:
     record = await made(bus, family, ttl_s=2)
     names = [keys.session(record.id), keys.turns(record.id), keys.jobs(record.id)]
     lease = await lease_of(bus, hand, record)
-    assert await bus.call("PTTL", names[0]) > 600_000
-    assert await bus.touch_session(record.id, 2)
-    assert await bus.call("PTTL", names[0]) > 600_000
+    assert await bus.connection.call("PTTL", names[0]) > 600_000
+    assert await Sessions(bus).touch(record.id, 2)
+    assert await bus.connection.call("PTTL", names[0]) > 600_000
     assert await end(hand, lease, record) == "ok"
-    assert [0 < await bus.call("PTTL", name) <= 2000 for name in names] == [True, True, False]
-    assert await bus.touch_session(record.id, 50, b'{"a":1}')
-    assert all([await bus.call("PTTL", name) > 40_000 for name in names])
+    assert [0 < await bus.connection.call("PTTL", name) <= 2000 for name in names] == [
+        True,
+        True,
+        False,
+    ]
+    assert await Sessions(bus).touch(record.id, 50, b'{"a":1}')
+    assert all([await bus.connection.call("PTTL", name) > 40_000 for name in names])
     record = await now(bus, record)
     assert (record.ttl_s, record.metadata) == (50, b'{"a":1}')
-    assert await bus.mark_session_deleted(record.id)
-    assert await bus.call("PTTL", names[0]) == -1
+    assert await Sessions(bus).mark_deleted(record.id)
+    assert await bus.connection.call("PTTL", names[0]) == -1
 
 
 async def test_a_full_redis_refuses_no_finish(bus: Bus, family: Family, place: Any) -> None:
@@ -290,16 +298,16 @@ async def test_listing(bus: Bus, family: Family) -> None:
         max_tokens=8,
         partitions=parts,
     )
-    await bus.publish_card(card, b"{}")
+    await Models(bus).publish(card, b"{}")
     mine = [
         await made(bus, Family(family.name, i % parts), updated_ms=1000 + i // 3) for i in range(10)
     ]
     await made(bus, family, tenant="x")
-    await bus.mark_session_deleted(mine[4].id)
-    await bus.call("DEL", keys.session(mine[7].id))
+    await Sessions(bus).mark_deleted(mine[4].id)
+    await bus.connection.call("DEL", keys.session(mine[7].id))
     seen, cursor = list[SessionRecord](), None
     while True:
-        page, cursor = await bus.sessions("t", cursor, 3)
+        page, cursor = await Sessions(bus).page("t", cursor, 3)
         assert len(page) <= 3
         seen += page
         if cursor is None:
@@ -310,7 +318,7 @@ async def test_listing(bus: Bus, family: Family) -> None:
     places = [(r.updated_ms, r.id) for r in seen]
     assert places == sorted(places, reverse=True)
     with pytest.raises(ValueError, match="cursor"):
-        await bus.sessions("t", "what", 3)
+        await Sessions(bus).page("t", "what", 3)
 
 
 async def test_creation_is_repeatable(bus: Bus, family: Family, tmp_path: Path, place: Any) -> None:
@@ -334,12 +342,12 @@ async def test_creation_is_repeatable(bus: Bus, family: Family, tmp_path: Path, 
         )  # fmt: skip
         other.call = failing  # type: ignore[method-assign]
         with pytest.raises(InternalError):
-            await other.create_session(record, turns)
+            await Sessions(other).create(record, turns)
         other.call = call  # type: ignore[method-assign]
-        half = await bus.session(name)
-        assert half is None or len(await bus.turns(name)) == 2
-        await bus.create_session(record, turns)
-        assert len(await bus.turns(name)) == 2
-        assert await bus.call("PTTL", keys.session(name)) > 0
+        half = await Sessions(bus).get(name)
+        assert half is None or len(await Sessions(bus).turns(name)) == 2
+        await Sessions(bus).create(record, turns)
+        assert len(await Sessions(bus).turns(name)) == 2
+        assert await bus.connection.call("PTTL", keys.session(name)) > 0
         assert await now(bus, record) == record
     await other.close()

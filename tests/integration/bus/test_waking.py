@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.bus import Bus, Consumer, Lease, Notifications
+from common.bus import Bus, Notifications
 from common.bus.events import BELL_EVENTS
-from common.wire.messages import Event
+from common.wire.results import Event
+from common.worker.consumer import Consumer
+from common.worker.leases import Lease
 from tests.support.bus import EMBED, RESULT, Hand, differences, must, new_job, open_bus, record
 from tests.support.servers import Server
 
@@ -48,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def turns(bus: Bus, count: int) -> None:
     """Wait for so many round trips to Redis: what would poll has polled by then."""
     for _ in range(count):
-        await bus.call("PING")
+        await bus.connection.call("PING")
 
 
 async def read_one(consumer: Consumer) -> Lease:
@@ -158,7 +160,7 @@ async def test_what_comes_on_two_lanes_at_once_is_handed_back(bus: Bus, consumer
     await consumer.finish(lease, RESULT)
     again = await read_one(consumer)
     assert again.job == shared.id
-    found = await bus.job(shared.id)
+    found = await bus.jobs.get(shared.id)
     assert found is not None
     assert found.suspicions == 0
     await consumer.finish(again, RESULT)
@@ -193,7 +195,7 @@ async def test_a_flooded_reader_falls_back_to_the_log(bus: Bus) -> None:
     """A reader that stands still keeps a bounded number of events, and misses none of them when it goes on."""
     hand = await Hand(bus, EMBED, "g").join()
     heard: list[float] = []
-    journal = Notifications(bus, "r1", heard.append)
+    journal = Notifications(bus.connection, "r1", heard.append)
     (job,) = await must(bus, new_job())
     (lease,) = await hand.pull()
     events = journal.events(job.id, 0, bus.clock.now_ms() + 120_000)

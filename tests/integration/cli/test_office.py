@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from cli import main
-from common.bus import Bus, Consumer, NewJob
+from common.bus import Bus, NewJob
 from common.ids import Family, job_id, ulid
-from common.wire.messages import EmbedResult, EmbedWork, WorkerRecord, encode
+from common.registry.dead_letters import DeadLetters
+from common.wire.jobs import EmbedWork
+from common.wire.message import encode
+from common.wire.registry import WorkerRecord
+from common.wire.results import EmbedResult
+from common.worker.consumer import Consumer
 from tests.support.servers import Server
 
 FAMILY = Family("embed.test")
@@ -56,11 +61,11 @@ async def _convict(bus: Bus, consumer: Consumer) -> str:
     job = job_id(FAMILY, ulid())
     payload = encode(EmbedWork(fingerprint="f", tokens=[[1]]))
     until = bus.clock.now_ms() + 60_000
-    admission = await bus.admit(
+    admission = await bus.admission.admit(
         [NewJob(job, payload, 1, 1)], classes=("gpu",), router="r", tenant="acme", deadline_ms=until
     )
     assert admission.outcome == "admitted"
-    while not await bus.dead_letters(FAMILY):
+    while not await DeadLetters(bus).all(FAMILY):
         for lease in await consumer.read(10, 100):
             await consumer.fail(lease, "model_error", "it broke", "Traceback: line 1")
     return job
@@ -85,7 +90,7 @@ async def test_dead_letters(bus: Bus, capsys: pytest.CaptureFixture[str]) -> Non
     states: list[Any] = []
     while not replay.done():
         for lease in await consumer.read(10, 100):
-            states.append(await bus.job(lease.job))
+            states.append(await bus.jobs.get(lease.job))
             result = EmbedResult(dimension=1, vectors=b"\0\0\0\0", tokens=1)
             await consumer.finish(lease, result)
     assert (await replay)[0] == 0

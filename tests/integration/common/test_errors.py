@@ -16,7 +16,8 @@ from common import errors
 from common.bus import connection
 from common.bus.scripts import CODES_WRITTEN
 from common.errors import CODES, InternalError, InvalidRequest, SpillwayError, rebuild
-from common.wire.messages import Event, decode, encode, error_event
+from common.wire.message import decode, encode
+from common.wire.results import Event, error_event
 from services.router.admission.refusals import refusal
 from services.router.responses.outcomes import error_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.bus import LaneState
 from common.ids import Family
-from common.wire.messages import WorkerRecord
+from common.wire.registry import WorkerRecord
 from services.router import metrics
 from services.router.mesh_snapshot import FamilyState, lanes_of, open_queries, workers_of
 from services.router.recent_batches import KEPT, LATELY_S, RecentBatches

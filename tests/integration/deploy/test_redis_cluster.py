@@ -118,16 +118,16 @@ async def test_a_cluster_forms_and_survives_new_addresses(nodes: Nodes, tmp_path
         return await Bus.open(config, SystemClock())
 
     bus = await open_bus()
-    for call in bus.callers():
+    for call in bus.connection.callers():
         await durability.check(call, "replicated")
-    assert len(bus.callers()) == NODES // 2
-    await bus.call("SET", "{f}:kept", "yes")
+    assert len(bus.connection.callers()) == NODES // 2
+    await bus.connection.call("SET", "{f}:kept", "yes")
     await bus.close()
     nodes.kill()
     nodes.start()
     nodes.wait_whole()
     bus = await open_bus()
 
-    assert await bus.call("GET", "{f}:kept", timeout_s=30) == b"yes"
+    assert await bus.connection.call("GET", "{f}:kept", timeout_s=30) == b"yes"
     assert "belongs to a cluster" in nodes.form()
     await bus.close()

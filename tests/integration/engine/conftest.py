@@ -14,7 +14,7 @@ from tests.support.engine import Desk
 @pytest.fixture
 async def desk(bus: Any) -> AsyncIterator[Desk]:
     """A router's side of the bus."""
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     yield Desk(bus, journal)
     await journal.stop()

@@ -14,8 +14,11 @@ from common.ids import Family, job_id, ulid
 from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
-from common.registry.deletion import MOST, digest_of
-from common.wire.messages import GenerateWork, SamplingParams, SessionRecord, SessionTurn
+from common.registry.deletion import MOST, Deletions, digest_of
+from common.registry.sessions import Sessions
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
+from common.wire.sessions import SessionRecord, SessionTurn
 from engine.decoder.executor.interface import ModelShape
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits
@@ -51,10 +54,10 @@ async def test_what_others_refer_to_stays(bus: Bus, desk: Desk) -> None:
             await say(desk, record, TEXT * 2, anyone=True)
             await say(desk, record, record.id * 3, anyone=True)
         worker.runner.beta_s = 0.01
-        current = await bus.session(ours.id)
+        current = await Sessions(bus).get(ours.id)
         stopped = await begin(desk, current, asked(current, [], "stopped" * 20, max_new=900))
         await desk.until(stopped, 5)
-        await bus.cancel(stopped)
+        await bus.control.cancel(stopped)
         await desk.end(stopped)
         worker.runner.beta_s = 0.0
         mine, other = await chain(bus, ours.id), await chain(bus, theirs.id)
@@ -74,9 +77,11 @@ async def test_what_others_refer_to_stays(bus: Bus, desk: Desk) -> None:
         assert there(worker, mine) == (len(shared), 0)
         assert there(worker, left) == (0, 0)
         assert there(worker, other) == (len(other), 0)
-        (*_, last) = await bus.turns(ours.id)
+        (*_, last) = await Sessions(bus).turns(ours.id)
         prompt = [
-            t for turn in (await bus.turns(ours.id))[:-1] for t in (*turn.prompt, *turn.output)
+            t
+            for turn in (await Sessions(bus).turns(ours.id))[:-1]
+            for t in (*turn.prompt, *turn.output)
         ]
         _, result = await desk.result(await desk.admit(work([*prompt, *last.prompt], max_new=1)))
         assert result.cached_tokens == len(shared) * PAGE
@@ -130,7 +135,7 @@ async def session(bus: Bus, family: Family, runner: TorchExecutor) -> SessionRec
         id=job_id(family, ulid()), tenant="t", model=runner.name, fingerprint=runner.fingerprint, version=0,
         tokens=0, turns=0, ttl_s=600, created_ms=now, updated_ms=now,
     )  # fmt: skip
-    await bus.create_session(record)
+    await Sessions(bus).create(record)
     return record
 
 
@@ -155,7 +160,7 @@ async def test_who_does_not_answer(bus: Bus, desk: Desk) -> None:
         assert [line.split()[0] for line in done.not_searched] == ["silent"]
         assert done.stores[0]["servers"] == 1
         assert there(worker, ids) == (0, 0)
-        (told,) = await bus.forgets(FAMILY, "0-0")
+        (told,) = await Deletions(bus).read(FAMILY, "0-0")
         assert (told.session, told.ids) == (digest_of(record.id), ids)
         await silent.die()
         done = await WorkerEraser(bus, wait_s=60).erase(record.id)
@@ -169,7 +174,7 @@ async def test_more_deletions_than_are_kept(bus: Bus, desk: Desk) -> None:
         assert list(worker.scheduler.table.pools[0])
         name = keys.forgets(FAMILY)
         flood = f"for i = 1, {MOST} do redis.call('XADD', KEYS[1], '*', 's', 'x', 'p', '') end"
-        await bus.call("EVAL", flood, 1, name)
+        await bus.connection.call("EVAL", flood, 1, name)
         async with asyncio.timeout(20):
             while list(worker.scheduler.table.pools[0]):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
@@ -186,7 +191,7 @@ async def test_a_turn_that_still_runs(bus: Bus, desk: Desk) -> None:
         await WorkerEraser(bus).erase(record.id)
         assert there(worker, ids) == (0, 0)
         assert not worker.scheduler.running
-        await bus.cancel(job)
+        await bus.control.cancel(job)
 
 
 # -- pure ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from common.ids import Family
-from common.wire.messages import SamplingParams
+from common.registry.dead_letters import DeadLetters
+from common.types.generation import SamplingParams
 from engine.decoder.executor.simulated_executor import END, answer
 from engine.decoder.schedule import StepLimits
 from services.adapters.generate import job as job_module
@@ -46,7 +47,7 @@ async def test_streams_of_many_jobs(bus: Any, desk: Desk) -> None:
             assert [piece.finish for piece in pieces if piece.finish] == ["length"]
             assert [piece.at for piece in pieces] == sorted(piece.at for piece in pieces)
         assert worker.no_page_held()
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
     assert ended("ok") == before + 30
     assert worker.value("spillway_batch_wait_seconds_count", lane=LANE) == 30
     assert worker.generated() == sum(range(10, 40))
@@ -73,7 +74,7 @@ async def test_a_job_whose_end_cannot_be_told(
         assert result.completion_tokens == 10
         assert failed == [job]
         assert worker.no_page_held()
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_work_of_all_kinds(bus: Any, desk: Desk) -> None:
@@ -158,8 +159,8 @@ async def test_refusals(bus: Any, desk: Desk) -> None:
             assert (event.kind, event.code) == ("error", code)
             assert sentence in event.message
         assert worker.runner.batches == []
-    assert await bus.dead_letters(FAMILY) == []
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await DeadLetters(bus).all(FAMILY) == []
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_cancel_frees_pages_within_a_step(bus: Any, desk: Desk) -> None:
@@ -173,7 +174,7 @@ async def test_cancel_frees_pages_within_a_step(bus: Any, desk: Desk) -> None:
             while len(worker.scheduler.running) < 2:  # noqa: ASYNC110 - the scheduler has no event for it
                 await asyncio.sleep(0.005)
         for job in (stream, prompt):
-            assert await bus.cancel(job) == "flagged"
+            assert await bus.control.cancel(job) == "flagged"
             assert (await desk.end(job)).kind == "cancelled"
         steps = len(runner.batches)
         async with asyncio.timeout(WAIT_S):
@@ -181,7 +182,7 @@ async def test_cancel_frees_pages_within_a_step(bus: Any, desk: Desk) -> None:
                 await asyncio.sleep(0.001)
         assert len(runner.batches) - steps <= 2
         assert sum(len(part.positions) for batch in runner.batches for part in batch) < 8000
-    assert await bus.use(FAMILY) == {"gpu": (0, 0)}
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_deadlines(bus: Any, desk: Desk) -> None:
@@ -207,7 +208,7 @@ async def test_an_error_charges_its_own_job(bus: Any, desk: Desk) -> None:
         for n, job in enumerate(good):
             assert await desk.text(job) == said(f"g{n}", 30)
         assert worker.no_page_held()
-    (letter,) = await bus.dead_letters(FAMILY)
+    (letter,) = await DeadLetters(bus).all(FAMILY)
     assert (letter.job, letter.attempts, letter.message) == (bad, 3, "RuntimeError: poisoned")
 
 
@@ -233,7 +234,7 @@ async def test_a_long_log_is_folded(bus: Any, desk: Desk, monkeypatch: pytest.Mo
         event = await desk.end(job)
     assert event.kind == "result"
     assert event.index > 16
-    events = await bus.log(job)
+    events = await bus.jobs.log(job)
     pieces = await desk.pieces(job)
     assert text_of(pieces) == said("x", 400)
     assert len(events) <= 17
@@ -255,7 +256,7 @@ async def test_hand_over_at_drain(bus: Any, desk: Desk) -> None:
         assert pieces[: len(before)] == before
         assert pieces[: len(handed)] == handed
         assert result.completion_tokens == 600
-    state = await bus.job(job)
+    state = await bus.jobs.get(job)
     assert state.attempts <= 1
 
 
@@ -286,4 +287,4 @@ async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
             assert await desk.text(job) == said(f"p{n}", 20)
     assert ended("ok") == before + 60
     assert min(one.generated(), two.generated()) > 0
-    assert await bus.workers(Family("chat.sim-chat")) == []
+    assert await bus.workers.living(Family("chat.sim-chat")) == []

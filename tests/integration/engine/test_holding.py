@@ -13,7 +13,9 @@ from common.bus import Bus
 from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.prefix_hashes import STRIDE, marks_of
 from common.registry.cache_directory import CacheDirectory
-from common.wire.messages import SessionRecord, WorkerRecord
+from common.registry.sessions import Sessions
+from common.wire.registry import WorkerRecord
+from common.wire.sessions import SessionRecord
 from engine.decoder.kv.prefix_index import PrefixIndex
 from services.router.admission.affinity import NOBODY, Preference, choose, preferred
 from tests.faults.engine.test_failover import SIM, live, process
@@ -32,7 +34,9 @@ async def say(
     """
     record = await now(desk, record)
     history = [
-        token for turn in await desk.bus.turns(record.id) for token in (*turn.prompt, *turn.output)
+        token
+        for turn in await Sessions(desk.bus).turns(record.id)
+        for token in (*turn.prompt, *turn.output)
     ]
     made_ = asked(record, history, text, max_new=40)
     job = await desk.admit(
@@ -41,7 +45,7 @@ async def say(
         version=record.version,
         **({} if anyone else await holder(desk, record, made_)),
     )
-    state = await desk.bus.job(job)
+    state = await desk.bus.jobs.get(job)
     assert state is not None
     pieces, result = await desk.result(job)
     return state.lane, tokens_of(pieces), result.cached_tokens
@@ -49,7 +53,7 @@ async def say(
 
 async def holder(desk: Desk, record: SessionRecord, work_: Any) -> dict[str, Any]:
     """Return whom a turn prefers, as the door is told."""
-    desk.bus.forget_roster(FAMILY)
+    desk.bus.workers.forget(FAMILY)
     prompt = work_.prompts[0]
     marks = marks_of(page_ids(root_id(work_.fingerprint, work_.scope), prompt))
     found = await preferred(desk.bus, FAMILY, record.id if record else "", marks, len(prompt))
@@ -67,7 +71,7 @@ async def test_turns_stay_with_the_holder(bus: Bus, desk: Desk) -> None:
         record = await made(desk)
         lane, _, found = await say(desk, record, LONG)
         assert (lane, found) == ("gpu", 0)
-        held = await bus.held(record.id)
+        held = await CacheDirectory(bus).held(record.id)
         assert held is not None
         lanes = {own(one), own(two)}
         assert f"w.{held.worker}" in lanes
@@ -76,7 +80,7 @@ async def test_turns_stay_with_the_holder(bus: Bus, desk: Desk) -> None:
             lane, _, found = await say(desk, record, f"and {turn}? ")
             assert lane == f"w.{held.worker}"
             assert found >= (before.tokens - 1) // PAGE * PAGE
-        after = await bus.held(record.id)
+        after = await CacheDirectory(bus).held(record.id)
         assert after is not None
         assert after.worker == held.worker
         assert after.device_tokens == ((await now(desk, record)).tokens - 1) // PAGE * PAGE
@@ -101,7 +105,7 @@ async def test_an_overloaded_holder_loses_the_turn(bus: Bus, desk: Desk) -> None
             one.runner.gate.set()
             for job in busy:
                 await desk.result(job)
-            held = await bus.held(record.id)
+            held = await CacheDirectory(bus).held(record.id)
             assert held is not None
             assert held.worker == two.consumer.worker
             expected = await twin(desk, record, tokens)
@@ -110,9 +114,11 @@ async def test_an_overloaded_holder_loses_the_turn(bus: Bus, desk: Desk) -> None
 
 async def twin(desk: Desk, record: SessionRecord, tokens: list[int]) -> list[int]:
     """Return what the last turn's prompt gives when it is asked outside of the session."""
-    (*_, last) = await desk.bus.turns(record.id)
+    (*_, last) = await Sessions(desk.bus).turns(record.id)
     history = [
-        t for turn in (await desk.bus.turns(record.id))[:-1] for t in (*turn.prompt, *turn.output)
+        t
+        for turn in (await Sessions(desk.bus).turns(record.id))[:-1]
+        for t in (*turn.prompt, *turn.output)
     ]
     pieces, _ = await desk.result(
         await desk.admit(work([*history, *last.prompt], max_new=len(tokens)))
@@ -127,16 +133,16 @@ async def test_a_killed_holder(bus: Bus, desk: Desk, config: Any) -> None:
         process(config, *SIM, "--instance", "b") as two,
     ):
         await live(bus, FAMILY, 2)
-        pids = {record.worker: record.pid for record in await bus.workers(FAMILY)}
+        pids = {record.worker: record.pid for record in await bus.workers.living(FAMILY)}
         record = await made(desk)
         await say(desk, record, LONG)
-        held = await bus.held(record.id)
+        held = await CacheDirectory(bus).held(record.id)
         assert held is not None
         os.kill(pids[held.worker], signal.SIGKILL)
         assert pids[held.worker] in {one.pid, two.pid}
         _, tokens, _ = await say(desk, record, "and then?")
         assert tokens == await twin(desk, record, tokens)
-        after = await bus.held(record.id)
+        after = await CacheDirectory(bus).held(record.id)
         assert after is not None
         assert after.worker != held.worker
         lane, *_ = await say(desk, record, "and now?")
@@ -167,14 +173,16 @@ async def test_a_hint_that_is_over(bus: Bus, desk: Desk) -> None:
     async with running(bus) as one, running(bus) as two:
         record = await made(desk)
         await say(desk, record, LONG)
-        held = await bus.held(record.id)
+        held = await CacheDirectory(bus).held(record.id)
         assert held is not None
         first, second = (one, two) if held.worker == one.consumer.worker else (two, one)
-        await bus.publish_held(record.id, type(held)(second.consumer.worker, 64, 0, b"", 0))
+        await CacheDirectory(bus).publish_held(
+            record.id, type(held)(second.consumer.worker, 64, 0, b"", 0)
+        )
         first.scheduler.table.tiers.forget(list(first.scheduler.table.pools[0]))
         await first.loop._holding.look()
-        assert (await bus.held(record.id)).worker == second.consumer.worker  # type: ignore[union-attr]
-        await bus.publish_held(record.id, type(held)("gpu-gone", 64, 0, b"", 0))
+        assert (await CacheDirectory(bus).held(record.id)).worker == second.consumer.worker  # type: ignore[union-attr]
+        await CacheDirectory(bus).publish_held(record.id, type(held)("gpu-gone", 64, 0, b"", 0))
         lane, *_ = await say(desk, record, "x")
         assert lane == "gpu"
 
@@ -253,9 +261,12 @@ async def test_marks_expire(bus: Bus) -> None:
     """Marks of a worker are found until they are taken back; those of others are not its."""
     assert isinstance(bus, CacheDirectory)
     marks = [bytes([n]) * 16 for n in range(3)]
-    await bus.publish_marks(FAMILY, "a", marks)
-    await bus.publish_marks(FAMILY, "b", marks[:1])
-    assert await bus.marked(FAMILY, marks, ["a", "b", "c"]) == {"a": 3 * STRIDE, "b": STRIDE}
-    await bus.publish_marks(FAMILY, "a", (), marks[1:])
-    assert await bus.marked(FAMILY, marks, ["a"]) == {"a": STRIDE}
-    assert await bus.marked(FAMILY, [], ["a"]) == {}
+    await CacheDirectory(bus).publish_marks(FAMILY, "a", marks)
+    await CacheDirectory(bus).publish_marks(FAMILY, "b", marks[:1])
+    assert await CacheDirectory(bus).marked(FAMILY, marks, ["a", "b", "c"]) == {
+        "a": 3 * STRIDE,
+        "b": STRIDE,
+    }
+    await CacheDirectory(bus).publish_marks(FAMILY, "a", (), marks[1:])
+    assert await CacheDirectory(bus).marked(FAMILY, marks, ["a"]) == {"a": STRIDE}
+    assert await CacheDirectory(bus).marked(FAMILY, [], ["a"]) == {}

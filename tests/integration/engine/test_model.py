@@ -14,7 +14,8 @@ import torch
 from bench import random_models
 from common.bus import Notifications
 from common.ids import Family
-from common.wire.messages import GenerateWork, SamplingParams
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits
 from tests.support.engine import Desk, running, text_of, tokens_of
@@ -81,7 +82,7 @@ async def test_mixed_batches_give_what_each_gives_alone(
     few = load(9 * sum(roomy.shape.page_bytes))
     assert few.shape.pages < roomy.shape.pages
     asked = works(roomy)
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     await journal.start()
     desk = Desk(bus, journal, Family(roomy.card(created_ms=0, partitions=1).family))
     async with running(bus, roomy, bounds=StepLimits(512, 1)):

@@ -23,7 +23,8 @@ from common.ids import Family
 from common.pages import keys as names
 from common.pages.identity import PAGE
 from common.pages.store import PageStore
-from common.wire.messages import GenerateWork, SamplingParams
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
 from engine.decoder.executor.page_form import Int8Form
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits

@@ -17,7 +17,10 @@ from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
-from common.wire.messages import GenerateWork, SamplingParams, SessionRecord, Turn
+from common.registry.sessions import Sessions
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
+from common.wire.sessions import SessionRecord, Turn
 from engine.decoder.executor.torch_executor import TorchExecutor
 from tests.integration.engine.test_pages_below import NEW, loaded, model, prompt_of, put, serving
 from tests.integration.pages.test_store import opened
@@ -89,7 +92,7 @@ async def session(bus: Bus, tenant: str, fingerprint: str, tokens: list[int]) ->
         msgspec.structs.replace(turn_of(record.id, cut), prompt=tokens[cut:], output=[]),
     ]
     record = msgspec.structs.replace(record, id=job_id(family, ulid()))
-    await bus.create_session(record, turns)
+    await Sessions(bus).create(record, turns)
     return record
 
 
@@ -203,7 +206,7 @@ async def test_what_is_not_taken(
     for client, record in ((clients["u"], source), (clients["t"], target)):
         assert (await sent(client, record, data, 404))["error"]["code"] == "session_not_found"
         await received(client, record, 404)
-    await bus.mark_session_deleted(target.id)
+    await Sessions(bus).mark_deleted(target.id)
     await sent(clients["u"], target, data, 404)
     tiers[1].kill()
     refused = await sent(clients["u"], await session(bus, "u", print_, prompt), data, 503)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.ids import Family
+from common.registry.models import Models
 from tests.faults.engine.test_failover import ROOT, live, process
 from tests.integration.adapters.test_services import embed
 from tests.integration.engine.test_generation import said
@@ -36,9 +37,9 @@ async def test_one_process_serves_both(bus: Any, desk: Desk, config: Any) -> Non
     with process(config, *flags) as one:
         await live(bus, FAMILY, 1)
         await live(bus, Family("embed.sim"), 1)
-        cards = await bus.cards()
+        cards = await Models(bus).cards()
         assert (cards["sim"].kind, cards["sim-chat"].kind) == ("embed", "generate")
-        records = await bus.workers(FAMILY)
+        records = await bus.workers.living(FAMILY)
         assert (records[0].classes, records[0].service) == (["gpu"], "gpu_worker")
         assert records[0].depth_items >= 1000
         jobs = [await desk.admit(work(f"p{n}", max_new=60)) for n in range(5)]

@@ -6,7 +6,9 @@ import asyncio
 from typing import Any
 
 from common.ids import job_id, ulid
-from common.wire.messages import GenerateWork, SessionRecord, SessionTurn
+from common.registry.sessions import Sessions
+from common.wire.jobs import GenerateWork
+from common.wire.sessions import SessionRecord, SessionTurn
 from engine.decoder.executor.simulated_executor import SimulatedExecutor
 from tests.support.engine import FAMILY, Desk, HeldRunner, Worker, running, text_of, work
 
@@ -39,7 +41,7 @@ async def made(desk: Desk) -> SessionRecord:
         created_ms=now,
         updated_ms=now,
     )
-    await desk.bus.create_session(record)
+    await Sessions(desk.bus).create(record)
     return record
 
 
@@ -50,7 +52,7 @@ async def begin(desk: Desk, record: SessionRecord, asked: GenerateWork) -> str:
 
 async def now(desk: Desk, record: SessionRecord) -> SessionRecord:
     """Return the session as it stands."""
-    found = await desk.bus.session(record.id)
+    found = await Sessions(desk.bus).get(record.id)
     assert found is not None
     return found
 
@@ -62,7 +64,7 @@ async def test_turns(bus: Any, desk: Desk) -> None:
         first = await begin(desk, record, asked(record, [], "a" * 100, max_new=60))
         pieces, result = await desk.result(first)
         record = await now(desk, record)
-        (turn,) = await bus.turns(record.id)
+        (turn,) = await Sessions(bus).turns(record.id)
         assert (record.version, result.version, record.turns) == (1, 1, 1)
         assert (turn.job, turn.answer, turn.finish) == (first, text_of(pieces), "length")
         assert (bytes(turn.prompt), bytes(turn.output).decode()) == (b"a" * 100, turn.answer)
@@ -75,10 +77,10 @@ async def test_turns(bus: Any, desk: Desk) -> None:
         record = await now(desk, record)
         assert (record.version, record.tokens) == (2, 175)
 
-        history += [*b"b" * 10, *(await bus.turns(record.id))[1].output]
+        history += [*b"b" * 10, *(await Sessions(bus).turns(record.id))[1].output]
         cut = await begin(desk, record, asked(record, history, "x", max_new=50, stop=["ted "]))
         pieces, _ = await desk.result(cut)
-        turn = (await bus.turns(record.id))[2]
+        turn = (await Sessions(bus).turns(record.id))[2]
         assert turn.answer == text_of(pieces) == "simula"
         assert bytes(turn.output) == b"simula"
         await cancelled_turns(worker, desk, await now(desk, record))
@@ -89,12 +91,12 @@ async def cancelled_turns(worker: Worker, desk: Desk, record: SessionRecord) -> 
     worker.runner.beta_s = 0.01
     for keep in (False, True):
         record = await now(desk, record)
-        turns = len(await desk.bus.turns(record.id))
+        turns = len(await Sessions(desk.bus).turns(record.id))
         job = await begin(desk, record, asked(record, [], "long", max_new=4000, keep=keep))
         await desk.until(job, 5)
-        assert await desk.bus.cancel(job) == "flagged"
+        assert await desk.bus.control.cancel(job) == "flagged"
         assert (await desk.end(job)).kind == "cancelled"
-        found = await desk.bus.turns(record.id)
+        found = await Sessions(desk.bus).turns(record.id)
         assert len(found) == turns + keep
         if keep:
             delivered = text_of(await desk.pieces(job))
@@ -110,13 +112,13 @@ async def test_a_session_deleted_in_mid_turn(bus: Any, desk: Desk) -> None:
         record = await made(desk)
         job = await begin(desk, record, asked(record, [], "x", max_new=100))
         await desk.until(job, 5)
-        await bus.mark_session_deleted(record.id)
+        await Sessions(bus).mark_deleted(record.id)
         event = await desk.end(job)
         assert (event.kind, event.code) in {
             ("error", "session_deleted"),
             ("cancelled", "cancelled"),
         }
-        assert await bus.session(record.id) is None
+        assert await Sessions(bus).get(record.id) is None
         async with asyncio.timeout(10):
             while not worker.no_page_held():  # noqa: ASYNC110 - the pools have no event for it
                 await asyncio.sleep(0.005)

@@ -39,8 +39,11 @@ async def test_pages_never_touch_the_bus(tmp_path: Path) -> None:
         async with PageTraffic(mesh.pages_url, BUDGET) as traffic:
             end = time.monotonic() + SECONDS
             while time.monotonic() < end or told(servers[1])["input"] < 4 * BUDGET:
-                await bus.call("HSET", "{test/0}:answered", "count", answered)
-                assert await bus.call("HGET", "{test/0}:answered", "count") == b"%d" % answered
+                await bus.connection.call("HSET", "{test/0}:answered", "count", answered)
+                assert (
+                    await bus.connection.call("HGET", "{test/0}:answered", "count")
+                    == b"%d" % answered
+                )
                 answered += 1
                 await asyncio.sleep(0.001)
         await bus.close()

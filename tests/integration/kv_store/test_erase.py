@@ -10,7 +10,8 @@ import pytest
 from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import job_id, ulid, unique_of
-from common.wire.messages import SessionRecord
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from services.kv_store.erase import Eraser
 from services.kv_store.sweep import Sweep
 from tests.support.bus import Hand, state
@@ -28,7 +29,7 @@ class Killed(BaseException):
 async def found_by(request: pytest.FixtureRequest, bus: Bus) -> str:
     """How leftovers are found: by the indexes, or, as for sessions older than those, by a walk over every key."""
     if request.param == "index":
-        await bus.call("HSET", keys.INDEX, "since", 0, "letters", 0)
+        await bus.connection.call("HSET", keys.INDEX, "since", 0, "letters", 0)
     return str(request.param)
 
 
@@ -53,7 +54,7 @@ async def test_everything_goes(bus: Bus, hand: Hand, found_by: str) -> None:
     (proof,) = await eraser.erase([(ours.id, "t")], until(bus), prove=True)
     await eraser.forget(ours.id, "t")
 
-    jobs = [*await bus.session_jobs(ours.id)]
+    jobs = [*await Sessions(bus).jobs(ours.id)]
     assert await holding(bus, "rosebud", unique_of(ours.id), *jobs) == []
     assert await holding(bus, "xanadu") == before
     assert (await now(bus, theirs)).version == 2
@@ -104,7 +105,7 @@ async def test_a_request_before_its_turn(bus: Bus, hand: Hand) -> None:
 
 async def test_killed_anywhere(bus: Bus, hand: Hand) -> None:
     """Cut off after any number of commands and repeated by another process, a deletion is complete."""
-    call, cut, finished = bus.call, 0, False
+    call, cut, finished = bus.connection.call, 0, False
     while not finished:
         record, calls = await lived(bus, hand, "rosebud"), 0
 
@@ -115,17 +116,17 @@ async def test_killed_anywhere(bus: Bus, hand: Hand) -> None:
                 raise Killed
             return await call(*command, **more)
 
-        bus.call = failing  # type: ignore[method-assign]
+        bus.connection.call = failing  # type: ignore[method-assign]
         try:
             await gone(bus, record)
             finished = True
         except Killed:
             pass
         finally:
-            bus.call = call  # type: ignore[method-assign]
-        index = await bus.call("ZSCORE", keys.sessions(FAMILY, "t"), record.id)
+            bus.connection.call = call  # type: ignore[method-assign]
+        index = await bus.connection.call("ZSCORE", keys.sessions(FAMILY, "t"), record.id)
         assert finished or index is not None  # a sweep finds it
-        assert cut == 0 or await bus.session(record.id) is None
+        assert cut == 0 or await Sessions(bus).get(record.id) is None
         await gone(bus, record)
         assert await holding(bus, "rosebud", unique_of(record.id)) == []
         cut = cut * 2 + 3
@@ -140,20 +141,23 @@ async def test_sweep(bus: Bus, hand: Hand) -> None:
     ]
     for record in (expired, abandoned, living):
         await end(bus, hand, await begin(bus, hand, record, "rosebud"), record, "rosebud")
-    await bus.mark_session_deleted(abandoned.id)
-    await bus.call("DEL", keys.session(expired.id), keys.turns(expired.id))
-    await bus.call("DEL", keys.session(young.id))  # as in the middle of an import
-    await bus.call(
+    await Sessions(bus).mark_deleted(abandoned.id)
+    await bus.connection.call("DEL", keys.session(expired.id), keys.turns(expired.id))
+    await bus.connection.call("DEL", keys.session(young.id))  # as in the middle of an import
+    await bus.connection.call(
         "PERSIST", keys.session(living.id)
     )  # as after a kill in the middle of a creation
     sweep = Sweep(bus, Eraser(bus), 0.001)
     await asyncio.sleep(0.01)
 
     assert await sweep.once() == 2
-    left = {name.decode() for name in await bus.call("ZRANGE", keys.sessions(FAMILY, "t"), 0, -1)}
+    left = {
+        name.decode()
+        for name in await bus.connection.call("ZRANGE", keys.sessions(FAMILY, "t"), 0, -1)
+    }
     assert left == {living.id, young.id}
-    assert await bus.call("PTTL", keys.session(living.id)) > 0
-    marks = [unique_of(job) for job in await bus.session_jobs(living.id)]
+    assert await bus.connection.call("PTTL", keys.session(living.id)) > 0
+    marks = [unique_of(job) for job in await Sessions(bus).jobs(living.id)]
     assert all(any(m in name for m in [*marks, unique_of(living.id)]) or "journal" in name
                for name in await holding(bus, "rosebud"))  # fmt: skip
     for record in (expired, abandoned):

@@ -8,7 +8,10 @@ import pytest
 
 from common.bus import Bus, Notifications, keys
 from common.ids import child_id, job_id, ulid, unique_of
-from common.wire.messages import SessionRecord
+from common.registry.dead_letters import DeadLetters
+from common.registry.idempotency import Idempotency
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from services.kv_store.erase import Eraser
 from services.kv_store.indexing import OLD_MS, Indexing
 from services.kv_store.sweep import Sweep
@@ -25,24 +28,30 @@ LONG_MS = 3_600_000
 async def crowd(bus: Bus, count: int) -> None:
     """Have a store hold all that `count` requests of other sessions leave: records, logs, letters, claims, rings."""
     ring_ms = bus.clock.now_ms() - 30_000
-    await bus.call("ZADD", keys.journals(FAMILY), ring_ms, "r9")
+    await bus.connection.call("ZADD", keys.journals(FAMILY), ring_ms, "r9")
     for at in range(count):
         session, job = job_id(FAMILY, ulid()), job_id(FAMILY, ulid())
-        await bus.call("HSET", keys.session(session), "tenant", "t", "ttl", 3600)
-        await bus.call("ZADD", keys.sessions(FAMILY, "t"), at, session)
-        await bus.call("ZADD", keys.due(FAMILY), bus.clock.now_ms() + LONG_MS, f"t/{session}")
-        await bus.call("HSET", keys.job(job), "state", "result")
-        await bus.call("RPUSH", keys.log(job), "event")
-        entry = await bus.call("XADD", keys.dead(FAMILY), "*", "job", job, "payload", "p")
-        await bus.call("HSET", keys.letters(FAMILY), job, entry)
-        await bus.call("XADD", keys.journal(FAMILY, "r9"), f"{ring_ms}-{at + 1}", "j", job)
-        await bus.claim("t", job, b"0123456789abcdef", job)
+        await bus.connection.call("HSET", keys.session(session), "tenant", "t", "ttl", 3600)
+        await bus.connection.call("ZADD", keys.sessions(FAMILY, "t"), at, session)
+        await bus.connection.call(
+            "ZADD", keys.due(FAMILY), bus.clock.now_ms() + LONG_MS, f"t/{session}"
+        )
+        await bus.connection.call("HSET", keys.job(job), "state", "result")
+        await bus.connection.call("RPUSH", keys.log(job), "event")
+        entry = await bus.connection.call(
+            "XADD", keys.dead(FAMILY), "*", "job", job, "payload", "p"
+        )
+        await bus.connection.call("HSET", keys.letters(FAMILY), job, entry)
+        await bus.connection.call(
+            "XADD", keys.journal(FAMILY, "r9"), f"{ring_ms}-{at + 1}", "j", job
+        )
+        await Idempotency(bus).claim("t", job, b"0123456789abcdef", job)
 
 
 async def calls(bus: Bus) -> dict[str, int]:
     """Return how often each command that reads or writes data has run, on all servers."""
     total: dict[str, int] = {}
-    for call in bus.callers():
+    for call in bus.connection.callers():
         for line in (await call("INFO", "commandstats")).decode().splitlines():
             name, _, rest = line.removeprefix("cmdstat_").partition(":")
             if name in (*READS, *WRITES):
@@ -75,7 +84,7 @@ async def cost(bus: Bus, hand: Hand) -> dict[str, int]:
 
 async def test_a_deletion_does_not_grow_with_the_store(bus: Bus, hand: Hand) -> None:
     """The same commands delete a session beside a hundred others and beside two thousand; none walks over the keys."""
-    await bus.call("HSET", keys.INDEX, "since", 0, "letters", 0)
+    await bus.connection.call("HSET", keys.INDEX, "since", 0, "letters", 0)
     await crowd(bus, 100)
     few = await cost(bus, hand)
     await crowd(bus, 1900)
@@ -85,18 +94,18 @@ async def test_a_deletion_does_not_grow_with_the_store(bus: Bus, hand: Hand) -> 
 
 async def test_rings_of_a_job_whose_record_is_gone(bus: Bus, hand: Hand) -> None:
     """Rings go although the job's record, which names the router, was removed after the delivery."""
-    await bus.call("HSET", keys.INDEX, "since", 0, "letters", 0)
+    await bus.connection.call("HSET", keys.INDEX, "since", 0, "letters", 0)
     record = await lived(bus, hand, "rosebud")
-    journal = Notifications(bus, "r1")
+    journal = Notifications(bus.connection, "r1")
     for family in (FAMILY, REQUESTS, EMBEDS):
         journal.listen(family)
-        while not await bus.call("ZSCORE", keys.journals(family), "r1"):
+        while not await bus.connection.call("ZSCORE", keys.journals(family), "r1"):
             pass
     await journal.stop()
-    for job, request in (await bus.session_jobs(record.id)).items():
-        await bus.call("UNLINK", *(keys.job(job), keys.log(job)))
+    for job, request in (await Sessions(bus).jobs(record.id)).items():
+        await bus.connection.call("UNLINK", *(keys.job(job), keys.log(job)))
         if request:
-            await bus.call("UNLINK", *(keys.job(request), keys.log(request)))
+            await bus.connection.call("UNLINK", *(keys.job(request), keys.log(request)))
     assert await holding(bus, "rosebud")
     await deleted(bus, record)
     assert await holding(bus, "rosebud") == []
@@ -104,14 +113,14 @@ async def test_rings_of_a_job_whose_record_is_gone(bus: Bus, hand: Hand) -> None
 
 async def unindexed(bus: Bus, record: SessionRecord) -> None:
     """Take away what earlier versions did not write."""
-    jobs = await bus.session_jobs(record.id)
+    jobs = await Sessions(bus).jobs(record.id)
     for job, request in jobs.items():
         if job.startswith(EMBEDS.name):
-            await bus.call("HDEL", keys.jobs(record.id), job)
+            await bus.connection.call("HDEL", keys.jobs(record.id), job)
         for name in filter(None, (job, request)):
-            await bus.call("DEL", keys.claimed(name))
+            await bus.connection.call("DEL", keys.claimed(name))
     for family in (FAMILY, REQUESTS, EMBEDS):
-        await bus.call("DEL", keys.letters(family), keys.journals(family))
+        await bus.connection.call("DEL", keys.letters(family), keys.journals(family))
 
 
 async def test_what_an_earlier_version_left(bus: Bus, hand: Hand) -> None:
@@ -136,14 +145,14 @@ async def test_old_sessions_are_not_walked_for_for_ever(bus: Bus, hand: Hand) ->
     record = await lived(bus, hand, "rosebud")
     await unindexed(bus, record)
     indexing = Indexing(bus)
-    await bus.call("HSET", keys.INDEX, "since", bus.clock.now_ms() + 1000 - OLD_MS)
+    await bus.connection.call("HSET", keys.INDEX, "since", bus.clock.now_ms() + 1000 - OLD_MS)
     await indexing.run()
     old = job_id(FAMILY, ulid(bus.clock.now_ms() - 2 * OLD_MS))
     assert not await indexing.complete([old])
-    await bus.call("HSET", keys.INDEX, "since", bus.clock.now_ms() - OLD_MS)
+    await bus.connection.call("HSET", keys.INDEX, "since", bus.clock.now_ms() - OLD_MS)
     assert await indexing.complete([old])
     embed = child_id(job_id(REQUESTS, ulid()), EMBEDS, "embed", 0)
-    await bus.call("XADD", keys.dead(EMBEDS), "*", "job", embed)
+    await bus.connection.call("XADD", keys.dead(EMBEDS), "*", "job", embed)
     await indexing.index_letters()
     assert not await indexing.complete([old])
 
@@ -157,7 +166,7 @@ async def test_indexing_killed_anywhere(bus: Bus, hand: Hand, cut: int) -> None:
     """Indexing that was cut off goes on; until it is complete nothing is taken for indexed."""
     record = await lived(bus, hand, "rosebud")
     await unindexed(bus, record)
-    call, left = bus.call, cut
+    call, left = bus.connection.call, cut
 
     async def failing(*command: Any, **more: Any) -> Any:
         nonlocal left
@@ -167,40 +176,40 @@ async def test_indexing_killed_anywhere(bus: Bus, hand: Hand, cut: int) -> None:
         return await call(*command, **more)
 
     await Indexing(bus).begin()
-    bus.call = failing  # type: ignore[method-assign]
+    bus.connection.call = failing  # type: ignore[method-assign]
     try:
         await Indexing(bus).run()
     except Killed:
-        bus.call = call  # type: ignore[method-assign]
+        bus.connection.call = call  # type: ignore[method-assign]
         assert not await Indexing(bus).complete([])
-    bus.call = call  # type: ignore[method-assign]
+    bus.connection.call = call  # type: ignore[method-assign]
     await Indexing(bus).run()
     assert await Indexing(bus).complete([])
-    (letter,) = await bus.dead_letters(FAMILY)
-    assert await bus.call("HGET", keys.letters(FAMILY), letter.job) is not None
-    assert await bus.drop_dead_letter(letter.job)
-    assert await bus.dead_letters(FAMILY) == []
+    (letter,) = await DeadLetters(bus).all(FAMILY)
+    assert await bus.connection.call("HGET", keys.letters(FAMILY), letter.job) is not None
+    assert await DeadLetters(bus).drop(letter.job)
+    assert await DeadLetters(bus).all(FAMILY) == []
 
 
 async def test_a_letter_of_an_earlier_version_can_be_dropped(bus: Bus, hand: Hand) -> None:
     """A dead letter that no index names is found all the same."""
     await lived(bus, hand, "rosebud")
-    await bus.call("DEL", keys.letters(FAMILY))
-    (letter,) = await bus.dead_letters(FAMILY)
-    assert await bus.drop_dead_letter(letter.job)
-    assert not await bus.drop_dead_letter(letter.job)
-    assert await bus.call("EXISTS", keys.letters(FAMILY)) == 0
+    await bus.connection.call("DEL", keys.letters(FAMILY))
+    (letter,) = await DeadLetters(bus).all(FAMILY)
+    assert await DeadLetters(bus).drop(letter.job)
+    assert not await DeadLetters(bus).drop(letter.job)
+    assert await bus.connection.call("EXISTS", keys.letters(FAMILY)) == 0
 
 
 async def test_a_sweep_does_not_walk(bus: Bus, hand: Hand) -> None:
     """The sweep of an expired session takes the same commands beside a hundred other sessions and beside a thousand."""
-    await bus.call("HSET", keys.INDEX, "since", 0, "letters", 0)
+    await bus.connection.call("HSET", keys.INDEX, "since", 0, "letters", 0)
     costs = []
     for more in (100, 900):
         await crowd(bus, more)
         old = job_id(FAMILY, ulid(bus.clock.now_ms() - LONG_MS))
         record = await made(bus, FAMILY, id=old)
-        await bus.call("DEL", keys.session(record.id))
+        await bus.connection.call("DEL", keys.session(record.id))
         before = await calls(bus)
         while not await Sweep(bus, Eraser(bus), 0.001).once():
             pass

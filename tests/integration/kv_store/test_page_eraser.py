@@ -16,7 +16,8 @@ from common.pages.codec import Header, encode
 from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
-from common.wire.messages import SessionRecord, Turn
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord, Turn
 from services.kv_store.chains import chain
 from services.kv_store.erase import PAGES_NOT_SEARCHED, Eraser
 from services.kv_store.keeper import Keeper
@@ -63,7 +64,7 @@ async def session(bus: Bus, tokens: list[list[int]]) -> SessionRecord:
 async def with_turns(bus: Bus, turns: list[Turn]) -> SessionRecord:
     """A session with these turns."""
     record = replace(await made(bus, FAMILY), id=job_id(FAMILY, ulid()))
-    await bus.create_session(record, turns)
+    await Sessions(bus).create(record, turns)
     return record
 
 
@@ -85,7 +86,7 @@ async def test_which_pages_a_session_has(bus: Bus) -> None:
     first, second, third = ([n] * (3 * PAGE // 2 + n) for n in (1, 2, 3))
     record = await session(bus, [first, second])
     assert await chain(bus, record.id) == page_ids(ROOT, first + second)
-    turns = await bus.turns(record.id)
+    turns = await Sessions(bus).turns(record.id)
     other = await with_turns(bus, [*turns, replace(turns[0], prompt=third, output=[])])
     assert await chain(bus, other.id) == [*page_ids(ROOT, first + second), *page_ids(ROOT, third)]
     assert await chain(bus, job_id(FAMILY, ulid())) == []

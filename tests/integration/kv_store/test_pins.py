@@ -15,7 +15,8 @@ from common.pages import keys as pages_names
 from common.pages.identity import PAGE, Owner, owner_id
 from common.pages.keys import PARTITIONS, PageKey
 from common.pages.store import PageStore
-from common.wire.messages import SessionRecord, SessionWork
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord, SessionWork
 from services.kv_store.erase import Eraser
 from services.kv_store.keeper import Keeper
 from services.kv_store.pins import Pins
@@ -57,7 +58,7 @@ async def asked(bus: Bus, pins: Pins | None, op: Any, record: SessionRecord) -> 
     found = SessionStore(bus, Eraser(bus), pins)
     work = SessionWork(op=op, tenant=record.tenant, session=record.id)
     await found.perform(work, None, None)  # type: ignore[arg-type]
-    return await bus.session(record.id)
+    return await Sessions(bus).get(record.id)
 
 
 @pytest.mark.parametrize("place", ["valkey"], indirect=True)
@@ -111,10 +112,10 @@ async def test_what_may_be_pinned(bus: Bus, store: PageStore, limits: Limits) ->
     limits.now = {TENANT: 60_000}
     with pytest.raises(SpillwayError, match=r"take \d+ bytes more than the 54000 that can still"):
         await asked(bus, pins, "pin", records[0])
-    refused = await bus.session(records[0].id)
+    refused = await Sessions(bus).get(records[0].id)
     assert refused is not None
     assert not refused.pinned
-    assert await bus.pinned_sessions() == []
+    assert await Sessions(bus).pinned() == []
     await asked(bus, pins, "pin", records[1])
     assert await pinned(store) == {key for key, _ in pages(small)}
 
@@ -141,10 +142,10 @@ async def test_pins_follow_their_sessions(bus: Bus, store: PageStore, limits: Li
     await put_all(store, pages(common + more))
     await pins.renew()
     assert len(await pinned(store)) == 16
-    await bus.call("DEL", names.session(second.id))
+    await bus.connection.call("DEL", names.session(second.id))
     await pins.renew()
     assert await pinned(store) == {key for key, _ in pages(common)}
-    await bus.mark_session_deleted(first.id)
+    await Sessions(bus).mark_deleted(first.id)
     await pins.renew()
     assert await pinned(store) == set()
-    assert await bus.pinned_sessions() == []
+    assert await Sessions(bus).pinned() == []

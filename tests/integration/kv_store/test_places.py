@@ -11,7 +11,9 @@ from common.bus import Bus
 from common.errors import NotFound
 from common.pages.identity import PAGE
 from common.pages.store import PageStore
-from common.wire.messages import Held, SessionWork
+from common.registry.cache_directory import CacheDirectory
+from common.wire.registry import Held
+from common.wire.sessions import SessionWork
 from services.kv_store.page_locations import PageLocations
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_pages import kept, on_disk, put_all, until
@@ -37,7 +39,7 @@ async def test_every_tier(bus: Bus, store: PageStore, tmp_path: Path) -> None:  
     assert await told(places, record.id) == said
     hand = await Hand(bus, FAMILY, "w").join()
     held = Held(worker="w", device_tokens=3 * PAGE, host_tokens=5 * PAGE, page=b"", at_ms=7000)
-    await bus.publish_held(record.id, held)
+    await CacheDirectory(bus).publish_held(record.id, held)
     async with kept(store, tmp_path):
         await put_all(store, mine)
         found = await told(places, record.id)

@@ -16,6 +16,8 @@ from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import unique_of
+from common.registry.idempotency import Idempotency
+from common.registry.sessions import Sessions
 from tests.support.mesh import Mesh, Process
 from tests.support.scripted_generator import FINGERPRINT, NAME, Generator, Scene, generator
 from tests.support.servers import Server
@@ -250,7 +252,7 @@ async def test_killed_in_mid_delete(
     shown = await ask(http, "GET", f"/v1/sessions/{name}")
     delete = asyncio.create_task(ask(http, "DELETE", f"/v1/sessions/{name}"))
     bus = await small.bus()
-    while not await bus.call("HGET", keys.job(shown["running"]), "cancelled"):  # noqa: ASYNC110 - the bus rings nobody
+    while not await bus.connection.call("HGET", keys.job(shown["running"]), "cancelled"):  # noqa: ASYNC110 - the bus rings nobody
         await asyncio.sleep(0.02)
     small.store.kill()
     await ask(http, "GET", f"/v1/sessions/{name}", status=404)
@@ -303,7 +305,7 @@ async def test_a_grounded_conversation(http: aiohttp.ClientSession, small: Small
         )  # the request, its embedding, its search, its generation
         left = {key.partition(":")[0] for key in await holding(bus, "rosebud", mark)}
         assert left <= {"{sessions/0}"}  # the proof
-        assert await bus.claimed("default", "grounded") is None
+        assert await Idempotency(bus).claimed("default", "grounded") is None
         await bus.close()
     finally:
         for helper in helpers:
@@ -315,7 +317,7 @@ async def test_abandoned_delete(http: aiohttp.ClientSession, small: Small) -> No
     name = (await created(http))["id"]
     assert await say(http, name, "rosebud") == "rosebud"
     bus = await small.bus()
-    await bus.mark_session_deleted(name)  # as far as the killed one had come
+    await Sessions(bus).mark_deleted(name)  # as far as the killed one had come
     while await holding(bus, "rosebud", unique_of(name)):  # noqa: ASYNC110 - a sweep rings nobody
         await asyncio.sleep(0.1)
     await ask(http, "GET", f"/v1/sessions/{name}", status=404)

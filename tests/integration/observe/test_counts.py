@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from common.errors import InvalidRequest
 from common.ids import Family
+from common.registry.dead_letters import DeadLetters
 from tests.support.bus import RESULT, Hand, must, new_job
 
 FAMILY = Family("embed.counted")
@@ -43,21 +44,21 @@ async def test_each_end_is_counted_once(bus: Any) -> None:
         if verdict == "returned":
             (lease,) = await one.take()
     assert ends() == {"ok": 1, "error": 1, "dead": 1}
-    assert await bus.dead_letter_count(FAMILY) == 1
-    assert await bus.condemned() == [FAMILY]
+    assert await DeadLetters(bus).count(FAMILY) == 1
+    assert await DeadLetters(bus).families() == [FAMILY]
 
     (queued,) = await must(bus, new_job(FAMILY))
-    assert await bus.cancel(queued.id) == "removed"
+    assert await bus.control.cancel(queued.id) == "removed"
     (running,) = await must(bus, new_job(FAMILY))
     (lease,) = await one.pull()
-    assert await bus.cancel(running.id) == "flagged"
+    assert await bus.control.cancel(running.id) == "flagged"
     assert await one.step([lease]) == {running.id}
     assert ends() == {"ok": 1, "error": 1, "dead": 1, "cancelled": 2}
 
     bad = await Hand(bus, FAMILY, "bad").join()
     first, second = await must(bus, new_job(FAMILY), new_job(FAMILY))
     late, _ = await bad.pull(2)
-    assert (late.job, await bus.cancel(second.id)) == (first.id, "flagged")
+    assert (late.job, await bus.control.cancel(second.id)) == (first.id, "flagged")
     await bad.die()
     assert sorted(await one.settle()) == ["cancelled", "returned"]
     (lease,) = await one.take()

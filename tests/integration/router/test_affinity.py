@@ -77,20 +77,20 @@ async def test_turns_go_where_their_pages_are(two: Two, bus: Bus) -> None:
             async with http.post("/v1/chat/completions", json=body) as response:
                 answer = await response.json()
                 assert response.status == 200, answer
-                job = await bus.job(response.headers["x-request-id"])
+                job = await bus.jobs.get(response.headers["x-request-id"])
             assert job is not None
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             return job.lane, cached, answer["choices"][0]["message"]["content"]
 
         async with asyncio.timeout(30):
-            while len(await bus.workers(family)) < 2:  # noqa: ASYNC110 - no event
+            while len(await bus.workers.living(family)) < 2:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
         await asyncio.sleep(2 * FRESH_S)  # so old may be what router and workers know of each other
         plain = [{"role": "user", "content": WORDS[::-1]}]
         lane, cached, said = await say(plain)
         assert (lane, cached) == ("gpu", 0)
         async with asyncio.timeout(10):  # a prompt is marked once its answer is out
-            while not await bus.call("ZCARD", keys.prefixes(family)):  # noqa: ASYNC110 - no event
+            while not await bus.connection.call("ZCARD", keys.prefixes(family)):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
         plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
         lane, cached, _ = await say(plain)

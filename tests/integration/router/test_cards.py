@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from common.bus import Bus
+from common.registry.models import Models
 from services.router.cards import Cards
 from tests.support.scripted_generator import byte_tokenizer, card
 
@@ -31,7 +32,7 @@ async def _writer(path: Path) -> int:
 async def test_a_slow_disk_does_not_stop_the_loop(bus: Bus, tmp_path: Path) -> None:
     """While the file of a tokenizer is being read the loop goes on: here it gives the reader what it waits for."""
     text = byte_tokenizer().to_str().encode()
-    await bus.publish_card(card(), text)
+    await Models(bus).publish(card(), text)
     path = _path(tmp_path)
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
@@ -49,7 +50,7 @@ async def test_a_slow_disk_does_not_stop_the_loop(bus: Bus, tmp_path: Path) -> N
 async def test_a_damaged_tokenizer_is_written_again(bus: Bus, tmp_path: Path) -> None:
     """A file that is not what the worker published is replaced."""
     text = byte_tokenizer().to_str().encode()
-    await bus.publish_card(card(), text)
+    await Models(bus).publish(card(), text)
     path = _path(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_bytes(text[:100])

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.wire.messages import Logprob, Piece
+from common.types.generation import Logprob
+from common.wire.results import Piece
 from tests.support.chat import CHAT, asks, post, stream, text_of
 from tests.support.mesh import Mesh
 from tests.support.scripted_generator import FINGERPRINT, NAME, Generator, Scene, byte_tokenizer

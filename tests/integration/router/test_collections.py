@@ -11,6 +11,7 @@ import pytest
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import Common
+from common.registry.collections import Collections
 from tests.support.mesh import Mesh
 
 CAT = {"id": "a/b", "text": "The cat sat on the mat", "metadata": {"n": 1}}
@@ -221,12 +222,12 @@ async def test_another_encoder_is_refused_until_reembedded(
 async def _pretend_old_encoder(mesh: Mesh, name: str) -> None:
     import msgspec
 
-    from common.wire.messages import encode
+    from common.wire.message import encode
 
     bus = await Bus.open(Common(redis_url=mesh.redis.url), SystemClock())
-    record = await bus.collection("default", name)
+    record = await Collections(bus).get("default", name)
     assert record is not None
     old = msgspec.structs.replace(record, fingerprint="0" * 32)
-    await bus.call("HSET", "{collections}:records", f"default/{name}", encode(old))
-    await bus.collections_changed()
+    await bus.connection.call("HSET", "{collections}:records", f"default/{name}", encode(old))
+    await Collections(bus).mark_changed()
     await bus.close()

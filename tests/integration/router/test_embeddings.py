@@ -14,9 +14,12 @@ import aiohttp
 import openai
 import pytest
 
-from common.bus import Bus, Consumer
+from common.bus import Bus
 from common.ids import Family
-from common.wire.messages import ModelCard, WorkerRecord
+from common.registry.models import Models
+from common.types.model_card import ModelCard
+from common.wire.registry import WorkerRecord
+from common.worker.consumer import Consumer
 from engine.models.encoders.files import find
 from tests.support.mesh import Mesh
 
@@ -205,7 +208,7 @@ async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
         dimension=4,
         max_tokens=512,
     )
-    await bus.publish_card(card, find("").tokenizer_json())
+    await Models(bus).publish(card, find("").tokenizer_json())
     record = WorkerRecord(
         worker=Consumer.incarnation("gpu"), classes=["gpu"], device="cpu", depth_items=64,
         depth_tokens=100_000, alpha_items_s=0.05, fingerprint=card.fingerprint, limit_items=256,
@@ -216,8 +219,8 @@ async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
     await shown(http, name, status=200)
     yield name
     await worker.stop()
-    await bus.call("SREM", "models", name)
-    await bus.call("DEL", f"model:{name}")
+    await bus.connection.call("SREM", "models", name)
+    await bus.connection.call("DEL", f"model:{name}")
     await shown(http, name, status=404)
 
 
@@ -246,18 +249,18 @@ async def waiting(
 ) -> AsyncIterator[None]:
     """Send a request that must be admitted, and leave it when done; TimeoutError if it does not enter."""
     family, body = Family(f"embed.{model}"), {"input": ["x"] * texts, "model": model}
-    before = (await bus.use(family)).get("gpu", (0, 0))[0]
+    before = (await bus.lanes.use(family)).get("gpu", (0, 0))[0]
     task = asyncio.ensure_future(http.post("/v1/embeddings", json=body, headers=headers))
     try:
         async with asyncio.timeout(20):
-            while (await bus.use(family)).get("gpu", (0, 0))[0] < before + min(texts, 32):
+            while (await bus.lanes.use(family)).get("gpu", (0, 0))[0] < before + min(texts, 32):
                 assert not task.done(), await task
                 await asyncio.sleep(0.02)
         yield
     finally:
         task.cancel()
         async with asyncio.timeout(20):
-            while (await bus.use(family)).get("gpu", (0, 0))[0] > before:  # noqa: ASYNC110 - no event of it
+            while (await bus.lanes.use(family)).get("gpu", (0, 0))[0] > before:  # noqa: ASYNC110 - no event of it
                 await asyncio.sleep(0.02)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from common.bus import Bus
 from common.errors import CODES, DeadlineExceeded, InternalError, SpillwayError, rebuild
+from common.registry.dead_letters import DeadLetters
 from tests.support.chat import CHAT, asks, frames_of, post
 from tests.support.scripted_generator import FAMILY, Generator, Scene
 
@@ -134,7 +135,7 @@ async def test_every_charge_ends_as_a_dead_letter_with_its_code(
         await scene.consumer.fail(scene.lease, code, f"it is {code}", "a trace")
 
     model.script = charged
-    known = {letter.job for letter in await bus.dead_letters(FAMILY)}
+    known = {letter.job for letter in await DeadLetters(bus).all(FAMILY)}
 
     async def answer(code: str) -> tuple[Any, ...]:
         status, body, _ = await post(http, asks(code))
@@ -142,9 +143,9 @@ async def test_every_charge_ends_as_a_dead_letter_with_its_code(
 
     answers = await each(CHARGED, answer)
     assert answers == {code: (500, "job_failed", f"it is {code}") for code in CHARGED}
-    letters = [x for x in await bus.dead_letters(FAMILY) if x.job not in known]
+    letters = [x for x in await DeadLetters(bus).all(FAMILY) if x.job not in known]
     assert sorted(letter.code for letter in letters) == CHARGED
     for letter in letters:
-        event = (await bus.log(letter.job))[-1]
+        event = (await bus.jobs.log(letter.job))[-1]
         assert event.error is not None
         assert (event.kind, event.code, event.error.status) == ("dead", letter.code, 500)

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from common.wire.messages import GenerateWork
+from common.wire.jobs import GenerateWork
 from tests.support.chat import asks, post, stream, text_of
 from tests.support.mesh import Mesh
 from tests.support.scripted_generator import NAME, Generator, Scene, byte_tokenizer

@@ -39,7 +39,7 @@ async def test_keys_live_and_die(keys: KeyStore) -> None:
     """A key is checked, rotated and revoked; its secret is nowhere in the store."""
     key, secret = await keys.create("acme", name="ci", concurrency=2)
     assert (await keys.check(secret)).tenant == "acme"
-    raw = await keys._bus.call("GET", "{key/" + key.id + "}:record")
+    raw = await keys._bus.connection.call("GET", "{key/" + key.id + "}:record")
     assert secret.rsplit("-", 1)[1].encode() not in raw
 
     _, fresh = await keys.rotate(key.id)
@@ -82,17 +82,17 @@ async def pass_time(keys: KeyStore, key: ApiKey, wait_ms: int) -> None:
     """Put a key's buckets where they would be `wait_ms` later."""
     for what in ("requests", "tokens"):
         name = "{key/" + key.id + "}:" + what
-        left_ms = int(await keys._bus.call("PTTL", name)) - wait_ms
+        left_ms = int(await keys._bus.connection.call("PTTL", name)) - wait_ms
         if left_ms > 0:
-            full_us = int(await keys._bus.call("GET", name)) - 1000 * wait_ms
-            await keys._bus.call("SET", name, full_us, "PX", left_ms)
+            full_us = int(await keys._bus.connection.call("GET", name)) - 1000 * wait_ms
+            await keys._bus.connection.call("SET", name, full_us, "PX", left_ms)
         else:
-            await keys._bus.call("DEL", name)
+            await keys._bus.connection.call("DEL", name)
 
 
 async def now_us(keys: KeyStore) -> int:
     """Return Redis' time."""
-    seconds, micros = await keys._bus.call("TIME")
+    seconds, micros = await keys._bus.connection.call("TIME")
     return 1_000_000 * int(seconds) + int(micros)
 
 
@@ -132,16 +132,16 @@ def test_a_bucket_never_gives_more_than_its_rate(
 
 def between(bus: Any, verb: str, step: Any) -> None:
     """Have another request take a step right after the first command `verb`."""
-    call = bus.call
+    call = bus.connection.call
 
     async def interrupted(*command: Any, **more: Any) -> Any:
         reply = await call(*command, **more)
         if command[0] == verb:
-            bus.call = call
+            bus.connection.call = call
             await step()
         return reply
 
-    bus.call = interrupted
+    bus.connection.call = interrupted
 
 
 async def test_a_refused_charge_takes_nothing(keys: KeyStore) -> None:
@@ -202,7 +202,7 @@ async def test_a_charge_is_whole(keys: KeyStore) -> None:
     await keys.refund(first)
     await keys.charge(key, "e", 9, later)
     for what in ("running", "requests", "tokens"):
-        assert await keys._bus.call("PTTL", "{key/" + key.id + "}:" + what) > 0
+        assert await keys._bus.connection.call("PTTL", "{key/" + key.id + "}:" + what) > 0
 
 
 async def test_many_clients_charge_one_key(shared_redis: Server, keys: KeyStore) -> None:

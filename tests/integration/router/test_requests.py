@@ -142,7 +142,7 @@ async def test_a_dead_routers_embedding_ends_with_its_grace(mesh: Mesh, bus: Bus
     hand = await Hand(bus, family, "idle", "idle").join()
     (job,) = await must(bus, new_job(family), classes=("idle",), router="gone")
     await OrphanReaper(bus, "gone", seen).hold(job.id, 0.1, bus.clock.now_ms() + 60_000)
-    await bus.call("ZADD", "routers", 0, "gone")
+    await bus.connection.call("ZADD", "routers", 0, "gone")
     with mesh.redis.client() as client:
         async with asyncio.timeout(20):
             while client.exists("{embed.sim/0}:held:gone"):  # noqa: ASYNC110

@@ -11,7 +11,7 @@ import pytest
 
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
-from common.wire.messages import CollectionRecord
+from common.wire.registry import CollectionRecord
 from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.queue.room import Room
 from services.router.text.requests import Parcel
@@ -35,7 +35,7 @@ async def bus(shared_redis: Server, tmp_path: Path) -> AsyncIterator[Bus]:
 @pytest.fixture
 async def journal(bus: Bus) -> AsyncIterator[Notifications]:
     """A router's journal."""
-    made = Notifications(bus, "r1")
+    made = Notifications(bus.connection, "r1")
     yield made
     await made.stop()
 
@@ -60,7 +60,7 @@ class Asked:
 
     def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
-        admit = bus.admit
+        admit = bus.admission.admit
 
         async def noted(*jobs: Any, **terms: Any) -> Any:
             admission = await admit(*jobs, **terms)
@@ -99,7 +99,7 @@ async def test_a_full_lane_is_not_asked_again_before_room_appears(
             )
         )
         for _ in range(300):
-            await bus.call("PING")
+            await bus.connection.call("PING")
         (lease,) = await hand.pull()
         assert await hand.finish(lease, RESULT) == "ok"
     async with asyncio.timeout(60):
@@ -156,7 +156,7 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
         id=ulid(), tenant="t", name="c", dimension=1, metric="cosine", shards=2
     )  # fmt: skip
     looks: list[int] = []
-    applied = bus.applied
+    applied = bus.writes.applied
 
     async def noted(collection: str, shard: int) -> Any:
         looks.append(shard)
@@ -167,9 +167,9 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
     for shard in range(record.shards):
         await until(lambda shard=shard: shard in looks)
         for _ in range(300):
-            await bus.call("PING")
+            await bus.connection.call("PING")
         assert looks.count(shard) == 1
-        await bus.publish_opened(record.id, shard, "r", "0-0")
+        await bus.writes.publish_opened(record.id, shard, "r", "0-0")
     async with asyncio.timeout(60):
         await waiting
     assert len(looks) == 4

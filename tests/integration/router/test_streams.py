@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from common.errors import Conflict, InvalidRequest
-from common.wire.messages import Piece
+from common.wire.results import Piece
 from tests.support.chat import CHAT, asks, frames_of, post, stream, text_of
 from tests.support.mesh import Mesh
 from tests.support.scripted_generator import Generator, Scene

@@ -11,7 +11,8 @@ import pytest
 
 from common.bus import Bus
 from common.ids import job_id, ulid
-from common.wire.messages import SessionRecord
+from common.registry.sessions import Sessions
+from common.wire.sessions import SessionRecord
 from tests.integration.router.test_streams import TEXT, Told
 from tests.support.chat import asks, post, stream, text_of
 from tests.support.scripted_generator import (
@@ -33,7 +34,7 @@ async def session(bus: Bus) -> str:
         id=name, tenant="default", model=NAME, fingerprint=FINGERPRINT, version=0, tokens=0, turns=0, ttl_s=600,
         created_ms=now, updated_ms=now,
     )  # fmt: skip
-    await bus.create_session(record)
+    await Sessions(bus).create(record)
     return name
 
 
@@ -66,7 +67,7 @@ async def test_a_turn_carries_only_the_new_message(
     new = "<|im_end|>\n<|im_start|>user\nand now<|im_end|>\n<|im_start|>assistant\n"
     added = two.prompts[0][two.turn.history :]
     assert byte_tokenizer().decode(added, skip_special_tokens=False) == new
-    record = await bus.session(session)
+    record = await Sessions(bus).get(session)
     assert record is not None
     assert (record.version, record.turns, record.busy) == (2, 2, "")
 
@@ -101,7 +102,7 @@ async def test_turns_sent_at_once_follow_each_other(
     """However many wait at once, each is one turn on top of all before it."""
     texts = [f"number {index}" for index in range(6)]
     answers = await asyncio.gather(*(post(http, turn(session, t, wait=True)) for t in texts))
-    turns = await bus.turns(session)
+    turns = await Sessions(bus).turns(session)
 
     assert [status for status, _, _ in answers] == [200] * len(texts)
     assert sorted(answer["session"]["version"] for _, answer, _ in answers) == [1, 2, 3, 4, 5, 6]
@@ -118,6 +119,6 @@ async def test_what_a_session_is_not_asked_for(
     ):
         got, error, _ = await post(http, {**turn(session, "x"), **change})
         assert (got, error["error"]["code"]) == (status, code)
-    await bus.mark_session_deleted(session)
+    await Sessions(bus).mark_deleted(session)
     got, error, _ = await post(http, turn(session, "x"))
     assert (got, error["error"]["code"]) == (404, "session_not_found")

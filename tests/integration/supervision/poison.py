@@ -9,7 +9,10 @@ from typing import Any
 
 from common.bus import Bus
 from common.ids import Family, job_id, ulid
-from common.wire.messages import EmbedWork, GenerateWork, RequestWork, SessionWork, encode
+from common.wire.jobs import EmbedWork, GenerateWork
+from common.wire.message import encode
+from common.wire.sessions import SessionWork
+from common.wire.workflows import RequestWork
 
 Fields = list[bytes | str | int]
 START_S = 100.0
@@ -75,7 +78,7 @@ LOG_POISON = [b"", b"\xc1 no event", b"\x80"]
 async def streams(bus: Bus) -> list[str]:
     """Return the names of all streams there are."""
     found: list[str] = []
-    for call in bus.callers():
+    for call in bus.connection.callers():
         cursor: Any = b"0"
         while True:
             cursor, names = await call("SCAN", cursor, "TYPE", "stream", "COUNT", 1000)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import StoreConfig
+from common.registry.dead_letters import DeadLetters
 from tests.integration.supervision.poison import (
     STREAM_POISON,
     family_of_key,
@@ -120,11 +121,11 @@ async def test_bad_entries_stop_nothing(
     for name in await streams(bus):
         if ":lane:" in name:
             for fields in lane_poison(family_of_key(name)).values():
-                await bus.call("XADD", name, "*", *fields)
+                await bus.connection.call("XADD", name, "*", *fields)
                 put[name] = put.get(name, 0) + 1
         else:
             for other in STREAM_POISON:
-                await bus.call("XADD", name, "*", *other)
+                await bus.connection.call("XADD", name, "*", *other)
     assert {name.split(":lane:")[1][:2] for name in put} >= {"gp", "cp", "kv", "ro", "w."}
 
     await work(http, 1)
@@ -133,12 +134,12 @@ async def test_bad_entries_stop_nothing(
     await work(http, 2)
 
     for family in {family_of_key(name) for name in put}:
-        letters = [x for x in await bus.dead_letters(family) if x.code == "bad_entry"]
+        letters = [x for x in await DeadLetters(bus).all(family) if x.code == "bad_entry"]
         here = {name: n for name, n in put.items() if family_of_key(name) == family}
         # Whose payload is none, though its entry is sound, may have been refused as any job is.
         assert len(letters) == sum(here.values()), (family, here)
         assert max(len(x.payload) for x in letters) <= 8192
-        use = await bus.use(family)
+        use = await bus.lanes.use(family)
         assert {size for cls, size in use.items() if f"{keys.lane(family, cls)}" in put} <= {(0, 0)}
     counted = whole.bad_entries()
     assert {"journal", "writes", "forgets"} <= counted.keys(), counted
@@ -153,4 +154,4 @@ async def _embeds(http: aiohttp.ClientSession) -> bool:
 
 
 async def _is_empty(bus: Bus, lane: str) -> bool:
-    return not await bus.call("XLEN", lane)
+    return not await bus.connection.call("XLEN", lane)

@@ -12,7 +12,8 @@ import pytest
 from common.bus import Bus, Notifications
 from common.clock import SystemClock
 from common.config import SearchConfig
-from common.wire.messages import DocumentsWork, decode_result
+from common.wire.results import decode_result
+from common.wire.search import DocumentsWork
 from services.vector_search.replica import Replica
 from services.vector_search.shard import Shard
 from tests.integration.vector_search.test_service import ROUTER, Mesh, mesh, replica

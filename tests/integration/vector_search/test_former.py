@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from common.wire.messages import CollectionRecord, encode
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
 from tests.integration.vector_search.test_service import Mesh, mesh, replica
 from tests.support.vectors import DIMENSION, document, write
 
@@ -13,7 +14,7 @@ __all__ = ["mesh", "replica"]
 
 async def _put_back(mesh: Mesh, record: CollectionRecord) -> None:
     """Lay a collection's keys out as the last version did, by literal commands; nothing of today's is left."""
-    new, old, call = "{search/0}", "{search." + record.id + "/0}", mesh.bus.call
+    new, old, call = "{search/0}", "{search." + record.id + "/0}", mesh.bus.connection.call
     for entry, flat in await call("XRANGE", f"{new}:writes:{record.id}/0", "-", "+"):
         await call("XADD", f"{old}:writes", entry, *flat)
     for name in ("applied", "snapshots"):
@@ -40,11 +41,14 @@ async def test_a_start_takes_over_the_former_layout(mesh: Mesh, replica: Any) ->
         write(4, [document("c", np.eye(DIMENSION)[3])], request=record.id),
     ]
     stream = "{search." + record.id + "/0}:writes"
-    entries = [(await mesh.bus.call("XADD", stream, "*", "w", encode(w))).decode() for w in writes]
+    entries = [
+        (await mesh.bus.connection.call("XADD", stream, "*", "w", encode(w))).decode()
+        for w in writes
+    ]
     assert first < entries[0]
 
     await replica()
-    assert await mesh.bus.applied(record.id, 0) == {"r-1": entries[-1]}
+    assert await mesh.bus.writes.applied(record.id, 0) == {"r-1": entries[-1]}
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "c"]
     assert (await mesh.search(record, np.eye(DIMENSION)[1]))[0] == "a"
     assert await mesh.bus._scan("{search.*") == []

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from common.bus import Bus, Notifications
+from common.bus.keys import CHANGES
 from common.clock import SystemClock
 from common.config import SearchConfig
-from common.registry.registry import CHANGES
-from common.wire.messages import CollectionRecord
+from common.registry.collections import Collections
+from common.registry.sessions import Sessions
+from common.wire.registry import CollectionRecord
 from services.vector_search.replica import Replica
 from tests.integration.vector_search.test_service import ROUTER, Mesh
 from tests.support.servers import Server
@@ -42,15 +44,15 @@ class Idle(NamedTuple):
 
 
 async def _commands(bus: Bus) -> int:
-    raw = (await bus.call("INFO", "commandstats")).decode()
+    raw = (await bus.connection.call("INFO", "commandstats")).decode()
     lines = [line for line in raw.splitlines() if line.startswith("cmdstat_")]
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
 
 
 async def _turned(bus: Turning, turns: int) -> None:
-    goal = bus.turns + turns
+    goal = Sessions(bus).turns + turns
     async with asyncio.timeout(60):
-        while bus.turns < goal:
+        while Sessions(bus).turns < goal:
             bus.turned.clear()
             await bus.turned.wait()
 
@@ -72,7 +74,7 @@ async def _create(mesh: Mesh, numbers: range) -> list[CollectionRecord]:
 
 async def _served(bus: Bus, record: CollectionRecord) -> None:
     async with asyncio.timeout(240):
-        while not await bus.applied(record.id, 0):  # noqa: ASYNC110 - another bus' state has no event
+        while not await bus.writes.applied(record.id, 0):  # noqa: ASYNC110 - another bus' state has no event
             await asyncio.sleep(0.05)
 
 
@@ -80,7 +82,7 @@ async def test_idle_collections_cost_nothing(shared_redis: Server, tmp_path: Pat
     """300 idle collections cost as many commands and tasks as ten, and one of them is written and searched at once."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
     bus, mine = Turning(config), await Bus.open(config, SystemClock())
-    await bus.connect()
+    await bus.connection.connect()
     journal = Notifications(mine, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
@@ -108,22 +110,22 @@ async def test_the_registry_is_read_when_it_changed(shared_redis: Server, tmp_pa
     """Turns without a change read the mark of changes and not the records; a change is seen by the next turns."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
     bus, mine = Turning(config), await Bus.open(config, SystemClock())
-    await bus.connect()
+    await bus.connection.connect()
     read = 0
-    collections = bus.collections
+    collections = Collections(bus).all
 
     async def counted(tenant: str | None = None) -> list[CollectionRecord]:
         nonlocal read
         read += 1
         return await collections(tenant)
 
-    bus.collections = counted  # type: ignore[method-assign]
+    Collections(bus).all = counted  # type: ignore[method-assign]
     replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
     running = asyncio.create_task(replica.run(stopping))
     record = CollectionRecord(
         id="c1", tenant="default", name="docs", dimension=DIMENSION, metric="cosine"
     )
-    assert await mine.create_collection(record)
+    assert await Collections(mine).create(record)
     await _served(mine, record)
     await _turned(bus, 2)
     before, mark = read, await mine.call("GET", CHANGES)

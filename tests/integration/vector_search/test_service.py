@@ -16,16 +16,12 @@ from common.clock import SystemClock
 from common.config import SearchConfig
 from common.errors import Unavailable
 from common.ids import Family, job_id, ulid
-from common.wire.messages import (
-    CollectionRecord,
-    DocumentsWork,
-    Event,
-    SearchWork,
-    Work,
-    Write,
-    decode_result,
-    encode,
-)
+from common.registry.collections import Collections
+from common.wire.jobs import Work
+from common.wire.message import encode
+from common.wire.registry import CollectionRecord
+from common.wire.results import Event, decode_result
+from common.wire.search import DocumentsWork, SearchWork, Write
 from services.vector_search.replica import Replica
 from tests.support.servers import Server
 from tests.support.vectors import DIMENSION, document, full_disk, write
@@ -47,23 +43,25 @@ class Mesh:
         record = CollectionRecord(
             id=f"c{ulid()}", tenant="default", name=name, dimension=DIMENSION, metric="cosine"
         )
-        assert await self.bus.create_collection(record)
+        assert await Collections(self.bus).create(record)
         return record
 
     async def put(self, record: CollectionRecord, index: int, *documents: Any, **more: Any) -> str:
         asked = write(index, documents, request=record.id, **more)
-        entry = await self.bus.append_write(record.id, 0, asked)
-        done = await self.bus.await_applied(record.id, 0, entry, 1, self.journal, self.deadline())
+        entry = await self.bus.writes.append(record.id, 0, asked)
+        done = await self.bus.writes.await_applied(
+            record.id, 0, entry, 1, self.journal, self.deadline()
+        )
         assert done
         return entry
 
     async def ask(self, record: CollectionRecord, work: Work, items: int = 1) -> Event:
-        family = self.bus.search_family(record.id)
+        family = self.bus.writes.search_family(record.id)
         job = job_id(family, ulid())
         payload = encode(work)
         deadline = self.deadline()
         while True:
-            admission = await self.bus.admit(
+            admission = await self.bus.admission.admit(
                 [NewJob(job, payload, items, 0)],
                 classes=("cpu",),
                 router=ROUTER,
@@ -88,7 +86,7 @@ class Mesh:
 async def mesh(shared_redis: Server, tmp_path: Path) -> AsyncIterator[Mesh]:
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, log_format="json")
     bus = await Bus.open(config, SystemClock())
-    journal = Notifications(bus, ROUTER)
+    journal = Notifications(bus.connection, ROUTER)
     await journal.start()
     yield Mesh(bus, journal)
     await journal.stop()
@@ -142,7 +140,7 @@ async def _gone(path: Path) -> bool:
 
 
 async def _registered(mesh: Mesh, record: CollectionRecord) -> bool:
-    return await mesh.bus.collection("default", record.name) == record
+    return await Collections(mesh.bus).get("default", record.name) == record
 
 
 async def test_a_collection_is_served_from_its_first_write_to_its_end(
@@ -158,8 +156,8 @@ async def test_a_collection_is_served_from_its_first_write_to_its_end(
     assert decode_result(stats.data).stats["documents"] == 2  # type: ignore[union-attr,index]
     bad = await mesh.ask(record, SearchWork(collection=record.id, vectors=b"123", k=1))
     assert (bad.kind, bad.code) == ("error", "dimension_mismatch")
-    await mesh.bus.remove_collection(record)
-    await mesh.bus.append_write(record.id, 0, Write(record.id, 1, ROUTER, drop=True))
+    await Collections(mesh.bus).remove(record)
+    await mesh.bus.writes.append(record.id, 0, Write(record.id, 1, ROUTER, drop=True))
     await _until(lambda: _gone(tmp_path / "search" / "0" / record.id))
     gone = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
     assert (gone.kind, gone.code) == ("error", "collection_not_found")
@@ -177,13 +175,13 @@ async def test_its_start_is_the_process_start(mesh: Mesh, replica: Any) -> None:
     await _until(later)
     for name in ("first", "second"):
         record = await mesh.create(name)
-        family = mesh.bus.search_family(record.id)
+        family = mesh.bus.writes.search_family(record.id)
 
         async def served(family: Family = family) -> bool:
-            return bool(await mesh.bus.workers(family))
+            return bool(await mesh.bus.workers.living(family))
 
         await _until(served)
-        [worker] = await mesh.bus.workers(family)
+        [worker] = await mesh.bus.workers.living(family)
         assert worker.started_ms <= started_by
 
 
@@ -193,12 +191,12 @@ async def test_a_restart_goes_on_where_it_stopped(mesh: Mesh, replica: Any) -> N
     record = await mesh.create()
     await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
     await stop()
-    entry = await mesh.bus.append_write(
+    entry = await mesh.bus.writes.append(
         record.id, 0, write(1, [document("b", np.eye(DIMENSION)[1])], request=record.id)
     )
     await replica()
-    assert len(await mesh.bus.workers(mesh.bus.search_family(record.id))) == 1
-    assert await mesh.bus.applied(record.id, 0) == {"r-1": entry}
+    assert len(await mesh.bus.workers.living(mesh.bus.writes.search_family(record.id))) == 1
+    assert await mesh.bus.writes.applied(record.id, 0) == {"r-1": entry}
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "b"]
 
 
@@ -237,7 +235,7 @@ async def test_kill_9_loses_no_acknowledged_write(
             confirmed += 1
         # One more is on its way when the process dies.
         late = write(confirmed, [document(f"d{confirmed}", np.ones(DIMENSION))], request=record.id)
-        await mesh.bus.append_write(record.id, 0, late)
+        await mesh.bus.writes.append(record.id, 0, late)
         confirmed += 1
         child.send_signal(signal.SIGKILL)
         await child.wait()

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest, Unavailable
-from common.wire.messages import DocumentsWork, EmbedResult, ScoreResult, ScoreWork, encode
+from common.wire.jobs import ScoreWork
+from common.wire.message import encode
+from common.wire.results import EmbedResult, ScoreResult
+from common.wire.search import DocumentsWork
 from services.adapters.encode.execution import EncodeFailure, EncodeJob, read_job, run_batch
 from tests.support.fake_encoders import FINGERPRINT, NAN, POISON, TinyModel, lease, work
 

@@ -11,7 +11,7 @@ import torch
 from bench import exactness, random_models
 from bench.stepping import Line, Scatter
 from common.pages.identity import PAGE, root_id
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput, StepFailed
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits

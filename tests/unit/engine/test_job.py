@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.bus import Lease
 from common.errors import InternalError
-from common.wire.messages import Event, GenerateWork, decode_delta, encode
+from common.wire.jobs import GenerateWork
+from common.wire.message import encode
+from common.wire.results import Event, decode_delta
+from common.worker.leases import Lease
 from engine.decoder.executor.interface import SampledToken
 from engine.decoder.output.detokenizer import Vocabulary
 from services.adapters.generate.job import GenerationJob, build

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.sampling import sampler
 from engine.decoder.sampling.philox import philox, uniforms

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from common.cost.step import Step
 from common.pages.identity import PAGE
-from common.wire.messages import SamplingParams, WorkerRecord
+from common.types.generation import SamplingParams
+from common.wire.registry import WorkerRecord
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.executor.interface import (
     PageLoads,

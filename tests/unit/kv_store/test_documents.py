@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SpillwayError
-from common.wire.messages import SessionRecord, Turn
+from common.wire.sessions import SessionRecord, Turn
 from services.kv_store import session_documents
 
 TEXTS = st.text(max_size=20)

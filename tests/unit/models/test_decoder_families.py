@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench import random_models
 from bench.stepping import Line, Scatter
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.models.decoders.rope import parse_rope

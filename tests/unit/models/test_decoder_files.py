@@ -13,7 +13,7 @@ import pytest
 
 from bench import random_models
 from common.errors import ConfigError
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.models.decoders.files import DecoderFiles, find_decoder
 from engine.models.decoders.spec import parse_decoder

@@ -16,7 +16,7 @@ from common.pages.chain import Chain
 from common.pages.codec import CorruptPage, Header
 from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
-from common.wire.messages import Turn
+from common.wire.sessions import Turn
 
 HERE, THERE = root_id("f", "here"), root_id("f", "there")
 HEAD = BundleHeader(FORMAT, "m", "f", THERE.hex(), 3)

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ids import ulid
-from common.wire.messages import Delta, Event, GenerateResult, Logprob, Piece, encode
+from common.types.generation import Logprob
+from common.wire.message import encode
+from common.wire.results import Delta, Event, GenerateResult, Piece
 from services.router.responses.chunks import AnswerFormat
 from services.router.responses.generation_events import follow
 from services.router.responses.json_bodies import ResponseOptions

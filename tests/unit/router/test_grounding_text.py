@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest, Unavailable
-from common.wire.messages import Hit
+from common.wire.search import Hit
 from services.router.text.grounding import (
     Citations,
     Passage,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest, Unavailable
-from common.wire.messages import SamplingParams
+from common.types.generation import SamplingParams
 from services.router.text.chats import ChatRequest, SessionHistory, chat_prompt, generation
 from services.router.text.options import GenerationOptions
 from services.router.text.templates import PromptSegment, Template, after
@@ -174,7 +174,7 @@ def ask(**changes: Any) -> ChatRequest:
 def test_the_context_is_checked_with_numbers(tmp_path: Path) -> None:
     """A prompt and an answer that do not fit are refused; without a bound the answer gets what is left."""
     spec = spec_of(tmp_path, *TEMPLATES["chatml"], context=100)
-    from common.wire.messages import decode_work
+    from common.wire.jobs import decode_work
 
     made = generation(ask(), spec)
     work: Any = decode_work(made.parcel.payload)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from common.errors import InvalidRequest
-from common.wire.messages import EmbedWork, decode_work
+from common.wire.jobs import EmbedWork, decode_work
 from services.router.text.bodies import EmbeddingsBody, RequestLimits, decode
 from services.router.text.pool import TextPool
 from services.router.text.requests import embeddings, parcels_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
-from common.wire.messages import DocumentsWork
+from common.wire.search import DocumentsWork
 from services.vector_search.filters import MAX_DEPTH, Filter, attributes
 from tests.support.vectors import DIMENSION, ask, document, nearness, settle, shard, write
 

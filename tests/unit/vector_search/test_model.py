@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from common.wire.messages import DocumentsWork
+from common.wire.search import DocumentsWork
 from tests.support.vectors import DIMENSION, ask, document, nearness, shard, write
 
 names = st.sampled_from([f"d{i}" for i in range(12)])

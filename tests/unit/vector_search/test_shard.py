@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.errors import InvalidRequest
-from common.wire.messages import Chunk, Document, DocumentsWork
+from common.wire.search import Chunk, Document, DocumentsWork
 from tests.support.vectors import DIMENSION, ask, document, nearness, settle, shard, write
 
 

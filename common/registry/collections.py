@@ -1,0 +1,84 @@
+"""The registry of collections."""
+
+from __future__ import annotations
+
+from common.bus import Bus
+from common.bus.keys import CHANGES, COLLECTIONS, REMOVED
+from common.ids import ulid
+from common.redis.replies import hash_of
+from common.wire.message import decode, encode
+from common.wire.registry import CollectionRecord
+
+
+class Collections:
+    """Collections by tenant and name, and the ids of removed ones."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._redis = bus.connection
+
+    async def create(self, record: CollectionRecord) -> bool:
+        """Register a collection; False if the tenant has one of that name."""
+        field = f"{record.tenant}/{record.name}"
+        if await self._redis.call("HSETNX", COLLECTIONS, field, encode(record)):
+            await self.mark_changed()
+            return True
+        stored = await self.get(record.tenant, record.name)
+        return stored is not None and stored.id == record.id  # the reply to an earlier try was lost
+
+    async def get(self, tenant: str, name: str) -> CollectionRecord | None:
+        """Return a tenant's collection, or None."""
+        raw = await self._redis.call("HGET", COLLECTIONS, f"{tenant}/{name}")
+        return None if raw is None else decode(raw, CollectionRecord)
+
+    async def all(self, tenant: str | None = None) -> list[CollectionRecord]:
+        """Return a tenant's collections, or all, by name."""
+        rows = hash_of(await self._redis.call("HGETALL", COLLECTIONS))
+        records = [decode(raw, CollectionRecord) for _, raw in sorted(rows.items())]
+        return [r for r in records if tenant is None or r.tenant == tenant]
+
+    async def replace(self, old: CollectionRecord, new: CollectionRecord) -> bool:
+        """Let the name of `old` mean `new`, and remember that `old` is gone; False if it means another by now."""
+        swapped = await self._swap(old, new)
+        await self.mark_changed()
+        return swapped
+
+    async def remove(self, record: CollectionRecord) -> None:
+        """Unregister a collection and remember its id, so that no replica brings it back."""
+        await self._redis.call("SADD", REMOVED, record.id)
+        await self._swap(record, None)
+        await self.mark_changed()
+
+    async def _swap(self, old: CollectionRecord, new: CollectionRecord | None) -> bool:
+        """Compare and set: a name that means `old` means `new` from now on, or nothing; False if it means another."""
+        field, value = f"{old.tenant}/{old.name}", encode(new) if new is not None else b""
+        tried = False
+        while True:  # each repetition is another process' change of the record
+            raw = await self._redis.call("HGET", COLLECTIONS, field)
+            found = decode(raw, CollectionRecord).id if raw is not None else None
+            if tried and found == (new.id if new is not None else None):
+                return True  # the reply to an earlier try was lost
+            if found != old.id:
+                return False
+            if await self._redis.script(
+                "swap", [COLLECTIONS, REMOVED], [field, raw, value, old.id]
+            ):
+                return True
+            tried = True
+
+    async def unname(self, record: CollectionRecord) -> None:
+        """Let the name of a collection mean none; it lives on under another one."""
+        await self._redis.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
+        await self.mark_changed()
+
+    async def mark_changed(self) -> None:
+        """Say that the collections were changed, after they were: replicas read them again."""
+        await self._redis.call("SET", CHANGES, ulid())
+
+    async def changes(self) -> bytes | None:
+        """Return a mark that is another one after each change of the collections; None if there is none yet."""
+        raw: bytes | None = await self._redis.call("GET", CHANGES)
+        return raw
+
+    async def removed(self) -> set[str]:
+        """Return the ids of collections that were removed."""
+        return {item.decode() for item in await self._redis.call("SMEMBERS", REMOVED)}

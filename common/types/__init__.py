@@ -1,0 +1,1 @@
+"""Types that the wire and the engine share."""

@@ -1,0 +1,34 @@
+"""Model cards: what router and workers must agree on about a model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from common.types.generation import SamplingParams
+from common.wire.message import Message
+
+
+class ModelCard(Message, frozen=True):
+    """What router and worker must agree on about a model; the tokenizer lies beside it (`Registry.publish_card`).
+
+    A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
+    its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).
+    """
+
+    name: str
+    kind: Literal["embed", "rerank", "generate"]
+    family: str
+    fingerprint: str
+    dimension: int
+    max_tokens: int
+    partitions: int = 1
+    pair_separator: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
+    created_ms: int = 0
+    chat_template: str = ""
+    grounding_template: str = ""
+    bos: str = ""
+    eos: str = ""
+    stop_ids: list[int] = []
+    sampling: SamplingParams = SamplingParams()

@@ -1,0 +1,69 @@
+"""What jobs ask of workers: one tagged union."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.types.generation import SamplingParams
+from common.wire.message import Message, _checked
+from common.wire.search import DocumentsWork, SearchWork
+from common.wire.sessions import SessionTurn, SessionWork
+from common.wire.workflows import RequestWork
+
+
+class EmbedWork(Message, frozen=True, tag="embed"):
+    """Embed token lists; `fingerprint` must be the worker's own."""
+
+    fingerprint: str
+    tokens: list[list[int]]
+
+
+class ScoreWork(Message, frozen=True, tag="score"):
+    """Score documents against one query.
+
+    With a cross-encoder `pairs` holds the joined token lists and `types` their token types; with an encoder
+    `query` and `documents` are embedded and compared by cosine.
+    """
+
+    fingerprint: str
+    query: list[int] = []
+    documents: list[list[int]] = []
+    pairs: list[list[int]] = []
+    types: list[list[int]] = []
+
+
+class GenerateWork(Message, frozen=True, tag="generate"):
+    """Generate `n` continuations of each prompt (token ids, history included); choice c belongs to prompt c // n.
+
+    Generation of a choice ends at one of `stop_ids` (unless `ignore_eos`), before the text of one of `stop`, or after
+    `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
+    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
+    those that are not.
+    """
+
+    fingerprint: str
+    scope: str
+    prompts: list[list[int]]
+    max_new: int
+    n: int = 1
+    sampling: SamplingParams = SamplingParams()
+    min_new: int = 0
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int = -1
+    low: bool = False
+    forced: list[int] | None = None
+    turn: SessionTurn | None = None
+
+
+Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork
+
+
+_work = msgspec.msgpack.Decoder(Work)
+
+
+def decode_work(data: bytes) -> Work:
+    """Decode a job's payload by its tag; BadMessage if it is none of ours."""
+    work: Work = _checked(_work, "work", data)
+    return work

@@ -1,0 +1,126 @@
+"""What jobs end with, and the events on the way: one tagged union."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from common.errors import SpillwayError
+from common.types.generation import FinishReason, Logprob
+from common.wire.message import Message, _checked, decode
+from common.wire.search import DocumentsResult, SearchResult
+from common.wire.sessions import SessionResult
+from common.wire.workflows import RequestResult
+
+
+class EmbedResult(Message, frozen=True, tag="embed"):
+    """`vectors` holds one float32 row of `dimension` per text, in the order asked."""
+
+    dimension: int
+    vectors: bytes
+    tokens: int
+
+
+class ScoreResult(Message, frozen=True, tag="score"):
+    """One score per document, in the order asked; `raw` before the sigmoid, where there is one."""
+
+    scores: list[float]
+    raw: list[float]
+    tokens: int
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one choice gained in one event: tokens, and the text that is certain by now.
+
+    `at` is the index of the event it was first logged in, so that a folded log still tells what a client has.
+    `finish` is set on a choice's last piece; `stopped_by` is the stop string or the text of the stop token.
+    """
+
+    at: int
+    choice: int
+    tokens: list[int] = []
+    text: str = ""
+    finish: FinishReason | None = None
+    stopped_by: str | None = None
+    logprobs: list[Logprob] = []
+
+
+class Delta(Message, frozen=True, tag="delta"):
+    """The data of a generation's progress event: pieces in rising order of (at, choice)."""
+
+    pieces: list[Piece]
+
+
+class GenerateResult(Message, frozen=True, tag="generate"):
+    """A generation's outcome; its text is in the progress events before. `cached` prompt tokens were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    version: int | None = None
+
+
+Result = (
+    EmbedResult
+    | ScoreResult
+    | SearchResult
+    | DocumentsResult
+    | RequestResult
+    | GenerateResult
+    | SessionResult
+)
+
+
+Outcome = Literal["result", "error", "expired", "cancelled", "dead"]
+
+
+class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an error outcome is answered over HTTP: its status, the field at fault, and when coming back helps."""
+
+    status: int
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Event(Message, frozen=True):
+    """One entry of a job's log; `index` counts from 0 without gaps.
+
+    `kind` is "progress" or an outcome, which ends the job; `data` is an encoded Result or progress of the
+    service; `code`, `message` and `error` describe an error outcome. Logs that earlier versions wrote have no
+    `error`: there `data` may be JSON with `retry_after_s`.
+    """
+
+    index: int
+    kind: Literal["progress", "result", "error", "expired", "cancelled", "dead"]
+    data: bytes = b""
+    code: str = ""
+    message: str = ""
+    error: ErrorDetails | None = None
+
+    @property
+    def ends(self) -> bool:
+        """True if the job is over with this event."""
+        return self.kind != "progress"
+
+
+def error_event(index: int, kind: Outcome, error: SpillwayError) -> Event:
+    """Return the event that ends a job with an error, and all that its client is to know of the error."""
+    details = ErrorDetails(
+        status=error.http_status, param=error.param, retry_after_s=error.retry_after_s
+    )
+    return Event(index=index, kind=kind, code=error.code, message=error.message, error=details)
+
+
+_result = msgspec.msgpack.Decoder(Result)
+
+
+def decode_delta(data: bytes) -> Delta:
+    """Decode the data of a generation's progress event; BadMessage if it is none."""
+    return decode(data, Delta)
+
+
+def decode_result(data: bytes) -> Result:
+    """Decode a result by its tag; BadMessage if it is none of ours."""
+    result: Result = _checked(_result, "result", data)
+    return result

@@ -1,0 +1,116 @@
+"""Jobs, results and writes of collections."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from common.wire.message import Message
+
+
+class SearchWork(Message, frozen=True, tag="search"):
+    """Search one shard with `len(vectors) / (4 * dimension)` queries at once.
+
+    `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
+    """
+
+    collection: str
+    vectors: bytes
+    k: int
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    with_text: bool = True
+    with_metadata: bool = True
+    ef: int | None = None
+    exact: bool = False
+    after: str | None = None
+    shard: int = 0
+
+
+class DocumentsWork(Message, frozen=True, tag="documents"):
+    """Read documents: by ids, a page after a cursor, or the shard's statistics."""
+
+    collection: str
+    op: Literal["get", "list", "stats"]
+    ids: list[str] = []
+    cursor: str | None = None
+    limit: int = 100
+    filter: dict[str, Any] | None = None
+    with_text: bool = True
+    with_vectors: bool = False
+    after: str | None = None
+    shard: int = 0
+
+
+class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One chunk found: its document, where it stands in it (character offsets), and how near it is."""
+
+    id: str
+    score: float
+    chunk: int = 0
+    start: int = 0
+    end: int = 0
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SearchResult(Message, frozen=True, tag="search"):
+    """Hits of each query, best first; `path` says how they were found; `applied` is the shard's applied id."""
+
+    hits: list[list[Hit]]
+    applied: str
+    path: Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+
+
+class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document as stored; `vectors` (float32 rows, one per chunk) only when asked for."""
+
+    id: str
+    hash: str
+    chunks: int
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+    vectors: bytes | None = None
+
+
+class DocumentsResult(Message, frozen=True, tag="documents"):
+    """Documents found, the cursor of the next page (None at the end), and statistics when asked."""
+
+    documents: list[StoredDocument] = []
+    cursor: str | None = None
+    stats: dict[str, Any] | None = None
+    applied: str = "0-0"
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of a document: character offsets into its text, and its float32 vector."""
+
+    start: int
+    end: int
+    vector: bytes
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document to store under its id; `hash` identifies the source (text, metadata, chunking)."""
+
+    id: str
+    hash: str
+    chunks: list[Chunk]
+    text: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Write(Message, frozen=True):
+    """One entry of `{search/<p>}:writes:<collection>/<shard>`.
+
+    (request, index) identifies it: a repeated write, after a router died in between, is applied once. `router` is
+    the journal to ring when it is synced. `drop` removes the whole collection.
+    """
+
+    request: str
+    index: int
+    router: str
+    upserts: list[Document] = []
+    deletes: list[str] = []
+    drop: bool = False

@@ -1,0 +1,92 @@
+"""Sessions: records, turns, and the jobs that kv_store does on them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from common.wire.message import Message
+
+
+class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The turn a generation is: `finish` appends it to its session, if that still stands at `version`.
+
+    `history` counts the tokens at the head of the prompt that the session has already (0: the history is replaced);
+    `messages` is the JSON list of this turn's messages as rendered, `shown` as the client sent them (empty: the same).
+    `retrieval` is the JSON object of that name of a grounded answer's response (empty: not grounded).
+    """
+
+    session: str
+    version: int
+    history: int
+    messages: bytes
+    shown: bytes = b""
+    retrieval: bytes = b""
+    ttl_s: int = 0
+    keep_partial: bool = False
+
+
+class SessionWork(Message, frozen=True, tag="session"):
+    """A session's cold life, done by kv_store: list a tenant's; export, import, delete, pin or unpin one.
+
+    `body` is the exported document of an import, `ttl_s` how long what it makes is kept after its last turn; `session`
+    is the id (the new one's, for an import).
+    """
+
+    op: Literal["list", "export", "import", "delete", "pin", "unpin", "places"]
+    tenant: str
+    session: str = ""
+    cursor: str | None = None
+    limit: int = 100
+    body: bytes = b""
+    ttl_s: int = 0
+
+
+class SessionResult(Message, frozen=True, tag="session"):
+    """kv_store's answer as JSON: a page of sessions, an exported document, a session, or a proof of deletion."""
+
+    body: bytes
+
+
+class Turn(Message, frozen=True):
+    """One finished turn of a session: its messages, its answer, and their tokens.
+
+    A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
+    `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
+    cancelled or failed and kept. `retrieval` is as in SessionTurn.
+    """
+
+    job: str
+    history: int
+    messages: bytes
+    answer: str
+    prompt: list[int]
+    output: list[int]
+    finish: str
+    at_ms: int
+    shown: bytes = b""
+    partial: bool = False
+    retrieval: bytes = b""
+
+
+class SessionRecord(Message, frozen=True):
+    """A session as stored, without its turns; `busy` is the job that holds its turn lock.
+
+    `pinned`: its pages are not evicted from Redis.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    fingerprint: str
+    version: int
+    tokens: int
+    turns: int
+    ttl_s: int
+    created_ms: int
+    updated_ms: int
+    metadata: bytes = b"{}"
+    busy: str = ""
+    deleted: bool = False
+    pinned: bool = False
