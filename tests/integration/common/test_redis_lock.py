@@ -24,6 +24,10 @@ class Hands:
         """Seconds."""
         return self.now_s
 
+    def perf_s(self) -> float:
+        """Seconds."""
+        return self.now_s
+
     def now_ms(self) -> int:
         """Milliseconds."""
         return int(1000 * self.now_s)

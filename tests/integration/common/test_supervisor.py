@@ -110,6 +110,9 @@ class Time:
     def monotonic(self) -> float:
         return self.now
 
+    def perf_s(self) -> float:
+        return self.now
+
     def now_ms(self) -> int:
         return int(1000 * self.now)
 

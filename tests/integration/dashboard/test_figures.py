@@ -40,6 +40,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def perf_s(self) -> float:
+        return self.now_s
+
     def now_ms(self) -> int:
         return int(1000 * self.now_s)
 
