@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -163,13 +161,3 @@ def test_bad_bytes(body: bytes) -> None:
     with pytest.raises(SpillwayError) as refused:
         session_documents.read(body)
     assert refused.value.code == "invalid_session"
-
-
-def test_it_is_light() -> None:
-    """kv_store loads no numeric library."""
-    code = (
-        "import sys, services.kv_store.service\n"
-        "print([m for m in sys.modules if m.split('.')[0] in {'torch', 'numpy', 'transformers', 'tokenizers'}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
