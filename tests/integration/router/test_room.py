@@ -67,7 +67,7 @@ class Asked:
             self.said.append(admission.outcome)
             return admission
 
-        monkeypatch.setattr(bus, "admit", noted)
+        monkeypatch.setattr(bus.admission, "admit", noted)
 
 
 async def _run(bus: Bus, journal: Notifications, room: Room, hand: Hand) -> Workflow:
@@ -162,7 +162,7 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
         looks.append(shard)
         return await applied(collection, shard)
 
-    monkeypatch.setattr(bus, "applied", noted)
+    monkeypatch.setattr(bus.writes, "applied", noted)
     waiting = asyncio.create_task(await_served(bus, room, record))
     for shard in range(record.shards):
         await until(lambda shard=shard: shard in looks)
