@@ -17,6 +17,7 @@ from common.registry.models import Models
 from common.wire.jobs import decode_work
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult
+from common.wire.workflows import ResponseOptions
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease
 from engine.encoder.simulated import SimulatedEncoder
@@ -24,7 +25,6 @@ from loadgen import bodies, stats
 from loadgen.mesh import LocalMesh
 from services.router.cards import Cards
 from services.router.responses import json_bodies
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text import requests
 from services.router.text.bodies import RequestLimits
 

@@ -1,14 +1,19 @@
-"""Requests of several jobs, and what they end with."""
+"""Requests of several jobs: the plan that any router can go on with, the response options, and the final result."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import Struct, field
+
+from common.types.generation import SamplingParams
 from common.wire.message import Message
+from common.wire.registry import CollectionRecord
 
 
 class RequestWork(Message, frozen=True, tag="request"):
-    """A request of several jobs, driven by the router that leases it (`kind` names the pipeline)."""
+    """A request of several jobs, run by the router that leases it: `kind` names the workflow; `body` holds its plan."""
 
     kind: str
     tenant: str
@@ -16,8 +21,195 @@ class RequestWork(Message, frozen=True, tag="request"):
 
 
 class RequestResult(Message, frozen=True, tag="request"):
-    """What a request of several jobs ended with: a JSON body, or the jobs whose results make it up."""
+    """The result of a request of several jobs: a JSON body, or the jobs whose results make up the response."""
 
     body: bytes = b""
     jobs: list[str] = []
     info: dict[str, Any] = {}
+
+
+# -- responses -----------------------------------------------------------------------------------------
+
+
+class ResponseOptions(Struct, frozen=True):
+    """How the client of a request wants the result written; stored with requests that may be asked for later."""
+
+    kind: str
+    model: str = ""
+    base64: bool = False
+    dimensions: int | None = None
+    tokens: int = 0
+    tei: bool = False
+    raw: bool = False
+    top_n: int | None = None
+    texts: list[str] | None = None
+    many: bool = False
+    count: int = 0
+    include: list[str] = []
+    doc: str = ""
+    cursor: str | None = None
+    # of a generation:
+    fingerprint: str = ""
+    choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int = -1
+    echo: list[str] = []
+    session: str = ""
+    resume_s: float = 0.0
+
+
+def encode_options(options: ResponseOptions) -> bytes:
+    """Encode response options for a job record."""
+    return msgspec.msgpack.encode(options)
+
+
+def decode_options(raw: bytes) -> ResponseOptions:
+    """Decode the response options of a job record; msgspec.MsgspecError for other bytes."""
+    return msgspec.msgpack.decode(raw, type=ResponseOptions)
+
+
+# -- requests as plans hold them -----------------------------------------------------------------------
+
+
+class GenerationOptions(Struct, frozen=True, omit_defaults=True):
+    """The fields of a GenerateWork beside its prompts; `max_new` 0 means the rest of the context, within a default.
+
+    A generation with `low` set runs after those without.
+    """
+
+    sampling: SamplingParams
+    max_new: int = 0
+    min_new: int = 0
+    n: int = 1
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int = -1
+    low: bool = False
+
+
+class RetrievalOptions(Struct, frozen=True):
+    """Search `collection` for the last user message of a chat, and answer from the `k` best passages."""
+
+    collection: str
+    k: int = 5
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    include_passages: bool = False
+
+
+class ChatRequest(Struct, frozen=True):
+    """A validated chat whose prompt is not yet rendered; `messages` are those of this turn."""
+
+    model: str
+    scope: str
+    messages: list[dict[str, str]]
+    options: GenerationOptions
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    keep_partial: bool = False
+    retrieval: RetrievalOptions | None = None
+
+
+class SearchRequest(Struct, frozen=True):
+    """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`."""
+
+    many: bool
+    count: int
+    tokens: list[list[int]]
+    vectors: bytes
+    k: int
+    filter: dict[str, Any] | None
+    min_score: float | None
+    include_text: bool
+    include_metadata: bool
+    ef: int | None
+    exact: bool
+    after: str | None
+
+
+class StoreItem(Struct, frozen=True, array_like=True):
+    """One document of a write: either the text still has to be split and embedded, or `vector` is ready."""
+
+    id: str
+    hash: str
+    text: str | None
+    vector: bytes | None
+    metadata: dict[str, Any]
+
+
+# -- plans ---------------------------------------------------------------------------------------------
+
+
+class ParcelsPlan(Struct, frozen=True, tag="parcels"):
+    """Embeddings or scores of many parcels: encoded Work, items and tokens of each.
+
+    With `whole` all parcels are admitted at once, or the request is refused.
+    """
+
+    model: str
+    options: ResponseOptions = field(name="view")
+    parcels: list[tuple[bytes, int, int]]
+    whole: bool = False
+
+
+class SearchPlan(Struct, frozen=True, tag="search"):
+    """Embed the queries, then search every shard."""
+
+    collection: CollectionRecord
+    ask: SearchRequest
+    parcel: tuple[int, int]
+    queries: int
+
+
+class WritePlan(Struct, frozen=True, tag="write"):
+    """Store documents: `items` is an encoded list of StoreItem; `parcel` fixes how texts are cut into jobs."""
+
+    collection: CollectionRecord
+    items: bytes
+    parcel: tuple[int, int]
+
+
+class DeletePlan(Struct, frozen=True, tag="delete"):
+    """Delete documents by id."""
+
+    collection: CollectionRecord
+    ids: list[str]
+    single: bool = False
+
+
+class ReembedPlan(Struct, frozen=True, tag="reembed"):
+    """Embed all texts of a collection with another encoder, then let the collection's name mean the new vectors."""
+
+    collection: CollectionRecord
+    target: CollectionRecord
+    parcel: tuple[int, int]
+
+
+class GroundPlan(Struct, frozen=True, tag="ground"):
+    """Embed a chat's question, search, and answer from the passages found."""
+
+    collection: CollectionRecord
+    search: SearchRequest
+    parcel: tuple[int, int]
+    queries: int
+    chat: ChatRequest
+    options: ResponseOptions = field(name="view")
+
+
+Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Plan)
+
+
+def decode_plan(raw: bytes) -> Plan:
+    """Decode a plan by its tag; msgspec.MsgspecError for an unknown tag or other bytes."""
+    plan: Plan = _decoder.decode(raw)
+    return plan
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Encode a plan for RequestWork.body."""
+    return _encoder.encode(plan)

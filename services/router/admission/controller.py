@@ -22,6 +22,7 @@ from common.pages.identity import PageId
 from common.registry.api_keys import ApiKey, Charge, KeyStore
 from common.registry.idempotency import Idempotency
 from common.wire.registry import WorkerRecord
+from common.wire.workflows import ResponseOptions, encode_options
 from services.router import metrics
 from services.router.admission.affinity import Preference, preferred
 from services.router.admission.orphan_reaper import OrphanReaper
@@ -29,7 +30,6 @@ from services.router.admission.policy import LanePolicy
 from services.router.admission.refusals import refusal, retry_after
 from services.router.admission.request_store import RequestStore
 from services.router.background import Background
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text.requests import Parcel
 
 GENERATE_CLASSES = ("gpu",)
@@ -189,9 +189,7 @@ class AdmissionController(RequestStore):
         parcel, view, kept = ask.parcel, b"", False
         if not caller.attached or ask.view.stream:
             # A stream that broke off is continued from its view, whoever holds it.
-            view = msgspec.msgpack.encode(
-                msgspec.structs.replace(ask.view, resume_s=caller.resume_s)
-            )
+            view = encode_options(msgspec.structs.replace(ask.view, resume_s=caller.resume_s))
         try:
             prefer = await self._preferred(family, ask)
             admission = await self.bus.admission.admit(

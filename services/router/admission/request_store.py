@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
-
 from common.bus import Bus, keys
 from common.errors import NotFound
 from common.ids import Family, family_of
-from services.router.responses.json_bodies import ResponseOptions
+from common.wire.workflows import ResponseOptions, decode_options
 
 DELIVERED_S = 30.0
 AFTER_S = 600
@@ -60,7 +58,7 @@ class RequestStore:
     async def view(self, request: str) -> ResponseOptions | None:
         """Return how a request's result is to be shown, if that was kept."""
         raw = await self.bus.jobs.view(request)
-        return None if raw is None else msgspec.msgpack.decode(raw, type=ResponseOptions)
+        return None if raw is None else decode_options(raw)
 
     async def owned(self, request: str, tenant: str) -> None:
         """Check that a request exists and is the tenant's; NotFound otherwise."""

@@ -10,16 +10,15 @@ from aiohttp import web
 from common.bus.events import Subscription
 from common.errors import Conflict
 from common.ids import family_of
+from common.wire.workflows import ChatRequest, ResponseOptions
 from services.router.admission.dispatcher import RequestContext
 from services.router.http import grounded
 from services.router.http.context import ROUTER, Router
 from services.router.http.generations import admitted, attached, door, generation_caller
 from services.router.http.session_history import history, try_again
 from services.router.responses.answers import ReaderAnswer, deliver
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.sources import kept
 from services.router.text import chats
-from services.router.text.chats import ChatRequest
 from services.router.text.generations import GenerationSpec
 from services.router.text.pool import INLINE_BYTES, INLINE_TEXT_BYTES
 

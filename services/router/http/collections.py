@@ -15,12 +15,11 @@ from common.registry.collections import Collections
 from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork, Write
+from common.wire.workflows import ReembedPlan, ResponseOptions
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
 from services.router.http.context import ROUTER, TENANT, Router, reply
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
-from services.router.workflows.plans import ReembedPlan
 from services.router.workflows.write import await_served
 
 

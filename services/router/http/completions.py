@@ -7,10 +7,10 @@ from functools import partial
 
 from aiohttp import web
 
+from common.wire.workflows import ResponseOptions
 from services.router.http.context import ROUTER
 from services.router.http.generations import admitted, attached, door, generation_caller
 from services.router.responses.answers import ReaderAnswer, deliver
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.sources import kept
 from services.router.text import completions
 from services.router.text.pool import INLINE_TEXT_BYTES

@@ -21,7 +21,7 @@ from common.registry.collections import Collections
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.results import Result
-from common.wire.workflows import RequestResult, RequestWork
+from common.wire.workflows import Plan, RequestResult, RequestWork, ResponseOptions, encode_plan
 from services.router import metrics
 from services.router.admission.dispatcher import (
     REQUEST_CLASSES,
@@ -33,12 +33,10 @@ from services.router.admission.policy import LOW_SHARE
 from services.router.cards import Cards
 from services.router.http import limits
 from services.router.queue.room import Room
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.results import present
 from services.router.text.bodies import RequestLimits
 from services.router.text.pool import TextPool
 from services.router.text.requests import Parcel
-from services.router.workflows.plans import Plan, encode_plan
 from services.router.workflows.runner import WorkflowRunner
 
 PARCEL_ITEMS = 32

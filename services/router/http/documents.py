@@ -13,16 +13,15 @@ from common.errors import InvalidRequest, NotFound
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
+from common.wire.workflows import DeletePlan, ResponseOptions, WritePlan
 from services.router.admission.dispatcher import EMBED_CLASSES, SEARCH_CLASSES, JobSpec
 from services.router.http.context import MODEL, ROUTER, Router, reply
 from services.router.responses import json_bodies
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text import collections
 from services.router.text.bodies import DeleteBody, check_id, check_json, decode
 from services.router.text.pool import INLINE_BYTES
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import checked_encoder
-from services.router.workflows.plans import DeletePlan, WritePlan
 from services.router.workflows.write import shard_of
 
 PARTS = ("text", "metadata", "vectors")

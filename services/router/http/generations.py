@@ -8,10 +8,10 @@ from common.bus.events import Subscription
 from common.config import RouterConfig
 from common.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from common.ids import Family
+from common.wire.workflows import ResponseOptions
 from services.router.admission.dispatcher import GENERATE_CLASSES, JobSpec, RequestContext
 from services.router.http.context import REQUEST_ID, ROUTER, Router
 from services.router.responses.answers import ReaderAnswer, deliver, last_position, view_of
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.sources import source_of
 from services.router.text.generations import GenerationSpec
 

@@ -15,22 +15,24 @@ from common.registry.collections import Collections
 from common.registry.sessions import Sessions
 from common.wire.registry import CollectionRecord
 from common.wire.results import Event
+from common.wire.workflows import (
+    ChatRequest,
+    GroundPlan,
+    ResponseOptions,
+    RetrievalOptions,
+    SearchRequest,
+)
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
 from services.router.admission.refusals import refusal
 from services.router.http.context import ROUTER, Router
 from services.router.http.generations import admitted, door
 from services.router.http.session_history import history
 from services.router.responses.answers import ReaderAnswer, deliver
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import error_of
 from services.router.responses.sources import AnswerSource, told_source
-from services.router.text.chats import ChatRequest
-from services.router.text.collections import SearchRequest
 from services.router.text.grounded import GroundedQuestion, question_of
-from services.router.text.grounding import RetrievalBody
 from services.router.workflows.embed import checked_encoder
 from services.router.workflows.grounded import await_told
-from services.router.workflows.plans import GroundPlan
 from services.router.workflows.search import QUERIES_AT_ONCE
 
 # How long a stream's head waits for its generate job, so that what is refused until then gets a status of its own.
@@ -127,7 +129,7 @@ async def ask_of(router: Router, caller: RequestContext, chat: ChatRequest) -> J
         parcel=(bounds.parcel_items, bounds.parcel_tokens),
         queries=router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0],
         chat=chat,
-        view=view,
+        options=view,
     )
     charged += sum(map(len, question.tokens))
     return router.several(caller.tenant, "chat", plan, view, charged)
@@ -166,7 +168,7 @@ async def _earlier(router: Router, session: str) -> list[dict[str, str]]:
     return found
 
 
-def _search(retrieval: RetrievalBody, tokens: list[list[int]]) -> SearchRequest:
+def _search(retrieval: RetrievalOptions, tokens: list[list[int]]) -> SearchRequest:
     return SearchRequest(
         many=True,
         count=len(tokens),

@@ -15,11 +15,11 @@ from aiohttp import web
 
 from common.errors import InvalidRequest
 from common.wire.results import Event
+from common.wire.workflows import ResponseOptions
 from services.router.admission.dispatcher import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
 from services.router.responses import answers
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import error_of
 from services.router.responses.sources import source_of
 

@@ -9,12 +9,11 @@ from functools import partial
 
 from aiohttp import web
 
+from common.wire.workflows import ParcelsPlan, ResponseOptions
 from services.router.admission.dispatcher import EMBED_CLASSES, JobSpec
 from services.router.http.context import MODEL, ROUTER
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text import requests
 from services.router.text.pool import INLINE_TEXT_BYTES
-from services.router.workflows.plans import ParcelsPlan
 
 
 async def create(request: web.Request) -> web.Response:

@@ -7,14 +7,13 @@ from functools import partial
 from aiohttp import web
 
 from common.wire.registry import CollectionRecord
+from common.wire.workflows import ResponseOptions, SearchPlan
 from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec
 from services.router.http.context import MODEL, ROUTER, Router
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text import collections
 from services.router.text.pool import INLINE_TEXT_BYTES
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
-from services.router.workflows.plans import SearchPlan
 from services.router.workflows.search import QUERIES_AT_ONCE, search_parcels
 
 _INLINE_NUMBERS = 2048

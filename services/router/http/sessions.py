@@ -14,9 +14,9 @@ from common.registry.sessions import Sessions
 from common.wire.message import encode
 from common.wire.session_views import messages, shown
 from common.wire.sessions import SessionRecord, SessionResult, SessionWork
+from common.wire.workflows import ResponseOptions
 from services.router.admission.dispatcher import JobSpec, RequestContext
 from services.router.http.context import MODEL, ROUTER, TENANT, Router, reply
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.text.bodies import check_metadata, decode
 from services.router.text.grounding import with_citations
 from services.router.text.requests import Parcel, choose

@@ -12,12 +12,12 @@ from aiohttp import web
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.results import Event, GenerateResult, Piece
+from common.wire.workflows import ResponseOptions
 from services.router.admission.dispatcher import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
 from services.router.responses.chunks import AnswerFormat, Position
 from services.router.responses.generation_events import follow
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import error_of, result_of
 from services.router.responses.sources import AnswerSource
 from services.router.responses.timing import Timing

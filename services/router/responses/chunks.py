@@ -14,7 +14,7 @@ from msgspec import Struct
 from common.ids import time_of
 from common.types.generation import Logprob
 from common.wire.results import GenerateResult, Piece
-from services.router.responses.json_bodies import ResponseOptions
+from common.wire.workflows import ResponseOptions
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0

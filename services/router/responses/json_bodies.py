@@ -12,37 +12,10 @@ import msgspec
 
 from common.wire.results import ScoreResult
 from common.wire.search import DocumentsResult, Hit, StoredDocument
+from common.wire.workflows import ResponseOptions
 
 # So many are written in less time than another process needs to be handed them.
 INLINE_HITS = 10_000
-
-
-class ResponseOptions(msgspec.Struct, frozen=True):
-    """How a request wants its results shown; kept with requests that may be asked for later."""
-
-    kind: str
-    model: str = ""
-    base64: bool = False
-    dimensions: int | None = None
-    tokens: int = 0
-    tei: bool = False
-    raw: bool = False
-    top_n: int | None = None
-    texts: list[str] | None = None
-    many: bool = False
-    count: int = 0
-    include: list[str] = []
-    doc: str = ""
-    cursor: str | None = None
-    # of a generation:
-    fingerprint: str = ""
-    choices: int = 1
-    stream: bool = False
-    include_usage: bool = False
-    logprobs: int = -1
-    echo: list[str] = []
-    session: str = ""
-    resume_s: float = 0.0
 
 
 def truncated(row: bytes, dimensions: int) -> array[float]:

@@ -14,9 +14,8 @@ from common.ids import family_of
 from common.wire.results import EmbedResult, Result, ScoreResult
 from common.wire.search import DocumentsResult, SearchResult
 from common.wire.sessions import SessionResult
-from common.wire.workflows import RequestResult
+from common.wire.workflows import RequestResult, ResponseOptions
 from services.router.responses import json_bodies
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import result_of
 from services.router.text.pool import INLINE_BYTES, TextPool
 

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from common.errors import InvalidRequest
 from common.wire.sessions import SessionTurn
+from common.wire.workflows import ChatRequest, RetrievalOptions
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import ChatBody, check_chat, plain
 from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
-from services.router.text.grounding import RetrievalBody
-from services.router.text.options import GenerationOptions, options_of
+from services.router.text.options import options_of
 from services.router.text.requests import choose
 from services.router.text.templates import Messages, PromptSegment, Template, after
 from services.router.text.tokens import Spec, load
@@ -41,20 +41,6 @@ class SessionHistory(Struct, frozen=True):
             found += msgspec.json.decode(messages, type=list[dict[str, str]])
             found.append({"role": "assistant", "content": answer})
         return found
-
-
-class ChatRequest(Struct, frozen=True):
-    """POST /v1/chat/completions, understood and not yet rendered; `messages` are this turn's."""
-
-    model: str
-    scope: str
-    messages: list[dict[str, str]]
-    options: GenerationOptions
-    stream: bool = False
-    include_usage: bool = False
-    session: str = ""
-    keep_partial: bool = False
-    retrieval: RetrievalBody | None = None
 
 
 class Peek(Struct, frozen=True):
@@ -106,7 +92,7 @@ def chat(
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         session=body.session or "",
         keep_partial=body.keep_partial,
-        retrieval=body.retrieval,
+        retrieval=_retrieval(body),
     )
     if body.retrieval is None:
         return ask, generation(ask, spec, history)
@@ -117,6 +103,12 @@ def chat(
             param="messages",
         )
     return ask, None
+
+
+def _retrieval(body: ChatBody) -> RetrievalOptions | None:
+    if body.retrieval is None:
+        return None
+    return RetrievalOptions(**msgspec.structs.asdict(body.retrieval))
 
 
 def template_of(spec: Spec) -> Template:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
 from common.wire.document_hash import document_hash
+from common.wire.workflows import SearchRequest, StoreItem
 from services.router.text.bodies import (
     DocumentBody,
     DocumentsBody,
@@ -25,33 +25,6 @@ from services.router.text.tokens import Spec, load
 
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_HITS = 100_000
-
-
-class StoreItem(msgspec.Struct, frozen=True, array_like=True):
-    """One document of a write: its text is chunked and embedded later, its vector is ready."""
-
-    id: str
-    hash: str
-    text: str | None
-    vector: bytes | None
-    metadata: dict[str, Any]
-
-
-class SearchRequest(msgspec.Struct, frozen=True):
-    """POST /v1/collections/{name}/search, understood: token lists to embed, or float32 rows."""
-
-    many: bool
-    count: int
-    tokens: list[list[int]]
-    vectors: bytes
-    k: int
-    filter: dict[str, Any] | None
-    min_score: float | None
-    include_text: bool
-    include_metadata: bool
-    ef: int | None
-    exact: bool
-    after: str | None
 
 
 def _store_item(

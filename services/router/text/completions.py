@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from common.errors import InvalidRequest
+from common.wire.workflows import GenerationOptions
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import (
     MAX_PROMPTS,
@@ -14,7 +15,7 @@ from services.router.text.generation_bodies import (
     check_completion,
 )
 from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
-from services.router.text.options import GenerationOptions, options_of
+from services.router.text.options import options_of
 from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 

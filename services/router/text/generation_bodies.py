@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
-from services.router.text.bodies import ModelName, check_json
-from services.router.text.grounding import RetrievalBody
+from services.router.text.bodies import ModelName, Name, check_json
 
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
@@ -16,6 +15,8 @@ MAX_PROMPTS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_BIAS = 1024
+DEFAULT_K = 5
+MAX_K = 100
 
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -45,6 +46,16 @@ class StreamOptions(Struct, frozen=True):
     """What a stream carries beside its chunks."""
 
     include_usage: bool = False
+
+
+class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
+
+    collection: Name
+    k: Annotated[int, Meta(ge=1, le=MAX_K)] = DEFAULT_K
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+    include_passages: bool = False
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):

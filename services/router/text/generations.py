@@ -11,7 +11,8 @@ from common.pages.prefix_hashes import marks_of
 from common.wire.jobs import GenerateWork
 from common.wire.message import encode
 from common.wire.sessions import SessionTurn
-from services.router.text.options import DEFAULT_NEW, GenerationOptions
+from common.wire.workflows import GenerationOptions
+from services.router.text.options import DEFAULT_NEW
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
 

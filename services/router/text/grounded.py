@@ -10,7 +10,8 @@ import msgspec
 
 from common.errors import InvalidRequest
 from common.wire.search import Hit
-from services.router.text.chats import ChatRequest, SessionHistory, generation
+from common.wire.workflows import ChatRequest
+from services.router.text.chats import SessionHistory, generation
 from services.router.text.generations import GenerationSpec
 from services.router.text.grounding import (
     Passage,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
 import jinja2
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from common.errors import InvalidRequest, Unavailable
 from common.wire.search import Hit
-from services.router.text.bodies import Name
 
-DEFAULT_K = 5
-MAX_K = 100
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
 _DIGITS = 4
@@ -40,16 +37,6 @@ by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, 
 {% else %}(No passages.)
 
 {% endfor %}Question: {{ question }}"""
-
-
-class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
-
-    collection: Name
-    k: Annotated[int, Meta(ge=1, le=MAX_K)] = DEFAULT_K
-    filter: dict[str, Any] | None = None
-    min_score: float | None = None
-    include_passages: bool = False
 
 
 class Passage(Struct, frozen=True):

@@ -6,31 +6,14 @@ import secrets
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
 
 from common.errors import InvalidRequest
 from common.types.generation import SamplingParams
+from common.wire.workflows import GenerationOptions
 from services.router.text.generation_bodies import GenerateBody
 from services.router.text.tokens import Spec, TextEncoder, load
 
 DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
-
-
-class GenerationOptions(Struct, frozen=True, omit_defaults=True):
-    """What a GenerateWork needs beside its prompts; `max_new` 0: what is left of the context, at most DEFAULT_NEW.
-
-    A `low` one is generated after those that are not.
-    """
-
-    sampling: SamplingParams
-    max_new: int = 0
-    min_new: int = 0
-    n: int = 1
-    stop: list[str] = []
-    stop_ids: list[int] = []
-    ignore_eos: bool = False
-    logprobs: int = -1
-    low: bool = False
 
 
 def _bias(given: dict[str, float] | None, encoder: TextEncoder) -> dict[int, float]:

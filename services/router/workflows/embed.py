@@ -11,12 +11,11 @@ from common.errors import Conflict
 from common.ids import Family
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
-from common.wire.workflows import RequestResult
+from common.wire.workflows import ParcelsPlan, RequestResult
 from services.router.admission.dispatcher import EMBED_CLASSES
 from services.router.text.bodies import RequestLimits
 from services.router.text.requests import Parcel, parcels_of
 from services.router.text.tokens import Spec
-from services.router.workflows.plans import ParcelsPlan
 from services.router.workflows.workflow import Workflow
 
 
@@ -51,7 +50,7 @@ async def parcels(run: Workflow, plan: ParcelsPlan) -> RequestResult:
     if plan.whole:
         families = families[:1]  # one admission is of one family
     ids, _ = await run.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
-    return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.view)})
+    return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.options)})
 
 
 async def embed(

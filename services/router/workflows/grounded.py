@@ -23,17 +23,15 @@ from common.ids import Family, child_id, family_of
 from common.registry.sessions import Sessions
 from common.wire.results import Event, decode_result
 from common.wire.sessions import Turn
-from common.wire.workflows import RequestResult
+from common.wire.workflows import GroundPlan, RequestResult, ResponseOptions
 from services.router import metrics
 from services.router.admission.affinity import preferred
 from services.router.admission.controller import GENERATE_CLASSES
 from services.router.admission.refusals import refusal
-from services.router.responses.json_bodies import ResponseOptions
 from services.router.responses.outcomes import result_of
 from services.router.text.chats import SessionHistory
 from services.router.text.generations import GenerationSpec
 from services.router.text.grounded import GroundedSpec, grounded
-from services.router.workflows.plans import GroundPlan
 from services.router.workflows.search import find
 from services.router.workflows.session_history import past
 from services.router.workflows.workflow import Workflow
@@ -65,7 +63,7 @@ async def ground(run: Workflow, plan: GroundPlan) -> RequestResult:
         run.tell(STAGE, job=told.job, retrieval=told.retrieval)
     run.owns(told.job)
     result_of(await run.tools.journal.end(told.job, run.deadline_ms))
-    info = {"view": msgspec.to_builtins(plan.view), "retrieval": told.retrieval}
+    info = {"view": msgspec.to_builtins(plan.options), "retrieval": told.retrieval}
     return RequestResult(jobs=[told.job], info=info)
 
 

@@ -15,11 +15,9 @@ from common.wire.document_hash import document_hash
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, Write
-from common.wire.workflows import RequestResult
+from common.wire.workflows import ReembedPlan, RequestResult, StoreItem
 from services.router.admission.dispatcher import SEARCH_CLASSES
-from services.router.text.collections import StoreItem
 from services.router.text.requests import Parcel
-from services.router.workflows.plans import ReembedPlan
 from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import await_served, body_of, documents_of, reembed_lock, store
 

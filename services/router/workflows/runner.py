@@ -19,11 +19,10 @@ from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event
-from common.wire.workflows import RequestWork
+from common.wire.workflows import RequestWork, decode_plan
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease
 from services.router.admission.dispatcher import REQUEST_CLASSES, Dispatcher
-from services.router.workflows.plans import decode_plan
 from services.router.workflows.steps import perform
 from services.router.workflows.workflow import Workflow, WorkflowContext
 

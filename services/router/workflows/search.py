@@ -10,13 +10,11 @@ from typing import cast
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import Hit, SearchResult, SearchWork
-from common.wire.workflows import RequestResult
+from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.dispatcher import SEARCH_CLASSES
 from services.router.responses import json_bodies
-from services.router.text.collections import SearchRequest
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import embed, encoder_of
-from services.router.workflows.plans import SearchPlan
 from services.router.workflows.workflow import Workflow
 
 QUERIES_AT_ONCE = 256
@@ -94,7 +92,7 @@ async def search(run: Workflow, plan: SearchPlan) -> RequestResult:
     """Find what a search asks for, and write its reply."""
     ask = plan.ask
     hits, path, applied = await find(run, plan.collection, ask, plan.parcel, plan.queries)
-    view = json_bodies.ResponseOptions(kind="search", many=ask.many)
+    view = ResponseOptions(kind="search", many=ask.many)
     render = partial(json_bodies.search, view, run.request, hits, path, applied)
     body = await run.tools.pool.run(render, inline=ask.count * ask.k <= 1000)
     return RequestResult(body=body)

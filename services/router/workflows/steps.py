@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from common.wire.workflows import RequestResult
-from services.router.workflows.embed import parcels
-from services.router.workflows.grounded import ground
-from services.router.workflows.plans import (
+from common.wire.workflows import (
     DeletePlan,
     GroundPlan,
     ParcelsPlan,
     Plan,
+    RequestResult,
     SearchPlan,
     WritePlan,
 )
+from services.router.workflows.embed import parcels
+from services.router.workflows.grounded import ground
 from services.router.workflows.reembed import reembed
 from services.router.workflows.search import search
 from services.router.workflows.workflow import Workflow

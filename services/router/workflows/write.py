@@ -24,15 +24,13 @@ from common.wire.search import (
     StoredDocument,
     Write,
 )
-from common.wire.workflows import RequestResult
+from common.wire.workflows import DeletePlan, RequestResult, StoreItem, WritePlan
 from services.router.admission.dispatcher import SEARCH_CLASSES
 from services.router.queue.room import Room
 from services.router.text import collections as texts
-from services.router.text.collections import StoreItem
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import embed, encoder_of
-from services.router.workflows.plans import DeletePlan, WritePlan
 from services.router.workflows.workflow import Workflow
 
 WRITE_BYTES = 4 * 1024 * 1024

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest, Unavailable
 from common.types.generation import SamplingParams
-from services.router.text.chats import ChatRequest, SessionHistory, chat_prompt, generation
-from services.router.text.options import GenerationOptions
+from common.wire.workflows import ChatRequest, GenerationOptions
+from services.router.text.chats import SessionHistory, chat_prompt, generation
 from services.router.text.templates import PromptSegment, Template, after
 from services.router.text.tokens import Spec, load
 from tests.support.scripted_generator import SPECIALS, TEMPLATE, byte_tokenizer
