@@ -157,6 +157,19 @@ async def differences(bus: Bus, family: Family = EMBED) -> list[str]:
     return wrong
 
 
+async def matching(bus: Bus, pattern: str) -> list[str]:
+    """Return the names of all keys that match a pattern, on every server."""
+    names: list[str] = []
+    for call in bus.connection.callers():
+        cursor: Any = 0
+        while True:
+            cursor, found = await call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            names += [name.decode() for name in found]
+            if int(cursor) == 0:
+                break
+    return sorted(names)
+
+
 async def open_bus(url: str, data_dir: str, *, cluster: bool = False) -> Bus:
     """Open a bus on one server or cluster."""
     config = Common(data_dir=data_dir, redis_url=url, redis_cluster=cluster)

@@ -16,7 +16,7 @@ from common.wire.results import Event, GenerateResult
 from common.wire.sessions import SessionRecord, SessionTurn, Turn
 from common.wire.workflows import RequestResult, RequestWork
 from common.worker.leases import Lease
-from tests.support.bus import Hand
+from tests.support.bus import Hand, matching
 from tests.support.turns import made
 
 FAMILY = Family("chat.test")
@@ -155,7 +155,7 @@ async def holding(bus: Bus, *marks: str) -> list[str]:
         b"stream": ("XRANGE", "-", "+"),
     }
     found = []
-    for name in await bus._scan("*"):
+    for name in await matching(bus, "*"):
         kind = await bus.connection.call("TYPE", name)
         if kind == b"none":
             continue  # it has expired since

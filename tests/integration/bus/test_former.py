@@ -11,7 +11,7 @@ from common.bus.former import adopt_former, remove_former
 from common.ids import Family
 from common.wire.message import encode
 from common.wire.search import Document, Write
-from tests.support.bus import Hand, must, new_job, outcome
+from tests.support.bus import Hand, matching, must, new_job, outcome
 
 TAG = "{search.c1/0}"
 
@@ -42,7 +42,7 @@ async def _ids(bus: Bus) -> list[str]:
 
 
 async def _former_keys(bus: Bus) -> list[str]:
-    return await bus._scan("{search.c1/*")
+    return await matching(bus, "{search.c1/*")
 
 
 def _ids_of(count: int) -> list[str]:
@@ -84,7 +84,7 @@ async def test_killed_at_every_step(
 ) -> None:
     """Ended before or after any command, and begun anew, the move loses nothing and doubles nothing."""
     ids, steps, done = _ids_of(11), 0, False
-    run = bus._run
+    run = bus.connection._run
     left: int | None = None
     tag = keys.tag(bus.writes.search_family("c1"))
 
@@ -101,8 +101,8 @@ async def test_killed_at_every_step(
                 raise Killed
         return reply
 
-    monkeypatch.setattr(bus, "_run", counted)
-    monkeypatch.setattr(bus, "_synced", float("inf"))  # nothing besides is sent
+    monkeypatch.setattr(bus.connection, "_run", counted)
+    monkeypatch.setattr(bus.connection, "_synced", float("inf"))  # nothing besides is sent
     while not done:
         steps += 1
         left = None
@@ -139,4 +139,4 @@ async def test_queued_jobs_end(bus: Bus) -> None:
     assert await adopt_former(bus, "c1", 0)
     for job in jobs:
         assert (await outcome(bus, job)).kind == "cancelled"
-    assert await bus._scan("{search.c1/0}:lane:*") == []
+    assert await matching(bus, "{search.c1/0}:lane:*") == []

@@ -75,7 +75,7 @@ async def test_a_real_death(bus: Bus, shared_redis: Server, tmp_path: Path) -> N
     jobs = await must(bus, *(new_job() for _ in range(3)))
     jobs += await must(bus, new_job(), prefer="gpu-dead")
     leases = await read_until(dead, 4)
-    other.heart.stop()
+    other.heartbeats.stop()
     for task in dead._tasks:
         task.cancel()
     await good.start()

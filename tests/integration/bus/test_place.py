@@ -11,7 +11,7 @@ import pytest
 
 from common import process_identity
 
-SAY = "import sys; from common.bus import place; print(place.here(), flush=True); sys.stdin.read()"
+SAY = "import sys; from common import process_identity; print(process_identity.here(), flush=True); sys.stdin.read()"
 
 
 def test_a_process_is_gone_once_it_was_killed() -> None:

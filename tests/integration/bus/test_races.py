@@ -99,7 +99,9 @@ async def test_many_clients_claim_one_key(bus: Bus, place: Any, tmp_path: Any) -
         for turn in range(10):
             told = await asyncio.gather(
                 *(
-                    each.claim("t", f"k{turn}", BODY, job_id(Family("request"), ulid()))
+                    Idempotency(each).claim(
+                        "t", f"k{turn}", BODY, job_id(Family("request"), ulid())
+                    )
                     for each in others * 3
                 )
             )

@@ -30,7 +30,7 @@ from tests.support.bus import (
     state,
 )
 
-SAY = "from common.bus import place; print(place.here())"
+SAY = "from common import process_identity; print(process_identity.here())"
 
 
 async def test_nobody_is_declared_dead_after_an_outage(bus: Bus, family: Family) -> None:
@@ -71,7 +71,7 @@ async def test_the_living_are_not_settled(bus: Bus, family: Family) -> None:
     (lease,) = await hand.pull()
     assert await good.settle() == []
     entries = [(e, False) for e in await bus.recovery.held_by(family, "gpu", "a", 10)]
-    assert await bus._reclaim("settle", family, "gpu", "a", "good", entries) == []
+    assert await bus.recovery._reclaim("settle", family, "gpu", "a", "good", entries) == []
     assert await hand.finish(lease, RESULT) == "ok"
 
 

@@ -327,7 +327,7 @@ async def test_creation_is_repeatable(bus: Bus, family: Family, tmp_path: Path, 
     turns = [turn_of("a"), turn_of("b", 5)]
     for cut in range(12):
         name = job_id(family, ulid())
-        call, calls = other.call, 0
+        call, calls = other.connection.call, 0
 
         async def failing(*command: Any, _cut: int = cut, _call: Any = call, **more: Any) -> Any:
             nonlocal calls
@@ -340,10 +340,10 @@ async def test_creation_is_repeatable(bus: Bus, family: Family, tmp_path: Path, 
             id=name, tenant="t", model="m", fingerprint="f", version=2, tokens=10, turns=2,
             ttl_s=60, created_ms=1, updated_ms=1,
         )  # fmt: skip
-        other.call = failing  # type: ignore[method-assign]
+        other.connection.call = failing  # type: ignore[method-assign]
         with pytest.raises(InternalError):
             await Sessions(other).create(record, turns)
-        other.call = call  # type: ignore[method-assign]
+        other.connection.call = call  # type: ignore[method-assign]
         half = await Sessions(bus).get(name)
         assert half is None or len(await Sessions(bus).turns(name)) == 2
         await Sessions(bus).create(record, turns)

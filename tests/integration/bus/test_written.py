@@ -58,13 +58,13 @@ async def test_partitions_are_agreed_on(shared_redis: Server, tmp_path: Path) ->
         return await Bus.open(config, SystemClock())
 
     one, two = await opened(1), await opened(2)
-    await one.agree_on_partitions()
-    await two.agree_on_partitions()
+    await one.writes.agree_on_partitions()
+    await two.writes.agree_on_partitions()
     record = CollectionRecord(id="a", tenant="t", name="n", dimension=3, metric="cosine")
     assert await Collections(two).create(record)
-    await two.agree_on_partitions()
+    await two.writes.agree_on_partitions()
     with pytest.raises(ConfigError) as caught:
-        await one.agree_on_partitions()
+        await one.writes.agree_on_partitions()
     assert "SPILLWAY_SEARCH_PARTITIONS" in str(caught.value)
     await one.close()
     await two.close()

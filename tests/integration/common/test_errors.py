@@ -22,7 +22,9 @@ from services.router.admission.refusals import refusal
 from services.router.responses.outcomes import error_of
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = [path for part in ("common", "services", "cli") for path in (ROOT / part).rglob("*.py")]
+SOURCES = [
+    path for part in ("common", "engine", "services", "cli") for path in (ROOT / part).rglob("*.py")
+]
 LUA = {path.name: path.read_text() for path in (ROOT / "common/bus/lua").glob("*.lua")}
 REASONS = ("bus_full", "deadline", "depth", "no_worker", "tokens")
 TURN_REASONS = ("session_busy", "session_changed", "session_not_found")
@@ -64,7 +66,7 @@ def _raised() -> list[tuple[str, str, str]]:
 
 def _charged() -> list[tuple[str, str]]:
     """Return (where, code) of every failure that a job is charged with."""
-    at = {"fail": 1, "failure_of": 1, "Failure": 0}
+    at = {"fail": 1, "failure_of": 1, "EncodeFailure": 0, "StepFailure": 0}
     return [
         (where, code)
         for where, name, call in _calls()

@@ -205,7 +205,7 @@ from common.config import WorkerConfig
 from services.cpu_worker import __main__ as worker
 
 mine = tuple(sorted(os.sched_getaffinity(0)))
-node = (devices.Node(0, mine),)
+node = (devices.NumaNode(0, mine),)
 gpu = (devices.Accelerator("nvidia", "GPU", "/dev/nvidia0", 0),)
 found = devices.Machine(mine, tuple((core,) for core in mine), node, accelerators=gpu)
 worker.detect, worker.torch_version = (lambda: found), (lambda: "2.13.0")
