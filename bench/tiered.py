@@ -26,7 +26,7 @@ from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv.offload import OffloadManager
 from engine.decoder.schedule import StepLimits
 from engine.decoder.sequence import TokenSequence
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from loadgen import proc
 
 START_S, PUT_S = 10.0, 30.0
@@ -98,7 +98,7 @@ class Tiered:
             runner, self.bounds, self.pace.recompute_s, config, self.store, self._work.set
         )
         self.scheduler, self.tiers = self.tiering.scheduler, self.tiering.tiers
-        self._thread = ComputeThread()
+        self._thread = DeviceQueue()
         self._order = 0
 
     async def __aenter__(self) -> Self:

@@ -1,56 +1,131 @@
-"""The one thread that owns the device: it lives as long as the worker, so its thread pools stay warm."""
+"""The queue of one device: tasks of every kind, each with a predicted cost and a deadline, run by one thread.
+
+The thread lives as long as the worker, so the thread pools of the libraries that it calls stay warm.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from common.clock import SYSTEM, Clock
 
 T = TypeVar("T")
-_Call = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-class ComputeThread:
-    """Runs calls one after another; a daemon, so a device that hangs cannot keep the process from ending."""
+class DeviceTask(NamedTuple):
+    """A task that waits for the device: times in seconds, by the queue's monotonic clock."""
 
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
+    kind: str
+    deadline_s: float
+    queued_s: float
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what `function(*args)` returns, or raise what it raises, on the compute thread."""
+
+class _Call(NamedTuple):
+    task: DeviceTask
+    function: Callable[[], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+def next_task(waiting: Sequence[DeviceTask]) -> int:
+    """Return the index of the task that runs next; `waiting` is not empty and in the order of arrival.
+
+    Tasks of one kind run in the order of their arrival. Of the oldest task of each kind the one with the earliest
+    deadline runs next; among equal deadlines, the one that arrived first.
+    """
+    oldest: dict[str, int] = {}
+    for index, task in enumerate(waiting):
+        oldest.setdefault(task.kind, index)
+    return min(oldest.values(), key=lambda index: (waiting[index].deadline_s, index))
+
+
+def _ignore(_kind: str, _seconds: float) -> None:
+    """Take no note of how long a task waited."""
+
+
+class DeviceQueue:
+    """Runs one task at a time, each to its end; `waited` is told each task's kind and seconds of waiting.
+
+    The thread is a daemon: a device that hangs cannot keep the process from ending.
+    """
+
+    def __init__(
+        self, *, clock: Clock = SYSTEM, waited: Callable[[str, float], None] = _ignore
+    ) -> None:
+        self._clock, self._waited = clock, waited
+        self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._closed = False
+        threading.Thread(target=self._work, name="compute", daemon=True).start()
+
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        kind: str = "",
+        predicted_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> T:
+        """Return what `function(*args)` returns, or raise what it raises, on the device's thread.
+
+        `deadline_s` is by the queue's monotonic clock; without one the task is due when it would end if it began now,
+        so that no task waits forever. A caller that is cancelled leaves its task in the queue.
+        """
+        now_s = self._clock.monotonic()
+        due_s = now_s + predicted_s if deadline_s is None else deadline_s
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._calls.put((lambda: function(*args), future, loop))
+        task = DeviceTask(kind, due_s, now_s)
+        self._arriving.put(_Call(task, lambda: function(*args), future, loop))
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """Let the thread end after the call it is in."""
-        self._calls.put(None)
+        """Let the thread end after the tasks that are in the queue."""
+        self._arriving.put(None)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, future, loop = call
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = function()
-            except Exception as raised:  # noqa: BLE001 - it is the caller's, and is raised there
-                error = raised
-            try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
-            except RuntimeError:
-                return  # the loop is closed: the process is ending
-            del function, future, result, error, call
+    def _work(self) -> None:
+        waiting: list[_Call] = []
+        while self._take(waiting):
+            if not self._execute(waiting.pop(next_task([call.task for call in waiting]))):
+                return
 
+    def _take(self, waiting: list[_Call]) -> bool:
+        """Move the tasks that arrived to `waiting`, and wait for one if it is empty; False once closed and empty."""
+        while not self._closed and (not waiting or not self._arriving.empty()):
+            call = self._arriving.get()
+            if call is None:
+                self._closed = True
+            else:
+                waiting.append(call)
+        return bool(waiting)
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+    def _execute(self, call: _Call) -> bool:
+        """Run one task and settle its future; False if its loop is closed, since the process is ending."""
+        waited_s = self._clock.monotonic() - call.task.queued_s
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = call.function()
+        except Exception as raised:  # noqa: BLE001 - it is the caller's, and is raised there
+            error = raised
+        try:
+            call.loop.call_soon_threadsafe(self._settle, call, waited_s, result, error)
+        except RuntimeError:
+            return False
+        finally:
+            del error  # its traceback refers to this frame
+        return True
+
+    def _settle(
+        self, call: _Call, waited_s: float, result: Any, error: BaseException | None
+    ) -> None:
+        self._waited(call.task.kind, waited_s)
+        if call.future.done():
+            return
+        if error is not None:
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(result)

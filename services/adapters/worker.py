@@ -25,7 +25,7 @@ from common.registry.models import Models
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.consumer import Consumer
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from engine.encoder.calibration import calibrate
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
@@ -56,7 +56,7 @@ class ExtraModel(Protocol):
         """Load and measure, on the compute thread; ConfigError says what cannot be had."""
         ...
 
-    async def attach(self, bus: Bus, thread: ComputeThread) -> WorkerLoop:
+    async def attach(self, bus: Bus, thread: DeviceQueue) -> WorkerLoop:
         """Publish its card, register, and return its loop."""
         ...
 
@@ -148,7 +148,7 @@ async def _serve(
 ) -> None:
     service = health.service
     runner = await health.serve(config.health_host, config.health_port)
-    thread = ComputeThread()
+    thread = DeviceQueue()
     try:
         health.set("model", ready=False, why="loading weights, choosing the precision")
         models = await thread.run(load_models, config)
@@ -200,7 +200,7 @@ async def _work(
     models: list[tuple[EncoderModel, EncoderCapacity]],
     service: str,
     lane: str,
-    parts: tuple[Bus, Health, ComputeThread, WorkMetrics],
+    parts: tuple[Bus, Health, DeviceQueue, WorkMetrics],
     beside: ExtraModel | None,
 ) -> None:
     bus, health, thread, metrics = parts

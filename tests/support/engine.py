@@ -24,7 +24,7 @@ from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
 from engine.decoder.executor.simulated_executor import NAME, SimulatedExecutor
 from engine.decoder.schedule import StepLimits
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from services.adapters.generate.loop import GenerationLoop
 from services.adapters.generate.metrics import EngineMetrics
 from services.adapters.metrics import WorkMetrics
@@ -179,7 +179,7 @@ class Worker:
         self.consumer = Consumer(
             bus, Family(card.family), pace.record(record), largest_items=1, largest_tokens=1
         )
-        self.thread = ComputeThread()
+        self.thread = DeviceQueue()
         self.loop = GenerationLoop(
             self.consumer,
             self.runner,

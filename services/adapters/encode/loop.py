@@ -23,7 +23,7 @@ from common.wire.jobs import EmbedWork
 from common.wire.results import Result
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease, RunningBatch
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
@@ -55,7 +55,7 @@ class EmbeddingLoop:
         pace: EncoderCapacity,
         *,
         clock: Clock,
-        thread: ComputeThread,
+        thread: DeviceQueue,
         metrics: WorkMetrics,
     ) -> None:
         self._consumer = consumer

@@ -18,7 +18,7 @@ from common.worker.consumer import Consumer
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor
 from engine.decoder.schedule import StepLimits
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from services.adapters.generate.loop import GenerationLoop
 from services.adapters.generate.metrics import LANE, EngineMetrics
 from services.adapters.metrics import WorkMetrics
@@ -67,7 +67,7 @@ class Generator:
             **{f"depth_{name}": value for name, value in self._pace.depth._asdict().items()},
         )
 
-    async def attach(self, bus: Bus, thread: ComputeThread) -> GenerationLoop:
+    async def attach(self, bus: Bus, thread: DeviceQueue) -> GenerationLoop:
         """Publish the card, register in the model's family, and return the loop."""
         runner, pace, config = self._runner, self._pace, self._config
         assert runner is not None

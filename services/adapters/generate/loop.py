@@ -30,7 +30,7 @@ from engine.decoder.kv.offload import OffloadManager
 from engine.decoder.kv.prefix_index import PrefixIndex
 from engine.decoder.schedule import StepLimits
 from engine.decoder.scheduler import ScheduledRows
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from services.adapters.generate.cache_directory import CacheAnnouncer
 from services.adapters.generate.cache_invalidation import CacheInvalidation
 from services.adapters.generate.event_log import EventLog
@@ -58,7 +58,7 @@ class GenerationLoop:
         bounds: StepLimits,
         *,
         clock: Clock,
-        thread: ComputeThread,
+        thread: DeviceQueue,
         metrics: EngineMetrics,
         config: WorkerConfig = _PLAIN,
         store: PageStore | None = None,

@@ -17,7 +17,7 @@ from common.registry.dead_letters import DeadLetters
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event, decode_result
 from common.worker.consumer import Consumer
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from engine.encoder.calibration import calibrate
 from services.adapters.encode.loop import EmbeddingLoop
 from services.adapters.metrics import WorkMetrics
@@ -69,7 +69,7 @@ class Worker:
             fingerprint=self.model.fingerprint,
         )
         self.consumer = Consumer(bus, FAMILY, pace.record(record))
-        self.thread = ComputeThread()
+        self.thread = DeviceQueue()
         self.loop = EmbeddingLoop(
             self.consumer,
             self.model,

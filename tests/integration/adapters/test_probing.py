@@ -14,7 +14,7 @@ from common.ids import Family, job_id, ulid
 from common.wire.message import decode
 from common.wire.registry import DepthRecord, WorkerRecord
 from common.worker.consumer import Consumer
-from engine.device import ComputeThread
+from engine.device import DeviceQueue
 from engine.encoder.calibration import calibrate
 from engine.encoder.simulated import SimulatedEncoder
 from services.adapters.encode.depth_finder import DepthFinder
@@ -37,7 +37,7 @@ class Worker:
         )  # fmt: skip
         record = msgspec.structs.replace(self.pace.record(record), closed=True)
         self.consumer = Consumer(bus, FAMILY, record)
-        self.thread = ComputeThread()
+        self.thread = DeviceQueue()
         self.stopping = asyncio.Event()
         self.loop = EmbeddingLoop(
             self.consumer, self.model, self.pace, clock=bus.clock, thread=self.thread,

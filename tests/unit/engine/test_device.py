@@ -1,0 +1,153 @@
+"""The queue of a device: which task runs next, errors, cancelled callers, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.clock import SYSTEM
+from engine.device import DeviceQueue, DeviceTask, next_task
+
+DEADLINES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
+TASKS = st.lists(
+    st.builds(DeviceTask, kind=st.sampled_from("abc"), deadline_s=DEADLINES, queued_s=st.just(0.0)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(TASKS)
+def test_the_earliest_deadline_of_the_oldest(tasks: list[DeviceTask]) -> None:
+    """The next task is the oldest of its kind; no other kind's oldest is due earlier, or as early and older."""
+    index = next_task(tasks)
+    chosen = tasks[index]
+    oldest = {kind: [task.kind for task in tasks].index(kind) for kind in {t.kind for t in tasks}}
+
+    assert oldest[chosen.kind] == index
+    for other in oldest.values():
+        assert (chosen.deadline_s, index) <= (tasks[other].deadline_s, other)
+
+
+@given(TASKS)
+def test_equal_deadlines_run_in_the_order_of_arrival(tasks: list[DeviceTask]) -> None:
+    """Where no deadline differs the queue is first in, first out, whatever the kinds."""
+    assert next_task([task._replace(deadline_s=1.0) for task in tasks]) == 0
+
+
+@given(TASKS)
+def test_every_task_runs_once_and_a_kind_in_order(tasks: list[DeviceTask]) -> None:
+    """Emptied, the queue has run every task; each kind's in the order of their arrival."""
+    numbered = list(enumerate(tasks))
+    ran: list[tuple[int, DeviceTask]] = []
+    while numbered:
+        ran.append(numbered.pop(next_task([task for _, task in numbered])))
+
+    assert sorted(number for number, _ in ran) == list(range(len(tasks)))
+    for kind in "abc":
+        order = [number for number, task in ran if task.kind == kind]
+        assert order == sorted(order)
+
+
+class Device:
+    """A queue whose first task blocks until `gate` is set, so that the rest waits behind it."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.waits: list[tuple[str, float]] = []
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.queue = DeviceQueue(waited=lambda kind, seconds: self.waits.append((kind, seconds)))
+
+    def block(self) -> None:
+        self.entered.set()
+        self.gate.wait()
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[Device]:
+    made = Device()
+    yield made
+    made.gate.set()
+    made.queue.close()
+
+
+async def submit(
+    device: Device, name: str, kind: str, deadline_s: float | None
+) -> asyncio.Task[None]:
+    """Put a task in the queue that notes its name when it runs."""
+    running = asyncio.create_task(
+        device.queue.run(device.ran.append, name, kind=kind, deadline_s=deadline_s)
+    )
+    await asyncio.sleep(0)  # the task has run up to its place in the queue
+    return running
+
+
+async def test_waiting_tasks_run_by_deadline(device: Device) -> None:
+    """Tasks that wait behind a running one go by deadline between kinds and by arrival within one."""
+    first = asyncio.create_task(device.queue.run(device.block, kind="generate"))
+    await asyncio.to_thread(device.entered.wait)
+    now_s = SYSTEM.monotonic()
+    waiting = [
+        await submit(device, "embed late", "embed", now_s + 90),
+        await submit(device, "embed early", "embed", now_s + 10),
+        await submit(device, "rerank", "rerank", now_s + 60),
+        await submit(device, "generate", "generate", None),
+    ]
+    device.gate.set()
+    await asyncio.gather(first, *waiting)
+
+    assert device.ran == ["generate", "rerank", "embed late", "embed early"]
+    assert [kind for kind, _ in device.waits] == [
+        "generate",
+        "generate",
+        "rerank",
+        "embed",
+        "embed",
+    ]
+    assert all(seconds >= 0 for _, seconds in device.waits)
+
+
+async def test_a_task_raises_at_its_caller(device: Device) -> None:
+    """A task's error is raised where the task was submitted; the queue goes on."""
+
+    def fail() -> None:
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        await device.queue.run(fail)
+    assert await device.queue.run(int, "7") == 7
+
+
+async def test_a_cancelled_caller_leaves_its_task(device: Device) -> None:
+    """A task whose caller was cancelled runs all the same, and the next one after it."""
+    first = asyncio.create_task(device.queue.run(device.block))
+    await asyncio.to_thread(device.entered.wait)
+    cancelled = await submit(device, "cancelled", "", None)
+    cancelled.cancel()
+    last = await submit(device, "last", "", None)
+    device.gate.set()
+    await asyncio.gather(first, last)
+
+    assert cancelled.cancelled()
+    assert device.ran == ["cancelled", "last"]
+
+
+async def test_a_closed_queue_ends_its_work() -> None:
+    """Tasks put in the queue before its end are run; then its thread ends."""
+    before = set(threading.enumerate())
+    device = Device()
+    (thread,) = set(threading.enumerate()) - before
+    first = asyncio.create_task(device.queue.run(device.block))
+    await asyncio.to_thread(device.entered.wait)
+    last = await submit(device, "last", "", None)
+    device.queue.close()
+    device.gate.set()
+    await asyncio.gather(first, last)
+    await asyncio.to_thread(thread.join)
+
+    assert device.ran == ["last"]
