@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
         return 2
     options = BenchOptions(quick=args.quick, seed=args.seed, count=args.count)
     if args.setup:
-        from bench import rivals  # noqa: PLC0415 - only where something is installed
+        from bench.rivals import environments  # noqa: PLC0415 - only where something is installed
 
-        return rivals.setup(identifier, options.setup_dir)
+        return environments.setup(identifier, options.setup_dir)
     found = suite.run(identifier, options)
     if args.json:
         document.save(args.json, found)
     if args.html:
-        from bench.html import rows  # noqa: PLC0415 - only reports need what plots need
+        from bench.figures.html import rows  # noqa: PLC0415 - only reports need what plots need
 
         rows.page([found], f"Spillway: {identifier}").save(args.html)
     show(found)

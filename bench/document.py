@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import platform
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -13,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.mesh import ROOT
+from bench import ROOT
+from loadgen.machine import machine
 
 PACKAGES = (
     "aiohttp", "faiss-cpu", "hnswlib", "numpy", "redis", "sentence-transformers", "tokenizers",
@@ -74,23 +73,6 @@ class Body:
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """Add a table as the docs will show it."""
         self.tables.append({"title": title, "columns": columns, "rows": rows})
-
-
-def machine() -> dict[str, Any]:
-    """Return the CPU's model, the cores this process may use, memory and kernel."""
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": memory,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
 
 
 def versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from bench.mesh.local_mesh import LocalMesh
 from common.bus import Bus, NewJob, Notifications
 from common.clock import SystemClock
 from common.config import Common
@@ -22,7 +23,6 @@ from common.worker.consumer import Consumer
 from common.worker.leases import Lease
 from engine.encoder.simulated import SimulatedEncoder
 from loadgen import bodies, stats
-from loadgen.mesh import LocalMesh
 from services.router.cards import Cards
 from services.router.responses import json_bodies
 from services.router.text import requests

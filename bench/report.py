@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from bench.figures import COLUMNS, FIGURES
+from bench import ROOT
+from bench.figures.targets import COLUMNS, FIGURES
 from bench.suite import SUITES
 from loadgen.html.page import can_plot
-from loadgen.mesh import ROOT
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "docs" / "benchmarks"
@@ -130,7 +130,7 @@ def _html(path: Path) -> int:
     """Write the report of every row that has been measured."""
     if not can_plot():
         return 2
-    from bench.html import rows  # noqa: PLC0415 - only reports need what plots need
+    from bench.figures.html import rows  # noqa: PLC0415 - only reports need what plots need
 
     measured = [RESULTS / f"{name}.json" for name in SUITES]
     try:

@@ -1,1 +1,1 @@
-"""Chaos."""
+"""Fault runs: processes are killed, stopped or drained under load, and every promise is checked."""

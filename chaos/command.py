@@ -1,4 +1,4 @@
-"""The command line every fault run shares: `python -m loadgen.faults.<id> --kills N --seed S --json FILE`.
+"""The command line every fault run shares: `python -m chaos.<id> --kills N --seed S --json FILE`.
 
 With `--chat` it is the same row for chat, where there is one; with `--all` for everything at once, with `--pages` for
 conversations whose pages are in every tier.
@@ -21,7 +21,7 @@ def main(identifier: str, argv: list[str]) -> int:
     """Run one fault suite: 0 every promise was kept, 1 not, 3 kept so far and the same command goes on."""
     suite = SUITES[identifier]
     parser = argparse.ArgumentParser(
-        f"python -m loadgen.faults.{identifier.lower()}", description=suite.title
+        f"python -m chaos.{identifier.lower()}", description=suite.title
     )
     parser.add_argument("--kills", type=int, help="kills or rounds; default: the row's own")
     parser.add_argument("--seed", type=int, default=1)

@@ -20,6 +20,7 @@ import msgspec
 from spillway_client import SpillwayError
 
 from bench.document import BenchOptions
+from bench.mesh.local_mesh import LocalMesh
 from chaos import stages
 from chaos.chat_kinds import ChatKind
 from chaos.clients import Clients, Done, name_of
@@ -30,7 +31,6 @@ from chaos.leftovers import leftovers
 from chaos.scenes import EMBEDDINGS, Scene
 from chaos.stages import Stages
 from chaos.tiers import TierCounts
-from loadgen.mesh import LocalMesh
 
 RECOVER_S = 6.0
 HEAL_S = 90.0

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import redis.asyncio
 
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from chaos.work import Embeddings, Generations, Work, admitted, held
-from loadgen import processes
 from loadgen.bodies import Request
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target, TargetAnswer
 
 IN_FLIGHT = 24

@@ -12,9 +12,10 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen import arrivals, bodies, processes
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from loadgen import arrivals, bodies
 from loadgen.load import LoadRun, RequestRun
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 RATE = 60.0

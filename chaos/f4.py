@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.mesh import probe, processes
+from bench.mesh.local_mesh import LocalMesh
 from chaos.work import Embeddings, Generations, Work, admitted
-from loadgen import probe, processes
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target, TargetAnswer
 
 IN_FLIGHT = 50

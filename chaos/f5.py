@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from spillway_client import AsyncSpillway
 
+from bench.mesh.local_mesh import LocalMesh
 from loadgen import bodies
 from loadgen.bodies import Request
 from loadgen.load import LoadRun
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 DIMENSION = 64

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import redis.asyncio
 
+from bench.mesh import probe, processes
+from bench.mesh.local_mesh import LocalMesh
 from chaos.tiers import SMALL, TierCounts
-from loadgen import probe, processes
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad
 from loadgen.chat.scripts import Lengths, ScriptShape, scripts
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 CLIENTS = 8

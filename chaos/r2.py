@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 import redis.asyncio
 
+from bench import ROOT
+from bench.mesh import proc
+from bench.mesh.local_mesh import LocalMesh
 from chaos.r2_role import CLASSES, FAMILY, Tally
-from loadgen import proc
-from loadgen.mesh import ROOT, LocalMesh
 
 ROUTERS = 4
 WORKERS = 3

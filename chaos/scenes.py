@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from bench.mesh import processes
+from bench.mesh.processes import Service
 from chaos.chat_kinds import Conversation, Stream
 from chaos.grounded import Grounded
 from chaos.kinds import Embed, Ingest, Kind, Parcels, Search
 from chaos.tiers import SMALL
-from loadgen import processes
-from loadgen.processes import Service
 
 SIMULATED = ("--device", "sim", "--beta", "0.01")
 SIMULATED_CHAT = ("--device", "sim", "--beta", "0.005")

@@ -13,10 +13,10 @@ from typing import Literal
 
 import redis.asyncio
 
+from bench.mesh.local_mesh import LocalMesh
 from chaos.clients import Clients
 from chaos.grounded import Grounded
 from loadgen.chat.answer import StreamedAnswer
-from loadgen.mesh import LocalMesh
 
 Stage = Literal["embed", "search", "generate"]
 # The kill of a generation waits for its first token instead: its worker must run.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from loadgen import probe
-from loadgen.mesh import LocalMesh
+from bench.mesh import probe
+from bench.mesh.local_mesh import LocalMesh
 
 # In pages of the shipped model in float32 (320 KiB): 64 on the device, 32 on the host, 80 in Redis, 240 on disk.
 SMALL = {

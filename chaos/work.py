@@ -10,13 +10,14 @@ from typing import ClassVar
 import msgspec
 import redis.asyncio
 
-from loadgen import bodies, probe, processes
+from bench.mesh import probe, processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.processes import Service
+from loadgen import bodies
 from loadgen.bodies import Request
 from loadgen.chat.answer import StreamedAnswer as Stream
 from loadgen.chat.client import CHAT
 from loadgen.chat.frames import Frames
-from loadgen.mesh import LocalMesh
-from loadgen.processes import Service
 from loadgen.target import TargetAnswer
 
 

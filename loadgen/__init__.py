@@ -1,1 +1,1 @@
-"""Load, benchmark suites and fault runs: what judges the mesh from outside, over its API."""
+"""Load on a running mesh by its URL: arrivals, requests, statistics, reports. Knows no service of this checkout."""

@@ -1,1 +1,1 @@
-"""Gpu."""
+"""Checks on an accelerator, run by hand: each is a script that writes JSON."""

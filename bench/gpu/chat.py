@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from bench import exactness, random_models
-from bench.driver import Driver
+from bench.engine import exactness, random_models
+from bench.engine.driver import Driver
 from bench.gpu import shapes
 from bench.gpu.record import Record, arguments
 from engine.decoder.executor.torch_executor import TorchExecutor

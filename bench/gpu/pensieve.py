@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 
+from bench.engine.tiered import Tiered
 from bench.gpu import shapes
 from bench.gpu.chat import AGAIN
 from bench.gpu.engine import gathered, timed
 from bench.gpu.record import Record, arguments
-from bench.tiered import Tiered
 from common.config import WorkerConfig
 from common.pages.identity import PAGE
 from engine.decoder.executor.interface import PageMove

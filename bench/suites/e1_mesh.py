@@ -7,11 +7,12 @@ import tempfile
 from pathlib import Path
 
 from bench.document import BenchOptions, Body
-from bench.engine import Engine
+from bench.engine.encoder_process import Engine
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from bench.suites import e1_infinity
 from bench.suites.embed_pairs import SHAPES, against, requests_of, row, texts_of
-from loadgen import processes, stats
-from loadgen.mesh import LocalMesh
+from loadgen import stats
 from loadgen.target import Target
 
 PAIRS = 300

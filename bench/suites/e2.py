@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 
 from bench.document import BenchOptions, Body
-from bench.engine import Engine
+from bench.engine.encoder_process import Engine
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from bench.suites.embed_pairs import SINGLE, Shape, against, requests_of, row, texts_of, tokens_of
-from loadgen import processes, stats
-from loadgen.mesh import LocalMesh
+from loadgen import stats
 from loadgen.target import Target
 
 PAIRS = 300

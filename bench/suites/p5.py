@@ -10,11 +10,11 @@ from statistics import fmean, median
 
 import numpy as np
 
-from bench import kv_rule, kv_traces
 from bench.document import BenchOptions, Body
-from bench.kv_rule import price
-from bench.kv_simulation import Setting, Simulation
-from bench.kv_traces import Request
+from bench.simulation import kv_rule, kv_traces
+from bench.simulation.kv_rule import price
+from bench.simulation.kv_simulation import Setting, Simulation
+from bench.simulation.kv_traces import Request
 from common.pages.identity import PAGE
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import NAMES, make_policy

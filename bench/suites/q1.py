@@ -8,11 +8,11 @@ from pathlib import Path
 
 from spillway_client import AsyncSpillway
 
-from bench import grounded
 from bench.document import BenchOptions, Body
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.workloads import grounded
 from cli import handbook
-from loadgen import processes
-from loadgen.mesh import LocalMesh
 
 _BATCH = 50
 

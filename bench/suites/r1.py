@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 from bench import hops
 from bench.document import BenchOptions, Body
-from bench.page_traffic import PageTraffic
-from bench.streams import Streams
-from loadgen import arrivals, bodies, processes, stats
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.processes import Service
+from bench.workloads.page_traffic import PageTraffic
+from bench.workloads.streams import Streams
+from loadgen import arrivals, bodies, stats
 from loadgen.load import LoadRun, RequestRun
-from loadgen.mesh import LocalMesh
-from loadgen.processes import Service
 from loadgen.target import Target
 
 RATE = 100.0

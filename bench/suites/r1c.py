@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.document import BenchOptions, Body
-from loadgen import processes, stats
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from loadgen import stats
 from loadgen.chat.answer import StreamedAnswer
 from loadgen.chat.client import Chat
-from loadgen.mesh import LocalMesh
 
 STREAMS = 1000
 # Long enough that the first stream still runs when the last has begun.

@@ -13,11 +13,11 @@ from typing import Any
 import hnswlib
 import numpy as np
 
-from bench import vectors
 from bench.document import BenchOptions, Body, Rival
 from bench.pairs import Blocks, measure_pairs
 from bench.suites import v1_mesh
-from bench.vectors import DataSet, Rows
+from bench.workloads import vectors
+from bench.workloads.vectors import DataSet, Rows
 from loadgen import stats
 from services.vector_search import planner
 from services.vector_search.index.index import Index

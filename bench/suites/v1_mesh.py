@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 from spillway_client import AsyncSpillway
 
-from bench import vectors
 from bench.document import BenchOptions, Body
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from bench.pairs import Measured, measure_sides, timed
-from bench.vectors import DataSet, Rows
-from loadgen import arrivals, bodies, processes, stats
+from bench.workloads import vectors
+from bench.workloads.vectors import DataSet, Rows
+from loadgen import arrivals, bodies, stats
 from loadgen.load import LoadRun
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 from services.vector_search.index.index import Index
 

@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 from spillway_client import AsyncSpillway
 
-from bench import vectors
 from bench.document import BenchOptions, Body
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from bench.suites.v1_mesh import indexed
-from bench.vectors import Rows
-from loadgen import bodies, processes
-from loadgen.mesh import LocalMesh
+from bench.workloads import vectors
+from bench.workloads.vectors import Rows
+from loadgen import bodies
 from loadgen.target import Target
 
 K = 10

@@ -13,12 +13,12 @@ from typing import NamedTuple, cast
 import redis
 
 from bench.document import BenchOptions, Body
+from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.processes import Service, gpu_worker
 from common.bus import keys
 from common.ids import Family
 from common.wire.message import decode
 from common.wire.registry import DepthRecord
-from loadgen.mesh import LocalMesh
-from loadgen.processes import Service, gpu_worker
 
 START_S = 900.0
 SEEDS = 20

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.document import BenchOptions, Body
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
 from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
@@ -24,8 +26,6 @@ from common.ids import Family
 from common.wire.message import decode
 from common.wire.registry import DepthRecord, WorkerRecord
 from engine.models.encoders.encoder import Encoder
-from loadgen import processes
-from loadgen.mesh import LocalMesh
 from services.adapters.encode.depth_finder import Prober
 
 SLO_S = 0.3

@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
-from bench.replay import POLICIES, Device, Policy, Replay, texts
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.simulation.replay import POLICIES, Device, Policy, Replay, texts
 from common.cost.linear import LinearCost, Probe, fit
-from loadgen import arrivals, bodies, processes
+from loadgen import arrivals, bodies
 from loadgen.bodies import Request
 from loadgen.load import LoadRun
-from loadgen.mesh import LocalMesh
 from loadgen.target import Target
 
 SLO_S = 1.0

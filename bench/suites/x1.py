@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 
 from bench.document import BenchOptions, Body
-from bench.exactness import FAMILIES, measure
+from bench.engine.exactness import FAMILIES, measure
 
 
 def run(options: BenchOptions) -> Body:

@@ -1,1 +1,1 @@
-"""Chat as load: conversations, a streaming client that survives a dropped connection, and what their figures mean."""
+"""Chat load: scripts of conversations, streamed answers and their statistics."""

@@ -1,1 +1,1 @@
-"""Reports for people: one self-contained HTML file, tables beside plots."""
+"""Reports of load runs as HTML pages with plots."""

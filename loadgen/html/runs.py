@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bench import document
 from loadgen.chat.replies import REFUSED as REFUSED_CHAT
 from loadgen.chat.replies import Goal, Reply
 from loadgen.html import plots
 from loadgen.html.page import Page, figure, machine, table
 from loadgen.html.plots import Mark
 from loadgen.load import REFUSED, RequestRun, Sample
+from loadgen.machine import machine as describe_machine
 
 T = TypeVar("T", Reply, Sample)
 _KEY = "--key"
@@ -37,7 +37,7 @@ class About:
     def now(cls, argv: Sequence[str]) -> About:
         """Describe a run of `python -m loadgen` with these arguments, ending now, on this machine."""
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        return cls(command(argv), at, document.machine())
+        return cls(command(argv), at, describe_machine())
 
 
 def command(argv: Sequence[str]) -> str:

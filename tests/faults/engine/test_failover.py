@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import random_models
+from bench.engine import random_models
 from common.bus import Notifications
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters

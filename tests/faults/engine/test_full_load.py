@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench import random_models
+from bench.engine import random_models
+from bench.mesh import proc
 from common.bus import Notifications
 from common.ids import Family, job_id, ulid
 from common.registry.dead_letters import DeadLetters
@@ -25,7 +26,6 @@ from common.wire.jobs import GenerateWork
 from common.wire.results import Piece
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits
-from loadgen import proc
 from tests.conftest import PROFILE
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, text_of, tokens_of

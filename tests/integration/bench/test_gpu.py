@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import exactness
+from bench.engine import exactness
 from bench.gpu import chat, engine, pensieve, shapes, windve
 from engine.decoder.executor.torch_executor import TorchExecutor
 

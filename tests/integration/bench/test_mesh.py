@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from loadgen import proc, processes
-from loadgen.mesh import LocalMesh
-from loadgen.probe import MeshError
-from loadgen.processes import Service
+from bench.mesh import proc, processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.probe import MeshError
+from bench.mesh.processes import Service
 
 
 async def test_killed_process_is_started_again(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from bench import suite
-from loadgen.mesh import ROOT
+from bench import ROOT, suite
 
 TEST = """
 # soak

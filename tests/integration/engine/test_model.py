@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import random_models
+from bench.engine import random_models
 from common.bus import Notifications
 from common.ids import Family
 from common.types.generation import SamplingParams

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import random_models
+from bench.engine import random_models
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import WorkerConfig

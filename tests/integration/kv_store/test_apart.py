@@ -8,12 +8,12 @@ from pathlib import Path
 
 import redis
 
-from bench.page_traffic import PageTraffic
+from bench.mesh import processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.workloads.page_traffic import PageTraffic
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import Common
-from loadgen import processes
-from loadgen.mesh import LocalMesh
 from tests.conftest import PROFILE
 
 SECONDS = 20.0 if PROFILE == "soak" else 2.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.document import Body
-from bench.grounded import Turn, judge, summarise, talks
+from bench.workloads.grounded import Turn, judge, summarise, talks
 from models.demo.world.relations import REFUSAL
 
 ASKED = Turn("Who is the mayor of Orla?", "Bo Tun", "orla.md")

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench import cli, figures, report, suite
-from bench.figure import lowest
-from bench.html import charts, rows
+from bench import cli, report, suite
+from bench.figures import targets
+from bench.figures.figure import lowest
+from bench.figures.html import charts, rows
 from loadgen import command
 from loadgen.chat.replies import Goal, Reply, summary
 from loadgen.html import page, plots, runs
@@ -171,8 +172,8 @@ def test_bench_writes_a_page(
 
 def test_summary_has_every_row_and_its_levels() -> None:
     """Each row that can be run has a line in the summary; what is not measured says so, what is has a verdict."""
-    assert {figure.row for figure in figures.FIGURES} == set(suite.SUITES)
-    for figure in figures.FIGURES:
+    assert {figure.row for figure in targets.FIGURES} == set(suite.SUITES)
+    for figure in targets.FIGURES:
         assert figure.cells(None)[4] == "not measured"
         if figure.row in PUBLISHED:
             found = report.read(report.RESULTS / f"{figure.row}.json")

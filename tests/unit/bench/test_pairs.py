@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import pairs, vectors
+from bench import pairs
 from bench.pairs import Blocks, measure_pairs
+from bench.workloads import vectors
 
 
 def test_sides_alternate() -> None:

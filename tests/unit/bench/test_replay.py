@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.replay import Arrival, Device, Replay, texts
+from bench.simulation.replay import Arrival, Device, Replay, texts
 from common.cost.linear import LinearCost
 from loadgen import arrivals
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.conversations import (
+from bench.workloads.conversations import (
     ANSWER_TOKENS,
     ORDINARY,
     PAST_ANSWER_S,
@@ -20,7 +20,7 @@ from bench.conversations import (
     conversations,
     under_way,
 )
-from bench.turns import Asked, Point, System, at_limit, ninetieth, point
+from bench.workloads.turns import Asked, Point, System, at_limit, ninetieth, point
 
 WIDE = Scale(lengths=1, pauses=20, context=1_000_000)
 

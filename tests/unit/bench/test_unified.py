@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench import unified as module
-from bench.turns import Asked
-from bench.unified import LARGE, PREFILL_FIRST, SHAPE, UNIFIED, Simulation, unified
+from bench.simulation import unified as module
+from bench.simulation.unified import LARGE, PREFILL_FIRST, SHAPE, UNIFIED, Simulation, unified
+from bench.workloads.turns import Asked
 from common.pages.identity import PAGE
 from engine.decoder import schedule
 from engine.decoder.scheduler import ScheduledRows

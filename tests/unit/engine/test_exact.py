@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import exactness, random_models
-from bench.stepping import Line, Scatter
+from bench.engine import exactness, random_models
+from bench.engine.stepping import Line, Scatter
 from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput, StepFailed

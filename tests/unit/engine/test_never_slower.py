@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.never_slower import Speed, compare
+from bench.simulation.never_slower import Speed, compare
 from engine.decoder.kv.tier_breaker import MISSES, PAUSE_S, PROBE, TierBreaker
 
 SPEEDS = st.builds(

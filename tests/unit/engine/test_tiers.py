@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import exactness, random_models
-from bench.driver import GREEDY, Driver
+from bench.engine import exactness, random_models
+from bench.engine.driver import GREEDY, Driver
 from common.pages.identity import PAGE, PageId
 from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.decoder.executor.torch_executor import TorchExecutor

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import random_models
-from bench.stepping import Line, Scatter
+from bench.engine import random_models
+from bench.engine.stepping import Line, Scatter
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor

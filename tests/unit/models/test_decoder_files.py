@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import random_models
+from bench.engine import random_models
 from common.errors import ConfigError
 from common.types.generation import SamplingParams
 from engine.decoder.executor.torch_executor import TorchExecutor

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import random_models
+from bench.engine import random_models
 from common.pages.identity import PAGE
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
 from engine.kernels.page_memory import PageMemory

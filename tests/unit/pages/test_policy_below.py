@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.kv_below import POLICIES, Below
-from bench.kv_simulation import Setting, Simulation
+from bench.simulation.kv_below import POLICIES, Below
+from bench.simulation.kv_simulation import Setting, Simulation
 
 SMALL = Setting(rate=4.0, device_pages=800, host_pages=200, conversations=120)
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kv_rule import clairvoyant, hit_rate, informed, price
-from bench.kv_traces import Request
+from bench.simulation.kv_rule import clairvoyant, hit_rate, informed, price
+from bench.simulation.kv_traces import Request
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import Policy, make_policy

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import kv_rule, kv_traces
 from bench.document import BenchOptions
-from bench.kv_simulation import Setting, Simulation
+from bench.simulation import kv_rule, kv_traces
+from bench.simulation.kv_simulation import Setting, Simulation
 from bench.suites import p5
 from engine.decoder.kv.eviction.policy import NAMES
 

@@ -1,0 +1,1 @@
+"""The summary of targets in docs/benchmarks.md, and the plots of reports."""

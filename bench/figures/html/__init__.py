@@ -1,0 +1,1 @@
+"""Reports of benchmark rows as HTML pages with plots."""

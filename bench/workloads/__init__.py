@@ -1,0 +1,1 @@
+"""What rows send: conversations, event streams, vectors, pages and grounded questions."""
