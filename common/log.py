@@ -43,7 +43,7 @@ def _without_secrets(
 def _with_trace(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    if trace := tracing.current().trace_id:
+    if trace := tracing.trace_id(tracing.current()):
         event.setdefault("trace_id", trace)
     return event
 

@@ -1,185 +1,118 @@
-"""Traces by OpenTelemetry: nothing but one `if` unless its extra is installed and an exporter is configured.
+"""Traces by OpenTelemetry's API, which does nothing unless its SDK is installed (the extra `otel`) and configured.
 
-What crosses the bus is a W3C `traceparent`, "" where there is none. Where traces are off a client's is carried on all
-the same, so that logs and requests name its trace. What users and models write is never in a span.
+A W3C `traceparent` crosses the bus, "" where no trace is known. Where traces are off a client's trace is passed on all
+the same, so that logs and requests name it. No span holds text of users or models.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from common.metrics import version
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span as OtelSpan
-    from opentelemetry.trace import Tracer
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 Attributes = Mapping[str, str | int | float | bool]
+NONE = trace.INVALID_SPAN
 STOP_S = 3.0
 _PROTOCOL = "http/protobuf"
-_FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+_PROPAGATOR = TraceContextTextMapPropagator()
+_TRACER = trace.get_tracer("spillway", version())
 _provider: TracerProvider | None = None
-_tracer: Tracer | None = None
-
-
-class Span:
-    """One span, or no more than the trace that is carried on; every method may be called either way."""
-
-    __slots__ = ("_otel", "traceparent")
-
-    def __init__(self, traceparent: str, otel: OtelSpan | None = None) -> None:
-        self.traceparent, self._otel = traceparent, otel
-
-    @property
-    def trace_id(self) -> str:
-        """The trace's 32 hexadecimal digits, "" without one."""
-        return self.traceparent[3:35]
-
-    @property
-    def recorded(self) -> bool:
-        """True if the span will be exported."""
-        return self._otel is not None and self._otel.is_recording()
-
-    def name(self, name: str, attributes: Attributes | None = None) -> None:
-        """Give it a better name, and attributes."""
-        if self._otel is not None:
-            self._otel.update_name(name)
-            self._otel.set_attributes(attributes or {})
-
-    def set(self, attributes: Attributes) -> None:
-        """Give it attributes."""
-        if self._otel is not None:
-            self._otel.set_attributes(attributes)
-
-    def event(self, name: str) -> None:
-        """Note that something happened now."""
-        if self._otel is not None:
-            self._otel.add_event(name)
-
-    def fail(self, error: str) -> None:
-        """Say that it failed, and by what code or class of error."""
-        if self._otel is not None:
-            from opentelemetry.trace import StatusCode  # noqa: PLC0415 - where it is installed only
-
-            self._otel.set_attribute("error.type", error)
-            self._otel.set_status(StatusCode.ERROR)
-
-    def drop(self) -> None:
-        """Forget it: what it told was nothing."""
-        self._otel = None
-
-    def end(self) -> None:
-        """End it now."""
-        if self._otel is not None:
-            self._otel.end()
-
-
-NONE = Span("")
-_current: ContextVar[Span] = ContextVar("span", default=NONE)
 
 
 def on() -> bool:
-    """Return whether spans are made here."""
-    return _tracer is not None
+    """Return whether spans are recorded here."""
+    return _provider is not None
 
 
 def current() -> Span:
-    """Return the span, or the trace, that this task works for."""
-    return _current.get()
+    """Return the span that this task works for; NONE without one."""
+    return trace.get_current_span()
 
 
-def accepted(header: str) -> Span:
-    """Return the trace a client's `traceparent` header names; NONE where it has another form than version 00's."""
-    return Span(header) if _FORM.fullmatch(header) else NONE
+def remote(traceparent: str) -> Span:
+    """Return another process' span by its traceparent; NONE where the form is not W3C's."""
+    return trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent}, Context()))
 
 
-def trace_id(traceparent: str) -> str:
-    """Return a traceparent's trace id, "" without one."""
-    return traceparent[3:35]
+def traceparent(span: Span) -> str:
+    """Return the traceparent by which another process names this span, "" for NONE."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier.get("traceparent", "")
 
 
-@contextlib.contextmanager
-def use(span: Span) -> Iterator[Span]:
-    """Make a span the current one of this task, and of tasks that it begins, within the block."""
-    token = _current.set(span)
-    try:
-        yield span
-    finally:
-        _current.reset(token)
+def trace_id(span: Span) -> str:
+    """Return the 32 hexadecimal digits of the span's trace, "" for NONE."""
+    context = span.get_span_context()
+    return trace.format_trace_id(context.trace_id) if context.is_valid else ""
+
+
+def use(span: Span) -> contextlib.AbstractContextManager[Span]:
+    """Make a span the current one of this task, and of the tasks that it starts, within the block."""
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def start(
     name: str,
     kind: Kind,
-    parent: str,
+    parent: Span,
     *,
-    links: Iterable[str] = (),
+    links: Iterable[Span] = (),
     attributes: Attributes | None = None,
     since_ns: int | None = None,
 ) -> Span:
-    """Begin a span under the traceparent `parent` ("": a new trace), which its caller ends.
+    """Begin a span below `parent` (NONE: a new trace); the caller ends the span.
 
-    `since_ns` is when it began, by time.time_ns(), if not now.
+    `since_ns` is when the span began, in nanoseconds since the epoch, if not now.
     """
-    if _tracer is None:
-        return Span(parent) if parent else NONE
-    from opentelemetry import trace  # noqa: PLC0415 - where it is installed only
-
-    linked = (trace.get_current_span(_context(one)).get_span_context() for one in links)
-    otel = _tracer.start_span(
+    return _TRACER.start_span(
         name,
-        _context(parent),
+        trace.set_span_in_context(parent, Context()),
         trace.SpanKind[kind.upper()],
         attributes,
-        [trace.Link(one) for one in linked],
+        [trace.Link(each.get_span_context()) for each in links],
         since_ns,
     )
-    made = otel.get_span_context()
-    return Span(f"00-{made.trace_id:032x}-{made.span_id:016x}-{made.trace_flags:02x}", otel)
+
+
+def fail(span: Span, error: str) -> None:
+    """Mark a span as failed by an error's code or class; the error's message may hold text of users."""
+    span.set_attribute("error.type", error)
+    span.set_status(trace.StatusCode.ERROR)
 
 
 @contextlib.contextmanager
-def _within(name: str, kind: Kind, attributes: Attributes | None) -> Iterator[Span]:
-    made = start(name, kind, current().traceparent, attributes=attributes)
+def span(
+    name: str, kind: Kind = "internal", attributes: Attributes | None = None, *, ends: bool = True
+) -> Iterator[Span]:
+    """Make a span below the current one, current itself within the block, and end it with the block.
+
+    If the span does not `ends`, its caller ends it after the block, or leaves it unsent; an error ends it always.
+    """
+    made = start(name, kind, current(), attributes=attributes)
     try:
         with use(made):
             yield made
     except BaseException as error:
-        made.fail(type(error).__name__)
-        raise
-    finally:
+        fail(made, type(error).__name__)
         made.end()
-
-
-def span(
-    name: str, kind: Kind = "internal", attributes: Attributes | None = None
-) -> contextlib.AbstractContextManager[Span]:
-    """Make a span under the current one, current itself within the block and ended with it."""
-    if _tracer is None:
-        return contextlib.nullcontext(NONE)
-    return _within(name, kind, attributes)
-
-
-def _context(traceparent: str) -> Context:
-    from opentelemetry import trace  # noqa: PLC0415 - where it is installed only
-    from opentelemetry.context import Context  # noqa: PLC0415
-
-    match = _FORM.fullmatch(traceparent)
-    if match is None:
-        return Context()
-    trace_number, span_number, flags = (int(part, 16) for part in match.groups())
-    remote = trace.SpanContext(trace_number, span_number, True, trace.TraceFlags(flags))  # noqa: FBT003
-    return trace.set_span_in_context(trace.NonRecordingSpan(remote), Context())
+        raise
+    if ends:
+        made.end()
 
 
 # -- the process ------------------------------------------------------------------------------------------
@@ -188,9 +121,9 @@ def _context(traceparent: str) -> Context:
 def setup(service: str, env: Mapping[str, str]) -> None:
     """Send this process' spans where OpenTelemetry's OTEL_* variables say; without an exporter there, nowhere.
 
-    What is asked for and cannot be had is logged, and traces stay off.
+    An exporter that cannot be had is logged, and traces stay off.
     """
-    global _provider, _tracer  # noqa: PLW0603 - one a process, as its logs
+    global _provider  # noqa: PLW0603 - one a process, as its logs
     where = _exporter(env)
     if where in {"", "none"} or env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return
@@ -214,7 +147,7 @@ def setup(service: str, env: Mapping[str, str]) -> None:
             SpanExporter,
         )
     except ImportError:
-        _refuse("OpenTelemetry is not installed: pip install 'spillway[otel]'")
+        _refuse("OpenTelemetry's SDK is not installed: pip install 'spillway[otel]'")
         return
     exporter: SpanExporter
     if where == "console":
@@ -229,11 +162,11 @@ def setup(service: str, env: Mapping[str, str]) -> None:
     }
     _provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
     _provider.add_span_processor(BatchSpanProcessor(exporter))
-    _tracer = _provider.get_tracer("spillway", version())
+    trace.set_tracer_provider(_provider)
 
 
 def _refuse(why: str) -> None:
-    from common import log  # noqa: PLC0415 - whose lines name the current trace
+    from common import log  # noqa: PLC0415 - it imports this module, since its lines name the current trace
 
     log.get("tracing").warning("traces_off", why=why)
 
@@ -245,10 +178,10 @@ def _exporter(env: Mapping[str, str]) -> str:
 
 
 def stop() -> None:
-    """Send what is left, for at most STOP_S: a collector that is away must not hold up the end of the process."""
-    global _provider, _tracer  # noqa: PLW0603
+    """Send the spans that are left, for at most STOP_S: a collector that is away must not hold up the process' end."""
+    global _provider  # noqa: PLW0603
     if _provider is not None:
         ending = threading.Thread(target=_provider.shutdown, daemon=True)
         ending.start()
         ending.join(STOP_S)
-    _provider = _tracer = None
+    _provider = None

@@ -16,10 +16,10 @@ import setup
 MESH = frozenset(
     {
         "aiohappyeyeballs", "aiohttp", "aiosignal", "async-timeout", "attrs", "frozenlist", "hnswlib", "idna",
-        "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "prometheus-client", "propcache", "redis",
-        "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash", "yarl",
+        "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "prometheus-client", "propcache",
+        "redis", "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash", "yarl",
         # the extra `otel`
-        "certifi", "charset-normalizer", "googleapis-common-protos", "opentelemetry-api",
+        "certifi", "charset-normalizer", "googleapis-common-protos",
         "opentelemetry-exporter-http-transport", "opentelemetry-exporter-otlp-common",
         "opentelemetry-exporter-otlp-proto-common", "opentelemetry-exporter-otlp-proto-http",
         "opentelemetry-proto", "opentelemetry-sdk", "opentelemetry-semantic-conventions", "protobuf", "requests",

@@ -132,25 +132,30 @@ class LaneAdmission:
         )  # fmt: skip
         family = family_of(jobs[0].id)
         known = self._workers.known(family)
-        with tracing.span(f"admit {family.name.split('.')[0]}", "producer") as span:
+        with tracing.span(f"admit {family.name.split('.')[0]}", "producer", ends=False) as span:
             admission = await self._admit(family, asked)
             if admission.reason == "no_worker":
                 self._workers.forget(family)
                 if known:  # a worker may have started since the roster was read
                     admission = await self._admit(family, asked)
-            if admission.outcome != "admitted":
-                span.drop()  # it is tried again, or the request tells why not
-            elif span.recorded:
-                lane = metrics.lane_label(family, admission.lane)
-                told = {"messaging.destination.name": lane, "messaging.message.id": jobs[0].id}
-                span.set({"messaging.system": "redis", **told})
+        if admission.outcome == "admitted":  # a refusal is tried again, or the request tells of it
+            lane = metrics.lane_label(family, admission.lane)
+            told = {"messaging.destination.name": lane, "messaging.message.id": jobs[0].id}
+            span.set_attributes({"messaging.system": "redis", **told})
+            span.end()
         return admission
 
     async def _admit(self, family: Family, asked: _Asked) -> Admission:
         hearts, terms = await self._workers.heartbeats(family), asked.terms
         names: list[str] = [keys.use(family), keys.workers(family), keys.plan(family)]
         args: list[object] = [asked.router, asked.tenant, asked.deadline_ms, asked.replay_of]
-        args += [FULL_SHARE, asked.share, tracing.current().traceparent, terms.rule, terms.order]
+        args += [
+            FULL_SHARE,
+            asked.share,
+            tracing.traceparent(tracing.current()),
+            terms.rule,
+            terms.order,
+        ]
         args += [int(asked.spread), int(asked.own), terms.hop_s, int(asked.waits)]
         args.append(len(asked.classes))
         for cls in asked.classes:

@@ -234,7 +234,7 @@ class Consumer(LeaseReader):
         entry = done.entry
         if done.verdict == "not" or entry.holder in {"", keys.RETURNED}:
             return
-        with tracing.use(tracing.Span(entry.traceparent)):
+        with tracing.use(tracing.remote(entry.traceparent)):
             _log.warning("lease_settled", job=entry.job, verdict=done.verdict)
         self.spans.lost(cls, entry)
         metrics.LEASES_LOST.labels(metrics.lane_label(self.family, cls)).inc()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
+from opentelemetry.trace import Span
 
 from common import tracing
 from common.bus import Bus, keys, metrics
 from common.bus.connection import BusDown, BusFull
 from common.errors import Cancelled, SpillwayError
 from common.ids import Family
-from common.tracing import Span
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event, Result, error_event

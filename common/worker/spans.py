@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from opentelemetry.trace import Span
+
 from common import tracing
 from common.bus import metrics
 from common.bus.recovery import Entry
 from common.ids import Family
-from common.tracing import Attributes, Span
+from common.tracing import Attributes
 
 if TYPE_CHECKING:
     from common.worker.leases import Lease
@@ -28,17 +30,17 @@ class Spans:
         if tracing.on():
             told = self._told(lease.cls, lease.job, lease.worker, lease.attempts)
             self._open[lease.fence] = tracing.start(
-                self._name, "consumer", lease.traceparent, attributes=told
+                self._name, "consumer", tracing.remote(lease.traceparent), attributes=told
             )
 
     def of(self, lease: Lease) -> Span:
         """Return a lease's span; where traces are off, the trace that it belongs to."""
-        return self._open.get(lease.fence) or Span(lease.traceparent)
+        return self._open.get(lease.fence) or tracing.remote(lease.traceparent)
 
     def batch(self, leases: Iterable[Lease]) -> Span:
         """Begin the span of what is done for several leases at once: linked to all, under the first of them."""
         spans = [self._open[lease.fence] for lease in leases if lease.fence in self._open]
-        linked = [span.traceparent for span in spans if span.recorded]
+        linked = [span for span in spans if span.is_recording()]
         if not linked:
             return tracing.NONE
         told = {"messaging.batch.message_count": len(spans)}
@@ -48,9 +50,9 @@ class Spans:
         """End a lease's span with what became of it: "ok", "returned", or the code of an error."""
         span = self._open.pop(lease.fence, None)
         if span is not None:
-            span.set({"spillway.outcome": outcome})
+            span.set_attribute("spillway.outcome", outcome)
             if outcome not in {"ok", "returned"}:
-                span.fail(outcome)
+                tracing.fail(span, outcome)
             span.end()
 
     def lost(self, cls: str, entry: Entry) -> None:
@@ -60,10 +62,14 @@ class Spans:
         told = self._told(cls, entry.job, entry.holder, entry.deliveries)
         since_ns = time.time_ns() - entry.idle_ms * 1_000_000
         span = tracing.start(
-            self._name, "consumer", entry.traceparent, attributes=told, since_ns=since_ns
+            self._name,
+            "consumer",
+            tracing.remote(entry.traceparent),
+            attributes=told,
+            since_ns=since_ns,
         )
-        span.set({"spillway.outcome": "worker_lost"})
-        span.fail("worker_lost")
+        span.set_attribute("spillway.outcome", "worker_lost")
+        tracing.fail(span, "worker_lost")
         span.end()
 
     @property

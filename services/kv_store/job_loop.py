@@ -102,7 +102,7 @@ class SessionJobLoop:
         try:
             work = _understood(lease)
             op = work.op
-            self.consumer.spans.of(lease).name(f"{op} session")
+            self.consumer.spans.of(lease).update_name(f"{op} session")
             body = await self._persist(lease, work)
             logged = len(await self._store.bus.jobs.log(lease.job))
             await self.consumer.finish(lease, SessionResult(body=body), index=logged)

@@ -134,14 +134,15 @@ class EmbeddingLoop:
             return
         self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
         operation = "embeddings" if isinstance(job.work, EmbedWork) else "rerank"
-        self._consumer.spans.of(lease).name(
-            f"{operation} {self._model.name}",
+        span = self._consumer.spans.of(lease)
+        span.update_name(f"{operation} {self._model.name}")
+        span.set_attributes(
             {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "spillway",
                 "gen_ai.request.model": self._model.name,
                 "gen_ai.usage.input_tokens": job.tokens,
-            },
+            }
         )
         self._queue.append(job)
         self._arrived.set()

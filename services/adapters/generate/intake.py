@@ -56,14 +56,15 @@ class Intake:
             if job.taken_over:
                 with tracing.use(self._consumer.spans.of(lease)):
                     _log.info("job_taken_over", job=job.id, index=job.next_index)
-            self._consumer.spans.of(lease).name(
-                f"generate_content {self._runner.name}",
+            span = self._consumer.spans.of(lease)
+            span.update_name(f"generate_content {self._runner.name}")
+            span.set_attributes(
                 {
                     "gen_ai.operation.name": "generate_content",
                     "gen_ai.provider.name": "spillway",
                     "gen_ai.request.model": self._runner.name,
                     "gen_ai.usage.input_tokens": sum(map(len, job.work.prompts)),
-                },
+                }
             )
             jobs.append(job)
         return jobs

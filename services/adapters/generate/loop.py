@@ -247,7 +247,7 @@ class GenerationLoop:
             return
         self._metrics.work.output.inc()
         if len(choice.tokens) == 1:
-            self._consumer.span(job.id).event("first token")
+            self._consumer.span(job.id).add_event("first token")
             self._teller.hurry()
         if choice.finish is not None:
             self._tiering.drop([part.sequence])

@@ -145,7 +145,7 @@ class OutputEmitter:
             self._consumer.let_go(lease)
 
     async def _end(self, job: GenerationJob) -> None:
-        self._consumer.span(job.id).set(job.usage())
+        self._consumer.span(job.id).set_attributes(job.usage())
         if job.session and job.failure is None and job.refusal is None:
             await self._holding.ended(job.session, job.choices[0].sequence.ids)
         await self._emitter.end(job)

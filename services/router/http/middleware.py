@@ -113,16 +113,18 @@ async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
     header = request.headers.get("traceparent")
     if header is None and not tracing.on():
         return await _answered(request, handler)
-    with tracing.use(tracing.accepted(header or "")):
+    with tracing.use(tracing.remote(header or "")):
         if request.path in OPEN_PATHS or not tracing.on():
             return await _answered(request, handler)
         route = _route(request)
         told = {"http.request.method": request.method, "http.route": route}
         with tracing.span(f"{request.method} {route}", "server", told) as span:
             response = await _answered(request, handler)
-            span.set({"http.response.status_code": response.status, **_told(request, route)})
+            span.set_attributes(
+                {"http.response.status_code": response.status, **_told(request, route)}
+            )
             if response.status >= 500:
-                span.fail(str(response.status))
+                tracing.fail(span, str(response.status))
             return response
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from common import tracing
 from common.errors import NotFound, SpillwayError
 from common.registry.idempotency import Idempotency
-from common.tracing import trace_id
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.responses import answers
 from services.router.responses.outcomes import error_of, result_of
@@ -53,7 +53,7 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
         "attempts": state.attempts,
     }
     if state.traceparent:
-        body["trace_id"] = trace_id(state.traceparent)
+        body["trace_id"] = tracing.trace_id(tracing.remote(state.traceparent))
     if state.replay_of:
         body["replay_of"] = state.replay_of
     if not state.over:

@@ -24,7 +24,7 @@ class Timing:
             return
         now = time.perf_counter()
         if not self._first:
-            tracing.current().event("first token")
+            tracing.current().add_event("first token")
             metrics.FIRST_TOKEN.labels(self._model).observe(now - self._began)
         self._first.setdefault(piece.choice, now)
         self._last[piece.choice] = now

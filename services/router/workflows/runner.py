@@ -143,7 +143,7 @@ class WorkflowRunner:
                 raise BadMessage(f"{type(work).__name__} on the lane of requests")
             run.tenant = work.tenant
             span = consumer.spans.of(lease)
-            span.name(f"request {work.kind}")
+            span.update_name(f"request {work.kind}")
             with tracing.use(span):
                 if lease.attempts > 1:
                     run.index = len(await self._tools.bus.jobs.log(lease.job))
