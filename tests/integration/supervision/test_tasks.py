@@ -28,17 +28,17 @@ CONSUMER = [
 ]
 TASKS = {
     "router": [
-        "services.router.workflows.runner:Pipeline._read",
-        "services.router.workflows.runner:Pipeline._step",
+        "services.router.workflows.runner:WorkflowRunner._read",
+        "services.router.workflows.runner:WorkflowRunner._step",
         "services.router.watch:Watch._run",
-        "services.router.http.mesh:Mesh._note_metrics",
-        "services.router.http.mesh:Mesh._note_batches",
+        "services.router.http.mesh:MeshView._note_metrics",
+        "services.router.http.mesh:MeshView._note_batches",
         "common.health:Health.beat",
         *CONSUMER,
     ],
     "kv_store": [
-        "services.kv_store.job_loop:StoreLoop._read",
-        "services.kv_store.job_loop:StoreLoop._step",
+        "services.kv_store.job_loop:SessionJobLoop._read",
+        "services.kv_store.job_loop:SessionJobLoop._step",
         "services.kv_store.sweep:Sweep.run",
         "services.kv_store.keeper:Keeper.run",
         "services.kv_store.pins:Pins.run",
@@ -52,17 +52,17 @@ TASKS = {
     "gpu_worker": [
         "services.adapters.generate.loop:GenerationLoop._reads",
         "services.adapters.generate.loop:GenerationLoop._computes",
-        "services.adapters.generate.output_emitter:Teller.run",
-        "engine.decoder.kv.offload:Tiering.run",
-        "services.adapters.generate.cache_directory:Holding.run",
-        "services.adapters.generate.cache_invalidation:Forgetting.run",
+        "services.adapters.generate.output_emitter:OutputEmitter.run",
+        "engine.decoder.kv.offload:OffloadManager.run",
+        "services.adapters.generate.cache_directory:CacheAnnouncer.run",
+        "services.adapters.generate.cache_invalidation:CacheInvalidation.run",
     ],
     "vector_search": [
         "services.vector_search.replica:Replica._follow",
         "services.vector_search.applier:Applier.run",
         "services.vector_search.applier:Applier.listen",
-        "services.vector_search.maintenance:Tidier.run",
-        "services.vector_search.maintenance:Tidier.take_snapshots",
+        "services.vector_search.maintenance:Maintenance.run",
+        "services.vector_search.maintenance:Maintenance.take_snapshots",
         "services.vector_search.service:_watch",
     ],
 }
