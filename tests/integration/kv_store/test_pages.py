@@ -523,14 +523,14 @@ async def test_a_process_killed_as_it_moves_pages(
     try:
         at = 0
         for round_ in range(3):
-            process = Process("kv_store", tmp_path, bus.connection.url, str(round_)).start()
+            process = Process("kv_store", tmp_path, bus.url, str(round_)).start()
             await until(lambda: so_kept(store))
             until_ = at + rng.randrange(250, 400)
             await put_all(store, pages[at:until_])
             process.kill()
             await store.server.call("DEL", names.KEEPER)  # which would lapse in 6 s
             at = until_
-        process = Process("kv_store", tmp_path, bus.connection.url, "last").start()
+        process = Process("kv_store", tmp_path, bus.url, "last").start()
         keys = [key for key, _ in pages[:at]]
         await until(lambda: all_told(store, keys))
         where = await store.where(keys)

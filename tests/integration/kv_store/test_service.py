@@ -296,7 +296,7 @@ async def test_a_grounded_conversation(http: aiohttp.ClientSession, small: Small
             mark = unique_of(response.headers["x-request-id"])
         bus = await small.bus()
         families = {key.partition(":")[0].split(".")[0] for key in await holding(bus, mark)}
-        assert {"{request/0}", "{embed", "{search", "{chat", "idem"} <= families
+        assert {"{request/0}", "{embed", "{search/0}", "{chat", "idem"} <= families
         assert (await ask(http, "GET", f"/v1/sessions/{name}"))["version"] == 1
         proof = await ask(http, "DELETE", f"/v1/sessions/{name}")
         assert proof["removed"]["claims"] == 1

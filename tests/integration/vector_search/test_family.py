@@ -85,11 +85,11 @@ async def test_every_family_of_a_cluster(shared_cluster: Cluster, tmp_path: Path
         data_dir=str(tmp_path), redis_url=shared_cluster.url, redis_cluster=True, drain_s=5
     )
     mine = await Bus.open(config, SystemClock())
-    journal = Notifications(mine, ROUTER)
+    journal = Notifications(mine.connection, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
     records = [await mesh.create(f"c{n}") for n in range(8)]
-    assert len({mine.search_family(record.id) for record in records}) > 1
+    assert len({mine.writes.search_family(record.id) for record in records}) > 1
     for turn in range(2):
         bus, stopping = await Bus.open(config, SystemClock()), asyncio.Event()
         one = Replica(tmp_path, bus, config, name="r", cores=1)

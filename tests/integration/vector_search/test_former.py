@@ -7,6 +7,7 @@ import numpy as np
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from tests.integration.vector_search.test_service import Mesh, mesh, replica
+from tests.support.bus import matching
 from tests.support.vectors import DIMENSION, document, write
 
 __all__ = ["mesh", "replica"]
@@ -22,7 +23,7 @@ async def _put_back(mesh: Mesh, record: CollectionRecord) -> None:
         if rows:
             await call("HSET", f"{old}:{name}", *rows)
     await call("HSET", f"{old}:use", "cpu:items", 0, "cpu:tokens", 0)
-    for name in await mesh.bus._scan("{search/0}*"):
+    for name in await matching(mesh.bus, "{search/0}*"):
         await call("DEL", name)
     await call("DEL", "{collections}:changes", "{collections}:partitions")
 
@@ -51,6 +52,6 @@ async def test_a_start_takes_over_the_former_layout(mesh: Mesh, replica: Any) ->
     assert await mesh.bus.writes.applied(record.id, 0) == {"r-1": entries[-1]}
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "c"]
     assert (await mesh.search(record, np.eye(DIMENSION)[1]))[0] == "a"
-    assert await mesh.bus._scan("{search.*") == []
+    assert await matching(mesh.bus, "{search.*") == []
     again = await mesh.put(record, 5, document("d", np.eye(DIMENSION)[4]))
     assert (await mesh.search(record, np.eye(DIMENSION)[4], after=again))[0] == "d"

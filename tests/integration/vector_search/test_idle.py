@@ -1,3 +1,5 @@
+"""What collections cost that nobody writes to or searches."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from common.bus import Bus, Notifications
 from common.bus.keys import CHANGES
 from common.clock import SystemClock
 from common.config import SearchConfig
 from common.registry.collections import Collections
-from common.registry.sessions import Sessions
 from common.wire.registry import CollectionRecord
 from services.vector_search.replica import Replica
 from tests.integration.vector_search.test_service import ROUTER, Mesh
@@ -22,18 +24,28 @@ FEW, MANY = 10, 300
 TURNS = 12
 
 
-class Turning(Bus):
-    """A bus that counts how often the registry was asked for changes: the replica's own measure of time."""
+class Turns:
+    """Counts how often the registry is asked for changes: the replica's own measure of time."""
 
-    def __init__(self, config: SearchConfig) -> None:
-        super().__init__(config, SystemClock())
-        self.turns = 0
-        self.turned = asyncio.Event()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        self._turned = asyncio.Event()
+        changes = Collections.changes
 
-    async def collection_changes(self) -> bytes | None:
-        self.turns += 1
-        self.turned.set()
-        return await super().collection_changes()
+        async def counted(collections: Collections) -> bytes | None:
+            self._count += 1
+            self._turned.set()
+            return await changes(collections)
+
+        monkeypatch.setattr(Collections, "changes", counted)
+
+    async def pass_by(self, turns: int) -> None:
+        """Wait until so many turns have gone by."""
+        goal = self._count + turns
+        async with asyncio.timeout(60):
+            while self._count < goal:
+                self._turned.clear()
+                await self._turned.wait()
 
 
 class Idle(NamedTuple):
@@ -49,18 +61,10 @@ async def _commands(bus: Bus) -> int:
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
 
 
-async def _turned(bus: Turning, turns: int) -> None:
-    goal = Sessions(bus).turns + turns
-    async with asyncio.timeout(60):
-        while Sessions(bus).turns < goal:
-            bus.turned.clear()
-            await bus.turned.wait()
-
-
-async def _idle(bus: Turning, mine: Bus) -> Idle:
+async def _idle(turns: Turns, mine: Bus) -> Idle:
     before, tasks = await _commands(mine), []
     for _ in range(TURNS):
-        await _turned(bus, 1)
+        await turns.pass_by(1)
         tasks.append(len(asyncio.all_tasks()))
     return Idle(await _commands(mine) - before, min(tasks))
 
@@ -78,27 +82,29 @@ async def _served(bus: Bus, record: CollectionRecord) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_idle_collections_cost_nothing(shared_redis: Server, tmp_path: Path) -> None:
+async def test_idle_collections_cost_nothing(
+    shared_redis: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """300 idle collections cost as many commands and tasks as ten, and one of them is written and searched at once."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
-    bus, mine = Turning(config), await Bus.open(config, SystemClock())
-    await bus.connection.connect()
-    journal = Notifications(mine, ROUTER)
+    turns = Turns(monkeypatch)
+    bus, mine = await Bus.open(config, SystemClock()), await Bus.open(config, SystemClock())
+    journal = Notifications(mine.connection, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
     replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
     running = asyncio.create_task(replica.run(stopping))
     await _create(mesh, range(FEW))
-    few = await _idle(bus, mine)
+    few = await _idle(turns, mine)
     records = await _create(mesh, range(FEW, MANY))
-    many = await _idle(bus, mine)
+    many = await _idle(turns, mine)
     assert few.commands >= TURNS  # the registry's count alone
     assert many.commands <= 1.5 * few.commands + TURNS
     assert many.tasks <= few.tasks + 5
 
     entry = await mesh.put(records[7], 0, document("a", np.eye(DIMENSION)[0]))
     assert await mesh.search(records[7], np.eye(DIMENSION)[0], after=entry) == ["a"]
-    assert len(await mine.workers(mine.search_family(records[7].id))) == 1
+    assert len(await mine.workers.living(mine.writes.search_family(records[7].id))) == 1
     stopping.set()
     await running
     await journal.stop()
@@ -106,20 +112,24 @@ async def test_idle_collections_cost_nothing(shared_redis: Server, tmp_path: Pat
     await mine.close()
 
 
-async def test_the_registry_is_read_when_it_changed(shared_redis: Server, tmp_path: Path) -> None:
+async def test_the_registry_is_read_when_it_changed(
+    shared_redis: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Turns without a change read the mark of changes and not the records; a change is seen by the next turns."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
-    bus, mine = Turning(config), await Bus.open(config, SystemClock())
-    await bus.connection.connect()
+    turns = Turns(monkeypatch)
+    bus, mine = await Bus.open(config, SystemClock()), await Bus.open(config, SystemClock())
     read = 0
-    collections = Collections(bus).all
+    every = Collections.all
 
-    async def counted(tenant: str | None = None) -> list[CollectionRecord]:
+    async def counted(
+        collections: Collections, tenant: str | None = None
+    ) -> list[CollectionRecord]:
         nonlocal read
         read += 1
-        return await collections(tenant)
+        return await every(collections, tenant)
 
-    Collections(bus).all = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(Collections, "all", counted)
     replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
     running = asyncio.create_task(replica.run(stopping))
     record = CollectionRecord(
@@ -127,11 +137,11 @@ async def test_the_registry_is_read_when_it_changed(shared_redis: Server, tmp_pa
     )
     assert await Collections(mine).create(record)
     await _served(mine, record)
-    await _turned(bus, 2)
-    before, mark = read, await mine.call("GET", CHANGES)
-    await _turned(bus, TURNS)
+    await turns.pass_by(2)
+    before, mark = read, await mine.connection.call("GET", CHANGES)
+    await turns.pass_by(TURNS)
     assert read <= before + 1  # every half minute, should a change not have been said
-    assert await mine.call("GET", CHANGES) == mark
+    assert await mine.connection.call("GET", CHANGES) == mark
     stopping.set()
     await running
     await bus.close()

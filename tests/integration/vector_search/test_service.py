@@ -23,6 +23,7 @@ from common.wire.registry import CollectionRecord
 from common.wire.results import Event, decode_result
 from common.wire.search import DocumentsWork, SearchWork, Write
 from services.vector_search.replica import Replica
+from tests.support.bus import matching
 from tests.support.servers import Server
 from tests.support.vectors import DIMENSION, document, full_disk, write
 
@@ -161,7 +162,7 @@ async def test_a_collection_is_served_from_its_first_write_to_its_end(
     await _until(lambda: _gone(tmp_path / "search" / "0" / record.id))
     gone = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
     assert (gone.kind, gone.code) == ("error", "collection_not_found")
-    assert await mesh.bus._scan(f"*{record.id}*") == []
+    assert await matching(mesh.bus, f"*{record.id}*") == []
 
 
 async def test_its_start_is_the_process_start(mesh: Mesh, replica: Any) -> None:
