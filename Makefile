@@ -27,8 +27,8 @@ setup-full: setup ## as root on Debian: also what only some tests need (Redis 7.
 up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="--port 9000 --detach")
 	@exec $(BIN)/spillway up $(ARGS)
 
-test: setup ## run the tests (ARGS="-k name")
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: setup ## run the tests, tier after tier (ARGS="-k name", ARGS=tests/unit)
+	@JOBS=$(JOBS) $(BIN)/python scripts/run_tests.py $(ARGS)
 
 guards: setup ## compare with an earlier checkout: recorded answers, kills, speed (ARGS="--against PATH")
 	@$(BIN)/python -m tests.guards.run $(ARGS)

@@ -1,8 +1,8 @@
 """`make soak`: the long runs of tests, fault runs and benchmarks, in pieces of at most an hour that resume.
 
-A piece is a test file whose counts the soak raises (`bus/chaos`), or a row of the benchmarks (`bench/F1A`). What has
-passed at this commit is not run again: a test file goes on with the tests that have not passed, a fault run with the
-kills that are left. Results are in .soak/, as JSON.
+A piece is a test file whose counts the soak raises (`faults/bus/chaos`), or a row of the benchmarks (`bench/F1A`).
+What has passed at this commit is not run again: a test file goes on with the tests that have not passed, a fault run
+with the kills that are left. Results are in .soak/, as JSON.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ def test_every_row_and_every_longer_test_is_a_piece(soak: ModuleType) -> None:
         set(suite.SUITES) - {"F6"}
     )
     assert {
-        "bus/chaos",
-        "bus/sessions",
-        "engine/schedule",
-        "router/openapi",
-        "hostile/random",
+        "faults/bus/chaos",
+        "integration/bus/sessions",
+        "integration/hostile/random",
+        "integration/router/openapi",
+        "unit/engine/schedule",
     } <= set(known)
     for piece in known.values():
         assert bool(piece.path) is not bool(piece.words)
