@@ -1,7 +1,8 @@
 """Who owns the background tasks of a process, so that none ends unseen.
 
 A task of the whole process must run until the stop: when one ends before, the process drains and ends with status 1. A
-task of one thing (a family's journal, a collection) is begun again after a pause, and nothing else suffers.
+task of one thing (a family's journal, a collection) is begun again after a pause, and nothing else suffers. A spawned
+task runs once, for one request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from prometheus_client import Counter
 
 from common import log
 from common.clock import Clock, SystemClock
+from common.errors import Unavailable
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 HEALTHY_S = 60.0  # a task that ran so long begins again after the first pause
@@ -47,6 +49,7 @@ class Supervisor:
         self._clock, self._pause = clock or SystemClock(), pause
         self._tasks: set[asyncio.Task[Any]] = set()
         self._released: set[asyncio.Task[Any]] = set()
+        self._spawned: set[asyncio.Task[Any]] = set()
         self._failure: TaskEnded | None = None
 
     def process(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -62,6 +65,21 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Run a task that nobody awaits, once, to its end; an error is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned_done)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the spawned tasks, then cancel those that still run."""
+        if self._spawned:
+            await asyncio.wait(self._spawned, timeout=timeout_s)
+        left = list(self._spawned)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def end(self, *tasks: asyncio.Task[Any]) -> None:
         """Cancel tasks whose owner needs them no more, and wait for them; errors of theirs are logged."""
@@ -81,6 +99,7 @@ class Supervisor:
         trace: TracebackType | None,
     ) -> None:
         await self.end(*self._tasks)
+        await self.settle(0.0)
         if error is None and self._failure is not None:
             raise self._failure
 
@@ -106,6 +125,12 @@ class Supervisor:
         released = task in self._released
         self._released.discard(task)
         return released
+
+    def _spawned_done(self, task: asyncio.Task[Any]) -> None:
+        self._spawned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            level = _log.warning if isinstance(error, Unavailable) else _log.error
+            level("background_failed", task=task.get_name(), error=repr(error))
 
     def _process_done(self, task: asyncio.Task[Any]) -> None:
         released = self._forget(task)

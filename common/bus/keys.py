@@ -8,6 +8,7 @@ GROUP = "workers"
 RETURNED = "returned"
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 CHANGES = "{collections}:changes"
+ROUTERS = "routers"  # the routers, scored by their last heartbeat
 
 
 def tag(family: Family) -> str:
@@ -83,6 +84,16 @@ def log(job_id: str) -> str:
 def seen(job_id: str) -> str:
     """Exists while somebody came back for a request not long ago."""
     return f"{tag(family_of(job_id))}:seen:{job_id}"
+
+
+def orphans(family: Family, router: str) -> str:
+    """The resumable requests that a router answers for, each with the seconds it may run on without a reader."""
+    return f"{tag(family)}:held:{router}"
+
+
+def reembedding(collection: str) -> str:
+    """The request that re-embeds a collection, with a TTL: nobody else writes to the collection meanwhile."""
+    return "{collections}:reembed:" + collection
 
 
 def claimed(job_id: str) -> str:

@@ -20,17 +20,19 @@ from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
 from common.worker.consumer import Consumer
-from services.router.admission.dispatcher import Dispatcher
+from services.router.admission.controller import AdmissionController
+from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import DeliveryLatency, LanePolicy
-from services.router.background import Background
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.request_runner import RequestRunner
+from services.router.admission.request_store import RequestStore
 from services.router.cards import Cards
 from services.router.http.app import Server
 from services.router.http.context import Router
-from services.router.queue.room import Room
 from services.router.text.pool import TextPool
 from services.router.watch import Watch
+from services.router.workflows.context import WorkflowContext
 from services.router.workflows.runner import WorkflowRunner
-from services.router.workflows.workflow import WorkflowContext
 
 CLOSE_S = 2.0
 _log = log.get("router")
@@ -83,18 +85,18 @@ async def _assemble(
     journal = Notifications(bus.connection, name, hops.heard, bus.supervisor)
     await journal.start()
     stack.push_async_callback(journal.stop)
-    keys, background = KeyStore(bus), Background()
-    stack.push_async_callback(background.stop, CLOSE_S)
+    stack.push_async_callback(bus.supervisor.settle, CLOSE_S)
     cards = Cards(bus, config.data_dir, embed=config.default_model, rerank=config.rerank_model)
     pool = TextPool(config.text_processes)
     await pool.start()
     stack.callback(pool.stop)
-    dispatch = Dispatcher(bus, journal, keys, background, policy)
-    room = Room(journal)
-    tools = WorkflowContext(
-        policy, bus, journal, cards, pool, config.search_ack, dispatch.families, room
-    )
-    pipeline = WorkflowRunner(tools, dispatch, config.partitions)
+    keys, requests, orphans = KeyStore(bus), RequestStore(bus), OrphanReaper(bus, name)
+    queue = AdmissionQueue(journal)
+    admission = AdmissionController(bus, journal, keys, policy, queue, requests, orphans)
+    runner = RequestRunner(bus, journal, keys, admission, requests, orphans)
+    tools = WorkflowContext(admission, bus, journal, cards, pool, config.search_ack)
+    pipeline = WorkflowRunner(tools, config.partitions)
+    runner.on_flagged = pipeline.step_now
     pages = PageStore.of(config, clock)
     if pages is not None:
         stack.push_async_callback(pages.close)
@@ -106,9 +108,12 @@ async def _assemble(
         cards=cards,
         pool=pool,
         keys=keys,
-        dispatch=dispatch,
+        notifications=journal,
+        admission=admission,
+        requests=requests,
+        orphans=orphans,
+        runner=runner,
         pipeline=pipeline,
-        room=room,
         keys_on=keys_needed(config),
         pages=pages,
     )
@@ -133,7 +138,7 @@ def _why_keys(config: RouterConfig) -> str:
 async def _drain(router: Router) -> None:
     """Refuse new work, finish what runs, hand over what cannot be finished."""
     router.health.draining()
-    router.dispatch.draining = True
+    router.admission.draining = True
     _log.info("drain_began", active=router.active)
     loop = asyncio.get_running_loop()
     until = loop.time() + router.config.drain_s

@@ -10,8 +10,7 @@ from common.bus import BusDown, LaneState
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from services.router import metrics
-from services.router.admission.controller import GENERATE_CLASSES, REQUEST_CLASSES, SEARCH_CLASSES
-from services.router.admission.policy import EMBED_CLASSES
+from services.router.admission.policy import CLASSES_OF
 from services.router.http.context import Router
 
 EVERY_S = 1.0
@@ -20,15 +19,6 @@ USED_S = 60.0
 MOST_FAMILIES = 64
 SWEEP_TURNS = 3
 SESSIONS = Family("sessions")
-# The lanes of a kind of family, which are told of whether anybody serves them or not.
-CLASSES = {
-    "embed": EMBED_CLASSES,
-    "rerank": EMBED_CLASSES,
-    "chat": GENERATE_CLASSES,
-    "search": SEARCH_CLASSES,
-    "request": REQUEST_CLASSES,
-    "sessions": ("kv",),
-}
 NOTHING = LaneState(0, 0, 0, 0, 0.0, 0)
 _log = log.get("router")
 
@@ -89,7 +79,7 @@ class Watch:
         ready = any(family.name in router.depths for family in models if _serves(family))
         why = "" if ready else "no worker that embeds or generates is up"
         router.health.set("workers", ready, why)
-        await router.dispatch.sweep()
+        await router.requests.sweep()
         if self._condemned is None:
             self._condemned = set(await DeadLetters(router.bus).families())
         requests = [Family("request", n) for n in range(router.config.partitions)]
@@ -119,19 +109,15 @@ class Watch:
 
     async def _graces(self, families: list[Family]) -> None:
         """Say that this router lives; now and then, look after the requests of those that do not any more."""
-        graces = self._router.dispatch.graces
+        graces = self._router.orphans
         await graces.beat()
         self._turn += 1
         if self._turn % SWEEP_TURNS == 0:
             await graces.sweep(families)
 
     def _used(self, but: set[Family]) -> list[Family]:
-        now, seen = self._router.clock.monotonic(), self._router.dispatch.families
-        for family, at in list(seen.items()):
-            if now - at > USED_S:
-                del seen[family]
-        recent = sorted((f for f in seen if f not in but), key=lambda f: -seen[f])
-        return recent[:MOST_FAMILIES]
+        used = self._router.admission.used_within(USED_S)
+        return [family for family in used if family not in but][:MOST_FAMILIES]
 
     async def _family(self, family: Family) -> None:
         lanes = await self._router.bus.lanes.states(family)
@@ -150,7 +136,7 @@ class Watch:
             self._router.depths[family.name] = (max(items), max(tokens))
         else:
             self._router.depths.pop(family.name, None)
-        known = dict.fromkeys(CLASSES.get(family.name.split(".")[0], ()), NOTHING)
+        known = dict.fromkeys(CLASSES_OF.get(family.name.split(".")[0], ()), NOTHING)
         for cls, lane in (known | shared).items():
             self._seen.add(f"{family}:{cls}")
             _gauge(f"{family}:{cls}", lane)

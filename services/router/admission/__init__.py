@@ -1,1 +1,1 @@
-"""Admission."""
+"""Admission of requests and of the jobs of workflows to lanes."""

@@ -1,19 +1,20 @@
-"""Which worker a turn should go to: the one that holds most of its pages, if there is a choice."""
+"""Affinity: the worker that holds most pages of a prompt should compute it, where there is a choice of workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from common.bus import Bus
 from common.ids import Family
-from common.pages.identity import PAGE, PageId
+from common.pages.identity import PAGE
 from common.registry.cache_directory import CacheDirectory
 from common.wire.registry import WorkerRecord
+from services.router.admission.job_spec import Prompt
 
 
 class Preference(NamedTuple):
-    """A worker, and the seconds that computing anew what it holds of a prompt would take; or nobody."""
+    """A worker, or None, and the seconds that recomputing the pages it holds of a prompt would take."""
 
     worker: str | None = None
     value_s: float = 0.0
@@ -23,9 +24,9 @@ NOBODY = Preference()
 
 
 def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most: int) -> Preference:
-    """Return the worker whose tokens of a prompt of `most` are worth most, by its own published cost.
+    """Return the worker whose held tokens of a prompt of `most` tokens are worth most, by its own published cost.
 
-    Nobody, where no worker that takes work holds any, or there is only one to choose from.
+    NOBODY if no worker that takes work holds any, or only one worker takes work.
     """
     takes = {name: w for name, w in workers.items() if not (w.draining or w.closed)}
     if len(takes) < 2:
@@ -38,20 +39,18 @@ def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most:
     return max(worth, key=lambda each: each.value_s, default=NOBODY)
 
 
-async def preferred(
-    bus: Bus, family: Family, session: str, marks: Sequence[PageId], most: int
-) -> Preference:
-    """Return who should have a prompt of `most` tokens: its session's holder, else who holds most of its prefix.
+async def preferred(bus: Bus, family: Family, prompt: Prompt) -> Preference:
+    """Return the worker that holds the prompt's session, else the one that holds most of the prompt's prefix.
 
-    `marks` are every 8th of its page ids. What was published may be over: the door asks who lives. Raises BusDown.
+    The publications may be out of date: admission checks which workers live. Raises BusDown.
     """
-    workers = await bus.workers.registered(family) if session or marks else {}
+    workers = await bus.workers.registered(family) if prompt.session or prompt.marks else {}
     if len(workers) < 2:
         return NOBODY
-    held = await CacheDirectory(bus).held(session) if session else None
+    held = await CacheDirectory(bus).held(prompt.session) if prompt.session else None
     if held is not None:
         tokens = {held.worker: held.device_tokens + held.host_tokens}
-        if (found := choose(tokens, workers, most)) != NOBODY:
+        if (found := choose(tokens, workers, prompt.tokens)) != NOBODY:
             return found
-    pages = await CacheDirectory(bus).marked(family, marks, list(workers))
-    return choose({worker: count * PAGE for worker, count in pages.items()}, workers, most)
+    pages = await CacheDirectory(bus).marked(family, prompt.marks, list(workers))
+    return choose({worker: n * PAGE for worker, n in pages.items()}, workers, prompt.tokens)

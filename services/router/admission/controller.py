@@ -1,167 +1,146 @@
-"""The door: claims, quotas and admission of one request."""
+"""Admission: a request is claimed, charged and admitted to a lane, or refused with nothing left behind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from common import log
-from common.bus import Bus, BusDown, NewJob, Notifications
+from common.bus import Admission, Bus, BusDown, NewJob, Notifications
 from common.bus.events import Subscription
 from common.bus.metrics import lane_label
-from common.errors import (
-    Conflict,
-    DeadlineExceeded,
-    RateLimited,
-    SpillwayError,
-)
+from common.errors import Conflict, DeadlineExceeded, RateLimited, SpillwayError
 from common.ids import Family, family_of, job_id, ulid
-from common.pages.identity import PageId
 from common.registry.api_keys import ApiKey, Charge, KeyStore
 from common.registry.idempotency import Idempotency
 from common.wire.registry import WorkerRecord
-from common.wire.workflows import ResponseOptions, encode_options
+from common.wire.workflows import encode_options
 from services.router import metrics
 from services.router.admission.affinity import Preference, preferred
+from services.router.admission.job_spec import NO_PROMPT, JobSpec, Prompt, RequestContext
 from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import LanePolicy
+from services.router.admission.queue import AdmissionQueue, Ticket
 from services.router.admission.refusals import refusal, retry_after
 from services.router.admission.request_store import RequestStore
-from services.router.background import Background
-from services.router.text.requests import Parcel
 
-GENERATE_CLASSES = ("gpu",)
-SEARCH_CLASSES = ("cpu",)
-REQUEST_CLASSES = ("router",)
-OWN_S = 3600.0  # what it is worth that the router which asked runs a request of several jobs
-_log = log.get("router")
+OWN_S = 3600.0  # the value of running a workflow on the router that accepted its request
 
 
-class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, until when, and what is to happen when the connection goes.
+class AdmissionController:
+    """Accepts requests and submits jobs to lanes; one a router, and the only caller of `bus.admission`.
 
-    `own` says that the client or its key set the deadline, `share` below 1 leaves the rest of a lane to others.
+    `draining` tells the HTTP side to refuse new requests.
     """
-
-    tenant: str
-    key: ApiKey | None
-    deadline_ms: int
-    own: bool = False
-    share: float = 1.0
-    resume_s: float = 0.0
-    idempotency_key: str = ""
-    body_hash: bytes = b""
-
-    @property
-    def low(self) -> bool:
-        """True if others go before it."""
-        return self.share < 1
-
-    @property
-    def attached(self) -> bool:
-        """True if a disconnect cancels the request."""
-        return self.resume_s <= 0 and not self.idempotency_key
-
-
-class JobSpec(NamedTuple):
-    """One job that is a request: where it goes, what it holds, and how its result is shown.
-
-    `charge_tokens` is what a key's quota pays for it, of which `view.tokens` came in. `session` makes it the next turn
-    after `version`; by that and by `marks`, of its prompt's prefix, the worker is found that holds its pages.
-    """
-
-    family: Family
-    classes: Sequence[str]
-    parcel: Parcel
-    view: ResponseOptions
-    charge_tokens: int = 0
-    session: str = ""
-    version: int = 0
-    marks: Sequence[PageId] = ()
-
-
-class AdmissionController(RequestStore):
-    """Admits requests."""
 
     def __init__(
         self,
         bus: Bus,
-        journal: Notifications,
-        key_store: KeyStore,
-        background: Background,
+        notifications: Notifications,
+        keys: KeyStore,
         policy: LanePolicy,
+        queue: AdmissionQueue,
+        store: RequestStore,
+        orphans: OrphanReaper,
     ) -> None:
-        super().__init__(bus)
-        self.policy = policy
-        self.journal, self.keys = journal, key_store
-        self.background = background
-        self.router = journal.router
-        self.prefer: dict[Family, str] = {}
-        self.families: dict[Family, float] = {}
-        self.graces = OrphanReaper(bus, journal.router, self.seen)
-        self.draining = False
+        self.policy, self.router, self.draining = policy, notifications.router, False
+        self._bus, self._notifications, self._keys = bus, notifications, keys
+        self._queue, self._store, self._orphans = queue, store, orphans
+        self._own_consumers: dict[Family, str] = {}
+        self._used: dict[Family, float] = {}
 
-    # -- the door --------------------------------------------------------------------------------------
+    def prefer(self, family: Family, consumer: str) -> None:
+        """Prefer this router's own lane for the requests of a family, from now on that of `consumer`."""
+        self._own_consumers[family] = consumer
 
-    async def submit(self, caller: RequestContext, ask: JobSpec) -> tuple[str, Subscription | None]:
-        """Claim, charge and admit; return the request's id, and its bell if it is new.
+    def used_within(self, seconds: float) -> list[Family]:
+        """Return the families to which jobs were submitted within the last `seconds`, the latest first."""
+        now = self._bus.clock.monotonic()
+        self._used = {family: at for family, at in self._used.items() if now - at <= seconds}
+        return sorted(self._used, key=lambda family: -self._used[family])
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    async def accept(
+        self, caller: RequestContext, spec: JobSpec
+    ) -> tuple[str, Subscription | None]:
+        """Claim, charge and admit a request; return its id, and the subscription to its job if the job is new.
 
         Raises 409, 429 or 503 with nothing left behind.
         """
-        request = job_id(ask.family, ulid(self.bus.clock.now_ms()))
-        claimed = False
+        request = job_id(spec.family, ulid(self._bus.clock.now_ms()))
         if caller.idempotency_key:
             request = await self._claim(caller, request)
-            claimed = True
         charge: Charge | None = None
         try:
             if caller.key is not None:
-                charge = await self._charge(caller, caller.key, request, ask.charge_tokens)
-            bell = await self._admit(caller, ask, request)
+                charge = await self._charge(caller, caller.key, request, spec.charge_tokens)
+            subscription = await self._admit(caller, spec, request)
         except BusDown:
             # The job may be in: a retry under the same key attaches to it, so the claim stays.
             if charge is not None:
-                self.background.spawn(self.keys.refund(charge))
+                self._bus.supervisor.spawn(self._keys.refund(charge), "refund")
             raise
         except SpillwayError:
             if charge is not None:
-                await self.keys.refund(charge)
-            if claimed:
-                await Idempotency(self.bus).release(caller.tenant, caller.idempotency_key, request)
+                await self._keys.refund(charge)
+            if caller.idempotency_key:
+                claims = Idempotency(self._bus)
+                await claims.release(caller.tenant, caller.idempotency_key, request)
             raise
         if caller.resume_s > 0:
-            await self.graces.hold(request, caller.resume_s, caller.deadline_ms)
-        return request, bell
+            await self._orphans.hold(request, caller.resume_s, caller.deadline_ms)
+        return request, subscription
 
     async def attach(self, caller: RequestContext) -> str | None:
-        """Return the request that the caller's idempotency key stands for, if it is still known; 409 for another body.
+        """Return the known request of the caller's idempotency key, or None; Conflict (409) for another body.
 
-        It spares what `submit` would prepare in vain, and a session's next turn from being asked twice.
+        Called first, it spares the work of preparing a request twice, and a session a second turn.
         """
         if not caller.idempotency_key:
             return None
-        name = await Idempotency(self.bus).claimed(caller.tenant, caller.idempotency_key)
-        if name is None or await self.bus.jobs.get(name) is None:
+        claims = Idempotency(self._bus)
+        name = await claims.claimed(caller.tenant, caller.idempotency_key)
+        if name is None or await self._bus.jobs.get(name) is None:
             return None
-        claimed = await Idempotency(self.bus).claim(
-            caller.tenant, caller.idempotency_key, caller.body_hash, name
-        )
+        claimed = await claims.claim(caller.tenant, caller.idempotency_key, caller.body_hash, name)
         if claimed != name:
             return None
         await self.take_over(name, caller.resume_s, caller.deadline_ms)
         return name
 
     async def take_over(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Make this router the one that answers for a request whose client came to it."""
-        await self.bus.jobs.adopt(request, self.router)
-        await self.note_reader(request)
+        """Answer for a request whose client came to this router."""
+        await self._bus.jobs.adopt(request, self.router)
+        await self._store.note_reader(request)
         if resume_s > 0:
-            await self.graces.hold(request, resume_s, deadline_ms)
+            await self._orphans.hold(request, resume_s, deadline_ms)
+
+    async def foresee(
+        self, family: Family, classes: Sequence[str], items: int, tokens: int, deadline_ms: int
+    ) -> None:
+        """Refuse a request of many jobs that all lanes together cannot finish before its deadline.
+
+        The prediction uses the costs that workers publish and what their lanes hold. Raises RateLimited `deadline`, or
+        Unavailable `no_worker`.
+        """
+        workers = [
+            worker
+            for worker in await self._bus.workers.living(family)
+            if not (worker.draining or worker.closed) and set(worker.classes) & set(classes)
+        ]
+        if not workers:
+            raise refusal("no_worker", 2.0)
+        used = await self._bus.lanes.use(family)
+        items += sum(used.get(cls, (0, 0))[0] for cls in classes)
+        tokens += sum(used.get(cls, (0, 0))[1] for cls in classes)
+        rate = sum(1.0 / max(_seconds(worker, items, tokens), 1e-9) for worker in workers)
+        left_s = (deadline_ms - self._bus.clock.now_ms()) / 1000
+        if 1.0 / rate > left_s:
+            raise refusal("deadline", 1.0 / rate - left_s)
 
     async def _claim(self, caller: RequestContext, request: str) -> str:
-        claimed = await Idempotency(self.bus).claim(
+        claimed = await Idempotency(self._bus).claim(
             caller.tenant, caller.idempotency_key, caller.body_hash, request
         )
         if family_of(claimed).name.split(".")[0] != family_of(request).name.split(".")[0]:
@@ -174,75 +153,102 @@ class AdmissionController(RequestStore):
         self, caller: RequestContext, key: ApiKey, request: str, tokens: int
     ) -> Charge:
         try:
-            return await self.keys.charge(key, request, tokens, caller.deadline_ms)
+            return await self._keys.charge(key, request, tokens, caller.deadline_ms)
         except RateLimited as error:
             metrics.REFUSED.labels("quota").inc()
             error.retry_after_s = retry_after(error.retry_after_s or 1.0)
             raise
 
     async def _admit(
-        self, caller: RequestContext, ask: JobSpec, request: str
+        self, caller: RequestContext, spec: JobSpec, request: str
     ) -> Subscription | None:
-        family = family_of(request)
-        self.families[family] = self.bus.clock.monotonic()
-        bell = self.journal.bell(request, family)
-        parcel, view, kept = ask.parcel, b"", False
-        if not caller.attached or ask.view.stream:
-            # A stream that broke off is continued from its view, whoever holds it.
-            view = encode_options(msgspec.structs.replace(ask.view, resume_s=caller.resume_s))
+        """Submit a request's job; return the subscription to a new job, None if the job exists, or raise why not."""
+        parcel, view = spec.parcel, b""
+        if not caller.attached or spec.view.stream:
+            # A stream that broke off is continued in its format, at whichever router.
+            options = msgspec.structs.replace(spec.view, resume_s=caller.resume_s)
+            view = encode_options(options)
+        job = NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)
+        subscription = self._notifications.bell(request, family_of(request))
+        admitted = False
         try:
-            prefer = await self._preferred(family, ask)
-            admission = await self.bus.admission.admit(
-                [NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)],
-                classes=self.policy.classes(ask.classes),
-                terms=self.policy.terms(ask.classes),
-                own=caller.own,
-                share=caller.share,
-                router=self.router,
-                tenant=caller.tenant,
-                deadline_ms=caller.deadline_ms,
-                prefer=prefer.worker,
-                value_s=prefer.value_s,
-                session=ask.session,
-                version=ask.version,
-            )
-            kept = admission.outcome == "admitted"
+            admission = await self.submit(caller, [job], spec.classes, prompt=spec.prompt)
+            admitted = admission.outcome == "admitted"
         finally:
-            if not kept:
-                bell.close()
+            if not admitted:
+                subscription.close()
         if admission.outcome == "refused":
-            if caller.deadline_ms <= self.bus.clock.now_ms():
+            if caller.deadline_ms <= self._bus.clock.now_ms():
                 raise DeadlineExceeded("the deadline passed before the request could be admitted")
             raise refusal(admission.reason, admission.retry_after_s)
-        if admission.outcome == "exists":
-            await self.bus.jobs.adopt(request, self.router)
-            return None
-        metrics.ADMITTED.labels(lane_label(family, admission.lane)).inc()
-        return bell
+        return subscription if admitted else None
 
-    async def _preferred(self, family: Family, ask: JobSpec) -> Preference:
-        if own := self.prefer.get(family):
-            return Preference(own, OWN_S)
-        return await preferred(self.bus, family, ask.session, ask.marks, ask.view.tokens)
+    # -- jobs ------------------------------------------------------------------------------------------------
 
-    async def foresee(
-        self, family: Family, classes: Sequence[str], items: int, tokens: int, deadline_ms: int
-    ) -> None:
-        """Refuse a request of many jobs that all lanes together cannot finish before its deadline.
+    async def submit(
+        self,
+        caller: RequestContext,
+        jobs: Sequence[NewJob],
+        classes: Sequence[str],
+        *,
+        prompt: Prompt = NO_PROMPT,
+        origin: str = "",
+        spread: bool = False,
+        waits: bool = False,
+    ) -> Admission:
+        """Admit `jobs`, all of one family, to lanes of `classes`, or refuse them all; a job that exists is adopted.
 
-        Predicted from the costs workers publish and what their lanes hold; RateLimited `deadline`, or Unavailable.
+        `prompt` is that of a generation, `origin` the request whose stage the jobs are, `spread` lets each job take a
+        lane of its own, and with `waits` a refusal asks for a notification when there is room. Raises BusDown.
         """
-        workers = [w for w in await self.bus.workers.living(family) if not (w.draining or w.closed)]
-        workers = [w for w in workers if set(w.classes) & set(classes)]
-        if not workers:
-            raise refusal("no_worker", 2.0)
-        used = await self.bus.lanes.use(family)
-        items += sum(used.get(cls, (0, 0))[0] for cls in classes)
-        tokens += sum(used.get(cls, (0, 0))[1] for cls in classes)
-        rate = sum(1.0 / max(_seconds(worker, items, tokens), 1e-9) for worker in workers)
-        left_s = (deadline_ms - self.bus.clock.now_ms()) / 1000
-        if 1.0 / rate > left_s:
-            raise refusal("deadline", 1.0 / rate - left_s)
+        family = family_of(jobs[0].id)
+        self._used[family] = self._bus.clock.monotonic()
+        prefer = await self._preferred(family, prompt)
+        admission = await self._bus.admission.admit(
+            jobs,
+            classes=self.policy.classes(classes),
+            terms=self.policy.terms(classes),
+            own=caller.own,
+            share=caller.share,
+            router=self.router,
+            tenant=caller.tenant,
+            deadline_ms=caller.deadline_ms,
+            prefer=prefer.worker,
+            value_s=prefer.value_s,
+            session=prompt.session,
+            version=prompt.version,
+            origin=origin,
+            spread=spread,
+            waits=waits,
+        )
+        if admission.outcome == "exists":
+            for job in jobs:
+                await self._bus.jobs.adopt(job.id, self.router)
+        elif admission.outcome == "admitted":
+            await self._count(jobs, admission)
+        return admission
+
+    def ticket(self, family: Family, share: float) -> Ticket:
+        """Return a ticket that waits in the admission queue after a refusal with `waits`."""
+        return self._queue.ticket(family, share)
+
+    async def ask_for_room(self, family: Family) -> None:
+        """Ask for a notification when a worker starts or a job ends, as a refusal with `waits` does."""
+        await self._bus.admission.ask_for_room(family)
+
+    async def _preferred(self, family: Family, prompt: Prompt) -> Preference:
+        if own := self._own_consumers.get(family):
+            return Preference(own, OWN_S)
+        return await preferred(self._bus, family, prompt)
+
+    async def _count(self, jobs: Sequence[NewJob], admission: Admission) -> None:
+        """Count admitted jobs by lane; only a single job's lane is told by the admission itself."""
+        if len(jobs) == 1:
+            metrics.ADMITTED.labels(lane_label(family_of(jobs[0].id), admission.lane)).inc()
+            return
+        for job in jobs:
+            if (state := await self._bus.jobs.get(job.id)) is not None:
+                metrics.ADMITTED.labels(lane_label(family_of(job.id), state.lane)).inc()
 
 
 def _seconds(worker: WorkerRecord, items: int, tokens: int) -> float:

@@ -1,15 +1,27 @@
-"""Which lanes embeddings may take and by what rule: WindVE's policies, and the way back that promises allow for."""
+"""Lane policy: the classes of lanes that each kind of work may take, and WindVE's rules for the choice among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common.bus.admission import Terms
 from common.config import Admission
 from common.cost.online import Lateness
 
 EMBED_CLASSES = ("gpu", "cpu")
-LOW_SHARE = 0.5
+GENERATE_CLASSES = ("gpu",)
+SEARCH_CLASSES = ("cpu",)
+REQUEST_CLASSES = ("router",)
+SESSION_CLASSES = ("kv",)
+CLASSES_OF: Mapping[str, Sequence[str]] = {
+    "embed": EMBED_CLASSES,
+    "rerank": EMBED_CLASSES,
+    "chat": GENERATE_CLASSES,
+    "search": SEARCH_CLASSES,
+    "request": REQUEST_CLASSES,
+    "sessions": SESSION_CLASSES,
+}  # by the kind of a family
+LOW_SHARE = 0.5  # of a lane's depth, for requests of low priority
 _TERMS: dict[Admission, Terms] = {
     "windve-tokens": Terms("finish", "first"),
     "windve": Terms("count", "first"),
@@ -20,40 +32,40 @@ _HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.1
 
 
 class DeliveryLatency:
-    """How long it takes from a job's end to its client: p99 of the journal's delay + p99 of making the reply."""
+    """The time from the end of a job to its client: p99 of the notification's delay + p99 of writing the response."""
 
     def __init__(self) -> None:
         self._heard = Lateness(0.99, window=1000, prior=_HOP_PRIOR_S)
         self._replied = Lateness(0.99, window=1000)
 
     def heard(self, seconds: float) -> None:
-        """Note the time from the end of a job to its router's knowing."""
+        """Note the time from the end of a job until its router was notified."""
         self._heard.add(seconds)
 
     def replied(self, seconds: float) -> None:
-        """Note the time from there to the reply."""
+        """Note the time from the notification to the response."""
         self._replied.add(seconds)
 
     @property
     def p99_s(self) -> float:
-        """The seconds a promise has to allow for; one stall of this router must not close its door for long."""
+        """The seconds that an admission must allow for; bounded, so that one stall does not close lanes for long."""
         return min(self._heard.value + self._replied.value, _HOP_MOST_S)
 
 
 class LanePolicy:
-    """What `admit` is asked for embeddings; other lanes are always filled by predicted end."""
+    """The terms on which jobs are admitted: `name` rules the lanes of embeddings, predicted ends rule all others."""
 
     def __init__(self, name: Admission, hops: DeliveryLatency) -> None:
         self.name: Admission = name
         self.hops = hops
 
     def classes(self, asked: Sequence[str]) -> Sequence[str]:
-        """Return the classes that a request for `asked` may take, in order."""
+        """Return the classes that a job for `asked` may take, in order."""
         if tuple(asked) == EMBED_CLASSES and self.name == "accelerator-only":
             return EMBED_CLASSES[:1]
         return asked
 
     def terms(self, asked: Sequence[str]) -> Terms:
-        """Return by what rule they are chosen."""
+        """Return the rule by which a lane is chosen among the classes `asked`."""
         name: Admission = self.name if tuple(asked) == EMBED_CLASSES else "windve-tokens"
         return _TERMS[name]._replace(hop_s=self.hops.p99_s)

@@ -11,7 +11,7 @@ from common.bus.events import Subscription
 from common.errors import Conflict
 from common.ids import family_of
 from common.wire.workflows import ChatRequest, ResponseOptions
-from services.router.admission.dispatcher import RequestContext
+from services.router.admission.job_spec import RequestContext
 from services.router.http import grounded
 from services.router.http.context import ROUTER, Router
 from services.router.http.generations import admitted, attached, door, generation_caller

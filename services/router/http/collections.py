@@ -16,7 +16,8 @@ from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork, Write
 from common.wire.workflows import ReembedPlan, ResponseOptions
-from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
+from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
@@ -51,7 +52,7 @@ async def create(request: web.Request) -> web.Response:
             code="collection_exists",
             param="name",
         )
-    await await_served(router.bus, router.room, record)
+    await await_served(router.bus, router.admission, record)
     return reply(msgspec.json.encode(shown(record)), status=201)
 
 
@@ -149,8 +150,8 @@ async def _stats(
         Parcel(encode(work), 1, 0),
         ResponseOptions(kind="stats"),
     )
-    name, result = await router.dispatch.run(caller, ask)
-    router.dispatch.delivered(caller, name)
+    name, result = await router.runner.run(caller, ask)
+    router.runner.delivered(caller, name)
     return cast("DocumentsResult", result)
 
 
@@ -161,7 +162,7 @@ async def delete(request: web.Request) -> web.Response:
     await Collections(router.bus).remove(record)
     for shard in range(record.shards):
         write = Write(
-            request=f"drop-{record.id}", index=1 << 20, router=router.dispatch.router, drop=True
+            request=f"drop-{record.id}", index=1 << 20, router=router.admission.router, drop=True
         )
         await router.bus.writes.append(record.id, shard, write)
     body = {"object": "collection", "name": record.name, "deleted": True}

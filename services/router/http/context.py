@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from common.bus import Bus
+from common.bus import Bus, Notifications
 from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import NotFound, TooLarge
@@ -23,16 +23,14 @@ from common.wire.registry import CollectionRecord
 from common.wire.results import Result
 from common.wire.workflows import Plan, RequestResult, RequestWork, ResponseOptions, encode_plan
 from services.router import metrics
-from services.router.admission.dispatcher import (
-    REQUEST_CLASSES,
-    Dispatcher,
-    JobSpec,
-    RequestContext,
-)
-from services.router.admission.policy import LOW_SHARE
+from services.router.admission.controller import AdmissionController
+from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.orphan_reaper import OrphanReaper
+from services.router.admission.policy import LOW_SHARE, REQUEST_CLASSES
+from services.router.admission.request_runner import RequestRunner
+from services.router.admission.request_store import RequestStore
 from services.router.cards import Cards
 from services.router.http import limits
-from services.router.queue.room import Room
 from services.router.responses.results import present
 from services.router.text.bodies import RequestLimits
 from services.router.text.pool import TextPool
@@ -60,15 +58,19 @@ class Router:
         cards: Cards,
         pool: TextPool,
         keys: KeyStore,
-        dispatch: Dispatcher,
+        notifications: Notifications,
+        admission: AdmissionController,
+        requests: RequestStore,
+        orphans: OrphanReaper,
+        runner: RequestRunner,
         pipeline: WorkflowRunner,
-        room: Room,
         keys_on: bool,
         pages: PageStore | None,
     ) -> None:
         self.config, self.bus, self.clock, self.health = config, bus, clock, health
         self.cards, self.pool, self.keys = cards, pool, keys
-        self.dispatch, self.pipeline, self.room = dispatch, pipeline, room
+        self.notifications, self.admission, self.requests = notifications, admission, requests
+        self.orphans, self.runner, self.pipeline = orphans, runner, pipeline
         self.keys_on = keys_on
         self.pages = pages
         self.active = 0
@@ -184,7 +186,7 @@ class Router:
     ) -> tuple[str, Result]:
         """Run a request to its result; its id goes into x-request-id."""
         request[MODEL] = ask.view.model
-        return await self.dispatch.run(
+        return await self.runner.run(
             caller, ask, lambda name: request.__setitem__(REQUEST_ID, name)
         )
 
@@ -195,8 +197,8 @@ class Router:
         name, result = await self.run(request, caller, ask)
         began = self.clock.monotonic()
         body = await present(self.bus, self.pool, name, result, ask.view)
-        self.dispatch.policy.hops.replied(self.clock.monotonic() - began)
-        self.dispatch.delivered(caller, name, jobs_of(result))
+        self.admission.policy.hops.replied(self.clock.monotonic() - began)
+        self.runner.delivered(caller, name, jobs_of(result))
         return reply(body)
 
     def next_turn(self) -> int:

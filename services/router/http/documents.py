@@ -14,7 +14,8 @@ from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
 from common.wire.workflows import DeletePlan, ResponseOptions, WritePlan
-from services.router.admission.dispatcher import EMBED_CLASSES, SEARCH_CLASSES, JobSpec
+from services.router.admission.job_spec import JobSpec
+from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.http.context import MODEL, ROUTER, Router, reply
 from services.router.responses import json_bodies
 from services.router.text import collections
@@ -50,8 +51,8 @@ async def store(request: web.Request) -> web.Response:
         checked_encoder(record, await router.cards.specs())
         bounds = router.text_limits((await router.cards.card(record.model)).family)
         family = await router.cards.family(record.model, record.id)
-        await router.dispatch.foresee(family, EMBED_CLASSES, texts, tokens, caller.deadline_ms)
-    await router.dispatch.foresee(
+        await router.admission.foresee(family, EMBED_CLASSES, texts, tokens, caller.deadline_ms)
+    await router.admission.foresee(
         router.bus.writes.search_family(record.id), SEARCH_CLASSES, 1, 0, caller.deadline_ms
     )
     plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
@@ -115,7 +116,7 @@ async def list_page(request: web.Request) -> web.Response:
     name, result = await _read(router, request, record, shard, work)
     following = _next(result.cursor, shard, record)
     found = msgspec.structs.replace(result, cursor=following)
-    router.dispatch.delivered(caller, name)
+    router.runner.delivered(caller, name)
     size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in found.documents)
     body = await router.pool.run(
         partial(json_bodies.documents, view, found), inline=size <= INLINE_BYTES
@@ -180,7 +181,7 @@ async def get(request: web.Request) -> web.Response:
         after=request.query.get("applied") or None,
     )
     job, found = await _read(router, request, record, shard_of(name, record.shards), work)
-    router.dispatch.delivered(router.caller(request), job)
+    router.runner.delivered(router.caller(request), job)
     if not found.documents:
         raise NotFound(
             f"collection {record.name!r} holds no document {name!r}", code="document_not_found"

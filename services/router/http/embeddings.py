@@ -7,7 +7,8 @@ from functools import partial
 from aiohttp import web
 
 from common.wire.workflows import ParcelsPlan, ResponseOptions
-from services.router.admission.dispatcher import EMBED_CLASSES, JobSpec
+from services.router.admission.job_spec import JobSpec
+from services.router.admission.policy import EMBED_CLASSES
 from services.router.http.context import MODEL, ROUTER
 from services.router.text import requests
 from services.router.text.pool import INLINE_TEXT_BYTES
@@ -34,7 +35,7 @@ async def create(request: web.Request) -> web.Response:
         single = JobSpec(family, EMBED_CLASSES, ask.parcels[0], view, ask.tokens)
         return await router.answer(request, caller, single)
     items = sum(parcel.items for parcel in ask.parcels)
-    await router.dispatch.foresee(family, EMBED_CLASSES, items, ask.tokens, caller.deadline_ms)
+    await router.admission.foresee(family, EMBED_CLASSES, items, ask.tokens, caller.deadline_ms)
     plan = ParcelsPlan(
         model, view, [(p.payload, p.items, p.tokens) for p in ask.parcels], whole=ask.whole
     )

@@ -9,7 +9,8 @@ from common.config import RouterConfig
 from common.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from common.ids import Family
 from common.wire.workflows import ResponseOptions
-from services.router.admission.dispatcher import GENERATE_CLASSES, JobSpec, RequestContext
+from services.router.admission.job_spec import JobSpec, Prompt, RequestContext
+from services.router.admission.policy import GENERATE_CLASSES
 from services.router.http.context import REQUEST_ID, ROUTER, Router
 from services.router.responses.answers import ReaderAnswer, deliver, last_position, view_of
 from services.router.responses.sources import source_of
@@ -37,7 +38,7 @@ async def attached(
     Last-Event-ID without such a request is refused: a new answer would not go on where the old one stopped.
     """
     router, position = request.app[ROUTER], last_position(request)
-    name = await router.dispatch.attach(caller)
+    name = await router.admission.attach(caller)
     if name is not None:
         view = await view_of(router, name)
         if view is None:
@@ -76,9 +77,7 @@ def door(router: Router, family: Family, made: GenerationSpec, view: ResponseOpt
         made.parcel,
         view,
         made.parcel.tokens,
-        made.session,
-        made.version,
-        made.marks,
+        Prompt(made.session, made.version, made.marks, made.prompt_tokens),
     )
 
 
@@ -90,4 +89,4 @@ async def admitted(
     def named(name: str) -> None:
         request[REQUEST_ID] = name
 
-    return await request.app[ROUTER].dispatch.open(caller, ask, named)
+    return await request.app[ROUTER].runner.open(caller, ask, named)

@@ -22,7 +22,8 @@ from common.wire.workflows import (
     RetrievalOptions,
     SearchRequest,
 )
-from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec, RequestContext
+from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.admission.refusals import refusal
 from services.router.http.context import ROUTER, Router
 from services.router.http.generations import admitted, door
@@ -32,7 +33,7 @@ from services.router.responses.outcomes import error_of
 from services.router.responses.sources import AnswerSource, told_source
 from services.router.text.grounded import GroundedQuestion, question_of
 from services.router.workflows.embed import checked_encoder
-from services.router.workflows.grounded import await_told
+from services.router.workflows.progress import await_grounded_progress
 from services.router.workflows.search import QUERIES_AT_ONCE
 
 # How long a stream's head waits for its generate job, so that what is refused until then gets a status of its own.
@@ -53,7 +54,7 @@ async def answer(
         await asyncio.wait({telling}, timeout=HOLD_S if chat.stream else None)
     except asyncio.CancelledError:
         telling.cancel()
-        router.dispatch.left(caller, name)
+        router.runner.left(caller, name)
         raise
     try:
         if telling.done():
@@ -61,7 +62,7 @@ async def answer(
         answered = ReaderAnswer(caller, name, ask.view, lambda: _source(telling))
         response = await deliver(request, answered, began)
         if telling.done() and not telling.exception():
-            router.dispatch.delivered(caller, telling.result().job)
+            router.runner.delivered(caller, telling.result().job)
         return response
     finally:
         telling.cancel()
@@ -72,10 +73,12 @@ async def _tell(
     router: Router, caller: RequestContext, request: str, bell: Subscription | None
 ) -> AnswerSource:
     """Return where the answer comes from; if the request ends before it tells, note that and raise its error."""
-    with router.dispatch.reading(request):
-        told = await await_told(router.dispatch.journal, request, caller.deadline_ms, bell)
+    with router.runner.reading(request):
+        told = await await_grounded_progress(
+            router.notifications, request, caller.deadline_ms, bell
+        )
     if isinstance(told, Event):
-        await router.dispatch.ended(caller, request, told)
+        await router.runner.ended(caller, request, told)
         raise error_of(told)
     return await told_source(router, told)
 
@@ -121,7 +124,7 @@ async def ask_of(router: Router, caller: RequestContext, chat: ChatRequest) -> J
     # What even an empty lane could not hold without a passage is refused here, and what no shard could find in time.
     charged = door(router, family, question.generation, view).charge_tokens
     count = len(question.tokens)
-    await router.dispatch.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
+    await router.admission.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
     bounds = await router.encoder_limits()
     plan = GroundPlan(
         collection=record,

@@ -76,15 +76,15 @@ async def get(request: web.Request) -> web.Response:
     lanes = lanes_of(states, models)
     for lane in lanes:
         lane["history"] = mesh.window.used(lane["lane"])
-    policy = router.dispatch.policy
+    policy = router.admission.policy
     body = {
         "object": "mesh",
         "time": router.clock.now_ms() / 1000,
         "version": version(),
         "router": {
-            "name": router.dispatch.router,
+            "name": router.admission.router,
             "started": mesh.started_ms / 1000,
-            "draining": router.dispatch.draining,
+            "draining": router.admission.draining,
             "keys": router.keys_on,
             "admission": policy.name,
             "hop_s": round(policy.hops.p99_s, 6),

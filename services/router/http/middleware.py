@@ -160,7 +160,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     router = request.app[ROUTER]
     if request.path in OPEN_PATHS:
         return await handler(request)
-    if router.dispatch.draining and request.method not in {"GET", "HEAD"}:
+    if router.admission.draining and request.method not in {"GET", "HEAD"}:
         metrics.REFUSED.labels("draining").inc()
         raise Unavailable("this router is stopping; try again", code="draining", retry_after_s=1)
     if _CONTROL.search(request.rel_url.raw_path):

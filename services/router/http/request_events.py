@@ -16,7 +16,7 @@ from aiohttp import web
 from common.errors import InvalidRequest
 from common.wire.results import Event
 from common.wire.workflows import ResponseOptions
-from services.router.admission.dispatcher import RequestContext
+from services.router.admission.job_spec import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, TENANT
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
 from services.router.responses import answers
@@ -55,13 +55,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Stream the events of a request until it is over; a reader slower than SLOW_S is let go."""
     router = request.app[ROUTER]
     name = request.match_info["id"]
-    await router.dispatch.owned(name, request[TENANT])
+    await router.requests.owned(name, request[TENANT])
     view = await answers.view_of(router, name)
     if view is not None:
         return await _chunks(request, name, view)
     start = _start(request)
     state = await router.bus.jobs.get(name)
-    await router.dispatch.note_reader(name)
+    await router.requests.note_reader(name)
     response = event_stream(name)
     request[REQUEST_ID] = name
     await response.prepare(request)
@@ -73,7 +73,7 @@ async def events(request: web.Request) -> web.StreamResponse:
                 await response.write(frame(event))
         else:
             until_ms = state.deadline_ms + 1000
-            stream = router.dispatch.journal.events(name, start, until_ms, look_s=LOOK_S)
+            stream = router.notifications.events(name, start, until_ms, look_s=LOOK_S)
             await copy(_frames(stream), response)
     except (TimeoutError, ConnectionResetError):
         return response
@@ -90,7 +90,7 @@ async def _chunks(request: web.Request, name: str, view: ResponseOptions) -> web
         tenant=request[TENANT], key=None, deadline_ms=deadline_ms + 1000, resume_s=view.resume_s
     )
     if state is not None and not state.over:
-        await router.dispatch.take_over(name, view.resume_s, deadline_ms)
+        await router.admission.take_over(name, view.resume_s, deadline_ms)
     view = msgspec.structs.replace(view, stream=True)
     source = source_of(router, name)
     answer = answers.ReaderAnswer(caller, name, view, source, position, owner=False)

@@ -22,7 +22,7 @@ async def request_of(request: web.Request, router: Router) -> str:
     name = request.match_info["id"]
     if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
         name = await Idempotency(router.bus).claimed(request[TENANT], name) or name
-    await router.dispatch.owned(name, request[TENANT])
+    await router.requests.owned(name, request[TENANT])
     return name
 
 
@@ -30,7 +30,7 @@ async def get(request: web.Request) -> web.Response:
     """Return a request's state, and its result or error once it is over."""
     router = request.app[ROUTER]
     name = await request_of(request, router)
-    await router.dispatch.note_reader(name)
+    await router.requests.note_reader(name)
     body = await _state(router, name)
     result = body.pop("result_body", None)
     encoded = msgspec.json.encode(body)
@@ -70,7 +70,7 @@ async def _state(router: Router, name: str) -> dict[str, Any]:
             source = await source_of(router, name)()
             body["result_body"] = await answers.whole(router, name, view, source)
             return body
-        view = await router.dispatch.view(name)
+        view = await router.requests.options(name)
         body["result_body"] = await present(router.bus, router.pool, name, result_of(outcome), view)
     except SpillwayError as error:
         body |= error.body()
@@ -81,7 +81,7 @@ async def cancel(request: web.Request) -> web.Response:
     """Cancel a request; one that is over stays as it is."""
     router = request.app[ROUTER]
     name = await request_of(request, router)
-    verdict = await router.dispatch.cancel(name)
+    verdict = await router.runner.cancel(name)
     state = await router.bus.jobs.get(name)
     body = {
         "id": name,

@@ -8,7 +8,8 @@ from aiohttp import web
 
 from common.wire.registry import CollectionRecord
 from common.wire.workflows import ResponseOptions, SearchPlan
-from services.router.admission.dispatcher import SEARCH_CLASSES, JobSpec
+from services.router.admission.job_spec import JobSpec
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.http.context import MODEL, ROUTER, Router
 from services.router.text import collections
 from services.router.text.pool import INLINE_TEXT_BYTES
@@ -48,7 +49,7 @@ async def create(request: web.Request) -> web.Response:
         parcels = search_parcels(record, ask, ask.vectors, 0, most)
         only = JobSpec(family, SEARCH_CLASSES, parcels[0], view)
         return await router.answer(request, caller, only)
-    await router.dispatch.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
+    await router.admission.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
     bounds = await router.encoder_limits()
     plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
     several = router.several(caller.tenant, "search", plan, view, tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import Conflict, NotFound
 from common.registry.sessions import Sessions
-from services.router.admission.dispatcher import RequestContext
+from services.router.admission.job_spec import RequestContext
 from services.router.http.context import Router
 from services.router.text.chats import SessionHistory
 from services.router.workflows.session_history import past
@@ -41,4 +41,4 @@ async def try_again(
     record = await Sessions(router.bus).get(session)
     if record is not None and record.busy:
         until_ms = min(caller.deadline_ms, router.clock.now_ms() + _LOOK_MS)
-        await router.dispatch.journal.end(record.busy, until_ms)
+        await router.notifications.end(record.busy, until_ms)

@@ -15,7 +15,7 @@ from common.wire.message import encode
 from common.wire.session_views import messages, shown
 from common.wire.sessions import SessionRecord, SessionResult, SessionWork
 from common.wire.workflows import ResponseOptions
-from services.router.admission.dispatcher import JobSpec, RequestContext
+from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.http.context import MODEL, ROUTER, TENANT, Router, reply
 from services.router.text.bodies import check_metadata, decode
 from services.router.text.grounding import with_citations
@@ -208,5 +208,5 @@ async def _work(
     view = ResponseOptions(kind="session", model=request.get(MODEL, ""))
     ask = JobSpec(FAMILY, CLASSES, Parcel(payload, 1, 0), view)
     name, answer = await router.run(request, caller, ask)
-    router.dispatch.delivered(caller, name)
+    router.runner.delivered(caller, name)
     return cast("SessionResult", answer).body

@@ -19,13 +19,13 @@ from common.registry.collections import Collections
 from services.router.http.context import ROUTER, TENANT, Router, reply
 from services.router.http.requests import request_of
 from services.router.responses.outcomes import error_of
-from services.router.workflows.grounded import STAGE
+from services.router.workflows.progress import GENERATE_STAGE
 
 MOST_JOBS = 32
 MOST_FAMILIES = 256
 _AT_ONCE = 64
 # Stages by what runs them.
-_ENCODED, _SEARCHED, _GENERATED = ("embed", "part"), ("search", "known"), (STAGE,)
+_ENCODED, _SEARCHED, _GENERATED = ("embed", "part"), ("search", "known"), (GENERATE_STAGE,)
 
 
 class Stage(NamedTuple):

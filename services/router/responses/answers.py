@@ -13,7 +13,7 @@ from aiohttp import web
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.results import Event, GenerateResult, Piece
 from common.wire.workflows import ResponseOptions
-from services.router.admission.dispatcher import RequestContext
+from services.router.admission.job_spec import RequestContext
 from services.router.http.context import MODEL, REQUEST_ID, ROUTER, Router, reply
 from services.router.http.event_stream import copy, end, event_stream, last_event_id, streamed_body
 from services.router.responses.chunks import AnswerFormat, Position
@@ -21,7 +21,7 @@ from services.router.responses.generation_events import follow
 from services.router.responses.outcomes import error_of, result_of
 from services.router.responses.sources import AnswerSource
 from services.router.responses.timing import Timing
-from services.router.workflows import grounded
+from services.router.workflows.progress import grounded_options
 
 DONE = b"data: [DONE]\n\n"
 _MOST_DIGITS = 9
@@ -67,22 +67,22 @@ async def deliver(request: web.Request, answer: ReaderAnswer, began: float) -> w
     router = request.app[ROUTER]
     timing = Timing(answer.view.model, began, counts=answer.owner and answer.fresh)
     try:
-        with router.dispatch.reading(answer.request):
+        with router.runner.reading(answer.request):
             source = await answer.source()
             shape = AnswerFormat(answer.request, answer.view, source.extension)
             outcome = await _gather(router, answer, source, shape, timing)
     except asyncio.CancelledError:
-        router.dispatch.left(answer.caller, answer.request)
+        router.runner.left(answer.caller, answer.request)
         raise
     result = await _ended(router, answer, outcome, timing)
-    router.dispatch.delivered(answer.caller, answer.request)
+    router.runner.delivered(answer.caller, answer.request)
     return reply(shape.whole(result))
 
 
 async def _gather(
     router: Router, answer: ReaderAnswer, source: AnswerSource, shape: AnswerFormat, timing: Timing
 ) -> Event:
-    pieces = follow(router.dispatch.journal, source.job, answer.caller.deadline_ms, source.bell)
+    pieces = follow(router.notifications, source.job, answer.caller.deadline_ms, source.bell)
     async with contextlib.aclosing(pieces):
         async for item in pieces:
             if isinstance(item, Event):
@@ -97,9 +97,9 @@ async def _ended(
 ) -> GenerateResult:
     """Note the outcome and return its result, or raise its error."""
     if answer.owner:
-        await router.dispatch.ended(answer.caller, answer.request, outcome)
-    elif answer.caller.resume_s > 0 and outcome.index >= 0:
-        router.dispatch.background.spawn(router.dispatch.graces.release(answer.request))
+        await router.runner.ended(answer.caller, answer.request, outcome)
+    else:
+        router.runner.settled(answer.caller, answer.request, outcome)
     result = result_of(outcome)
     assert isinstance(result, GenerateResult)
     timing.end()
@@ -117,7 +117,7 @@ async def stream(request: web.Request, answer: ReaderAnswer, began: float) -> we
     router = request.app[ROUTER]
     response = event_stream(answer.request)
     try:
-        with router.dispatch.reading(answer.request), router.stoppable() as limit:
+        with router.runner.reading(answer.request), router.stoppable() as limit:
             await response.prepare(request)
             if request.method == "HEAD":
                 return response
@@ -133,14 +133,14 @@ async def stream(request: web.Request, answer: ReaderAnswer, began: float) -> we
         _left(router, answer)
         raise
     if answer.owner:
-        router.dispatch.delivered(answer.caller, answer.request)
+        router.runner.delivered(answer.caller, answer.request)
     await end(response)
     return response
 
 
 def _left(router: Router, answer: ReaderAnswer) -> None:
     if answer.owner or answer.caller.resume_s > 0:
-        router.dispatch.left(answer.caller, answer.request)
+        router.runner.left(answer.caller, answer.request)
 
 
 async def _stop(response: web.StreamResponse) -> None:
@@ -186,7 +186,7 @@ async def frames(router: Router, answer: ReaderAnswer, began: float) -> AsyncGen
 def _items(
     router: Router, answer: ReaderAnswer, source: AnswerSource
 ) -> AsyncGenerator[Piece | Event, None]:
-    return follow(router.dispatch.journal, source.job, answer.caller.deadline_ms, source.bell)
+    return follow(router.notifications, source.job, answer.caller.deadline_ms, source.bell)
 
 
 def error_frame(error: SpillwayError) -> bytes:
@@ -199,12 +199,12 @@ def error_frame(error: SpillwayError) -> bytes:
 
 async def view_of(router: Router, request: str) -> ResponseOptions | None:
     """Return how a generation's answer looks, whichever router accepted it; None if the request is no generation."""
-    view = await router.dispatch.view(request)
+    view = await router.requests.options(request)
     if view is not None:
         return view if view.kind in {"chat", "completion"} else None
     state = await router.bus.jobs.get(request)
     if state is None or not request.startswith("chat."):
-        return None if state is None else await grounded.view_of(router.bus, request)
+        return None if state is None else await grounded_options(router.bus, request)
     cards = (await router.cards.cards()).values()
     family = request.split("~", maxsplit=1)[0]
     model = next((card.name for card in cards if card.family == family), family)
@@ -214,7 +214,7 @@ async def view_of(router: Router, request: str) -> ResponseOptions | None:
 async def whole(router: Router, request: str, view: ResponseOptions, source: AnswerSource) -> bytes:
     """Return the whole answer of a request that is over; its error if it has one."""
     shape = AnswerFormat(request, view, source.extension)
-    items = follow(router.dispatch.journal, source.job, router.clock.now_ms())
+    items = follow(router.notifications, source.job, router.clock.now_ms())
     async with contextlib.aclosing(items):
         async for item in items:
             if isinstance(item, Piece):

@@ -14,7 +14,7 @@ from services.router.http.context import Router
 from services.router.responses.chunks import Extension
 from services.router.responses.outcomes import error_of
 from services.router.text.grounding import Passage, cited
-from services.router.workflows.grounded import GroundedProgress, await_told
+from services.router.workflows.progress import GroundedProgress, await_grounded_progress
 
 _SEVERAL = "request~"
 
@@ -48,7 +48,9 @@ def grounded(router: Router, request: str) -> Callable[[], Awaitable[AnswerSourc
         state = await router.bus.jobs.get(request)
         if state is None:
             raise NotFound("the request's result has expired", code="request_not_found")
-        told = await await_told(router.dispatch.journal, request, state.deadline_ms + 1000)
+        told = await await_grounded_progress(
+            router.notifications, request, state.deadline_ms + 1000
+        )
         if isinstance(told, Event):
             raise error_of(told)
         return await told_source(router, told)
@@ -58,7 +60,7 @@ def grounded(router: Router, request: str) -> Callable[[], Awaitable[AnswerSourc
 
 async def told_source(router: Router, told: GroundedProgress) -> AnswerSource:
     """Return the source of a grounded answer whose job is known; that job's bell rings here from now on."""
-    await router.bus.jobs.adopt(told.job, router.dispatch.router)
+    await router.bus.jobs.adopt(told.job, router.admission.router)
     return AnswerSource(told.job, None, extension_of(told))
 
 

@@ -12,16 +12,16 @@ from common.ids import Family
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
 from common.wire.workflows import ParcelsPlan, RequestResult
-from services.router.admission.dispatcher import EMBED_CLASSES
+from services.router.admission.policy import EMBED_CLASSES
 from services.router.text.bodies import RequestLimits
 from services.router.text.requests import Parcel, parcels_of
 from services.router.text.tokens import Spec
 from services.router.workflows.workflow import Workflow
 
 
-async def encoder_of(run: Workflow, record: CollectionRecord) -> Spec:
+async def encoder_of(workflow: Workflow, record: CollectionRecord) -> Spec:
     """Return the spec of a collection's encoder; Conflict `encoder_mismatch` if another is served now."""
-    specs = await run.tools.cards.specs()
+    specs = await workflow.context.cards.specs()
     return checked_encoder(record, specs)
 
 
@@ -39,22 +39,27 @@ def checked_encoder(record: CollectionRecord, specs: dict[str, Spec]) -> Spec:
     )
 
 
-async def _families(run: Workflow, model: str, count: int) -> list[Family]:
-    return [await run.tools.cards.family(model, run.request, i) for i in range(max(1, count))]
+async def _families(workflow: Workflow, model: str, count: int) -> list[Family]:
+    return [
+        await workflow.context.cards.family(model, workflow.request, i)
+        for i in range(max(1, count))
+    ]
 
 
-async def parcels(run: Workflow, plan: ParcelsPlan) -> RequestResult:
+async def parcels(workflow: Workflow, plan: ParcelsPlan) -> RequestResult:
     """Run all parcels of an embeddings or rerank request; the result names their jobs."""
-    families = await _families(run, plan.model, (await run.tools.cards.card(plan.model)).partitions)
+    families = await _families(
+        workflow, plan.model, (await workflow.context.cards.card(plan.model)).partitions
+    )
     given = [Parcel(*parcel) for parcel in plan.parcels]
     if plan.whole:
         families = families[:1]  # one admission is of one family
-    ids, _ = await run.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
+    ids, _ = await workflow.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
     return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.options)})
 
 
 async def embed(
-    run: Workflow,
+    workflow: Workflow,
     stage: str,
     spec: Spec,
     lists: Sequence[list[int]],
@@ -66,7 +71,9 @@ async def embed(
     if not lists:
         return b""
     limits = RequestLimits(len(lists), 1 << 40, *parcel)
-    families = await _families(run, spec.name, (await run.tools.cards.card(spec.name)).partitions)
+    families = await _families(
+        workflow, spec.name, (await workflow.context.cards.card(spec.name)).partitions
+    )
     cut = parcels_of(spec, lists, limits)
-    _, results = await run.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
+    _, results = await workflow.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
     return b"".join(cast("EmbedResult", result).vectors for result in results)

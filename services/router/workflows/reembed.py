@@ -16,40 +16,41 @@ from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, Write
 from common.wire.workflows import ReembedPlan, RequestResult, StoreItem
-from services.router.admission.dispatcher import SEARCH_CLASSES
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text.requests import Parcel
+from services.router.workflows.progress import StageProgress
 from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import await_served, body_of, documents_of, reembed_lock, store
 
 PAGE = 50
 
 
-async def reembed(run: Workflow, plan: ReembedPlan) -> RequestResult:
+async def reembed(workflow: Workflow, plan: ReembedPlan) -> RequestResult:
     """Embed all texts of a collection into a new one, then let the name mean that one."""
-    old, new, bus = plan.collection, plan.target, run.tools.bus
+    old, new, bus = plan.collection, plan.target, workflow.context.bus
     current = await Collections(bus).get(old.tenant, old.name)
     if current is None or current.id not in {old.id, new.id}:
         raise Conflict(f"collection {old.name!r} was replaced meanwhile", code="collection_changed")
-    await _lock(run, old)
+    await _lock(workflow, old)
     done = 0
     if current.id == old.id:
         shadow = shadow_of(new)
-        run.on_cancel = partial(_undo, run, old, shadow)
+        workflow.on_cancel = partial(_undo, workflow, old, shadow)
         try:
-            await _shadow(run, shadow)
-            done = await _copy(run, old, new, plan.parcel)
+            await _shadow(workflow, shadow)
+            done = await _copy(workflow, old, new, plan.parcel)
             if not await Collections(bus).replace(old, new):
                 raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
         except SpillwayError as error:
             if not isinstance(error, BusDown):
-                await _undo(run, old, shadow)
+                await _undo(workflow, old, shadow)
             raise
-        await drop_shards(run, old)
+        await drop_shards(workflow, old)
     await Collections(bus).unname(shadow_of(new))
     await bus.connection.call("DEL", reembed_lock(old))
     body = {"object": "collection", "name": new.name, "id": new.id, "documents": done}
     return body_of(
-        {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": run.request}
+        {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": workflow.request}
     )
 
 
@@ -58,48 +59,51 @@ def shadow_of(record: CollectionRecord) -> CollectionRecord:
     return msgspec.structs.replace(record, name=f".{record.name}")
 
 
-async def _lock(run: Workflow, old: CollectionRecord) -> None:
+async def _lock(workflow: Workflow, old: CollectionRecord) -> None:
     """Stop writes to a collection while its texts are copied."""
-    bus, lock = run.tools.bus, reembed_lock(old)
-    ttl_ms = max(run.deadline_ms - bus.clock.now_ms(), 0) + 60_000
-    taken = await bus.connection.call("SET", lock, run.request, "NX", "PX", ttl_ms)
-    if not taken and await bus.connection.call("GET", lock) != run.request.encode():
+    bus, lock = workflow.context.bus, reembed_lock(old)
+    ttl_ms = max(workflow.deadline_ms - bus.clock.now_ms(), 0) + 60_000
+    taken = await bus.connection.call("SET", lock, workflow.request, "NX", "PX", ttl_ms)
+    if not taken and await bus.connection.call("GET", lock) != workflow.request.encode():
         raise Conflict(f"collection {old.name!r} is being re-embedded", code="collection_busy")
 
 
-async def _shadow(run: Workflow, shadow: CollectionRecord) -> None:
+async def _shadow(workflow: Workflow, shadow: CollectionRecord) -> None:
     """Register the new collection under a name no client can ask for; what an earlier try left goes."""
-    if not await Collections(run.tools.bus).create(shadow):
-        left = await Collections(run.tools.bus).get(shadow.tenant, shadow.name)
+    if not await Collections(workflow.context.bus).create(shadow):
+        left = await Collections(workflow.context.bus).get(shadow.tenant, shadow.name)
         if left is not None and left.id != shadow.id:
-            await Collections(run.tools.bus).remove(left)
-            await Collections(run.tools.bus).create(shadow)
-    await await_served(run.tools.bus, run.tools.room, shadow)
+            await Collections(workflow.context.bus).remove(left)
+            await Collections(workflow.context.bus).create(shadow)
+    await await_served(workflow.context.bus, workflow.context.admission, shadow)
 
 
-async def _undo(run: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
-    await Collections(run.tools.bus).remove(shadow)
-    await drop_shards(run, shadow)
-    await run.tools.bus.connection.call("DEL", reembed_lock(old))
+async def _undo(workflow: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
+    await Collections(workflow.context.bus).remove(shadow)
+    await drop_shards(workflow, shadow)
+    await workflow.context.bus.connection.call("DEL", reembed_lock(old))
 
 
-async def drop_shards(run: Workflow, record: CollectionRecord) -> None:
+async def drop_shards(workflow: Workflow, record: CollectionRecord) -> None:
     """Tell every replica that a collection is gone."""
     for shard in range(record.shards):
         write = Write(
-            request=run.request, index=1 << 20, router=run.tools.journal.router, drop=True
+            request=workflow.request,
+            index=1 << 20,
+            router=workflow.context.notifications.router,
+            drop=True,
         )
-        await run.tools.bus.writes.append(record.id, shard, write)
+        await workflow.context.bus.writes.append(record.id, shard, write)
 
 
 async def _copy(
-    run: Workflow, old: CollectionRecord, new: CollectionRecord, parcel: tuple[int, int]
+    workflow: Workflow, old: CollectionRecord, new: CollectionRecord, parcel: tuple[int, int]
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
     done, page = 0, 0
-    family = run.tools.bus.writes.search_family(old.id)
+    family = workflow.context.bus.writes.search_family(old.id)
     for shard in range(old.shards):
-        newest = await run.tools.bus.writes.last_write(old.id, shard)
+        newest = await workflow.context.bus.writes.last_write(old.id, shard)
         after = newest if newest != START else None
         cursor: str | None = None
         while True:
@@ -113,16 +117,16 @@ async def _copy(
                 with_vectors=False,
                 shard=shard,
             )
-            _, results = await run.gather(
+            _, results = await workflow.gather(
                 f"page{_letters(page)}", [family], SEARCH_CLASSES, [Parcel(encode(work), 1, 0)]
             )
             found = cast("DocumentsResult", results[0])
             items = [_item(old, doc) for doc in found.documents]
-            documents = await documents_of(run, new, items, parcel, f"e{_letters(page)}")
+            documents = await documents_of(workflow, new, items, parcel, f"e{_letters(page)}")
             if documents:
-                await store(run, shadow_of(new), documents, first=(page + 1) * 100_000)
+                await store(workflow, shadow_of(new), documents, first=(page + 1) * 100_000)
             done, page, cursor = done + len(items), page + 1, found.cursor
-            run.report("reembed", done, 0)
+            workflow.report(StageProgress("reembed", done, 0))
             if cursor is None:
                 break
     return done

@@ -22,9 +22,10 @@ from common.wire.results import Event
 from common.wire.workflows import RequestWork, decode_plan
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease
-from services.router.admission.dispatcher import REQUEST_CLASSES, Dispatcher
+from services.router.admission.policy import REQUEST_CLASSES
+from services.router.workflows.context import WorkflowContext
 from services.router.workflows.steps import perform
-from services.router.workflows.workflow import Workflow, WorkflowContext
+from services.router.workflows.workflow import Workflow
 
 AT_ONCE = 256
 STEP_S = 0.25
@@ -36,9 +37,9 @@ _log = log.get("router")
 class WorkflowRunner:
     """This router's part in `request/<n>`, one consumer per partition."""
 
-    def __init__(self, tools: WorkflowContext, dispatch: Dispatcher, partitions: int) -> None:
-        self._tools, self._dispatch = tools, dispatch
-        self._supervisor = tools.bus.supervisor
+    def __init__(self, context: WorkflowContext, partitions: int) -> None:
+        self._context, self._admission = context, context.admission
+        self._supervisor = context.bus.supervisor
         self._families = [Family("request", n) for n in range(partitions)]
         self._consumers: list[Consumer] = []
         self._runs: dict[str, tuple[Consumer, Workflow, asyncio.Task[None]]] = {}
@@ -46,7 +47,6 @@ class WorkflowRunner:
         self._stopping = False
         self._poked = asyncio.Event()
         self._flagged = False
-        dispatch.on_flagged = self._on_flagged
 
     async def start(self) -> None:
         """Register in every partition and begin to read."""
@@ -57,13 +57,15 @@ class WorkflowRunner:
                 device="cpu",
                 depth_items=AT_ONCE,
                 depth_tokens=TOKENS,
-                started_ms=self._tools.bus.clock.now_ms(),
+                started_ms=self._context.bus.clock.now_ms(),
                 service="router",
             )
-            consumer = Consumer(self._tools.bus, family, record, largest_items=1, largest_tokens=1)
+            consumer = Consumer(
+                self._context.bus, family, record, largest_items=1, largest_tokens=1
+            )
             await consumer.start()
             self._consumers.append(consumer)
-            self._dispatch.prefer[family] = consumer.worker
+            self._admission.prefer(family, consumer.worker)
             self._tasks.append(self._supervisor.process(self._read(consumer), f"read {family}"))
         self._tasks.append(self._supervisor.process(self._step(), "step requests"))
 
@@ -103,7 +105,7 @@ class WorkflowRunner:
                 continue
             if consumer.generation != generation:
                 generation = consumer.generation
-                self._dispatch.prefer[consumer.family] = consumer.worker
+                self._admission.prefer(consumer.family, consumer.worker)
                 await self._forget(consumer)
             for lease in leases:
                 self._begin(consumer, lease)
@@ -116,8 +118,8 @@ class WorkflowRunner:
         await asyncio.gather(*lost, return_exceptions=True)
 
     def _begin(self, consumer: Consumer, lease: Lease) -> None:
-        run = Workflow(self._tools, lease, "", 0)
-        run.poke = self._poked.set
+        run = Workflow(self._context, lease, "", 0)
+        run.on_progress = self._poked.set
         task = asyncio.create_task(self._drive(consumer, run))
         self._runs[lease.job] = (consumer, run, task)
         task.add_done_callback(lambda done: self._ended(lease.job, done))
@@ -146,7 +148,7 @@ class WorkflowRunner:
             span.update_name(f"request {work.kind}")
             with tracing.use(span):
                 if lease.attempts > 1:
-                    run.index = len(await self._tools.bus.jobs.log(lease.job))
+                    run.index = len(await self._context.bus.jobs.log(lease.job))
                 result = await perform(run, decode_plan(work.body))
             await consumer.finish(lease, result, index=run.index)
         except SpillwayError as error:
@@ -165,7 +167,8 @@ class WorkflowRunner:
 
     # -- stepping --------------------------------------------------------------------------------------
 
-    def _on_flagged(self) -> None:
+    def step_now(self) -> None:
+        """Step every request at once: one of them may be cancelled."""
         self._flagged = True
         self._poked.set()
 
@@ -195,7 +198,7 @@ class WorkflowRunner:
         mine = {
             job: run
             for job, (owner, run, _) in self._runs.items()
-            if owner is consumer and (every or run.news is not None)
+            if owner is consumer and (every or run.has_progress)
         }
         held = [lease for job, lease in consumer.held.items() if job in mine]
         if not held:
@@ -205,13 +208,12 @@ class WorkflowRunner:
             event = mine[lease.job].event()
             if event is not None:
                 events[lease.job] = event
-                mine[lease.job].index += 1
         for job in await consumer.step(held, events):
             entry = self._runs.get(job)
             if entry is not None:
                 entry[2].cancel()
                 await asyncio.gather(entry[2], return_exceptions=True)
-                state = await self._tools.bus.jobs.get(job)
+                state = await self._context.bus.jobs.get(job)
                 if state is None or state.state != "cancelled":
                     continue  # fenced off: whoever leases the request now goes on with its jobs
                 await entry[1].cancel_jobs()

@@ -11,7 +11,7 @@ from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import Hit, SearchResult, SearchWork
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
-from services.router.admission.dispatcher import SEARCH_CLASSES
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import embed, encoder_of
@@ -70,7 +70,7 @@ def _score(hit: Hit) -> float:
 
 
 async def find(
-    run: Workflow,
+    workflow: Workflow,
     record: CollectionRecord,
     ask: SearchRequest,
     parcel: tuple[int, int],
@@ -79,20 +79,22 @@ async def find(
     """Embed the questions if they are texts, ask every shard, and merge: hits by query, the path, the applied ids."""
     vectors = ask.vectors
     if ask.tokens:
-        vectors = await embed(run, "embed", await encoder_of(run, record), ask.tokens, parcel)
-    family = run.tools.bus.writes.search_family(record.id)
+        vectors = await embed(
+            workflow, "embed", await encoder_of(workflow, record), ask.tokens, parcel
+        )
+    family = workflow.context.bus.writes.search_family(record.id)
     per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
-    _, results = await run.gather("search", [family], SEARCH_CLASSES, flat)
+    _, results = await workflow.gather("search", [family], SEARCH_CLASSES, flat)
     found = [cast("SearchResult", result) for result in results]
     return merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
 
 
-async def search(run: Workflow, plan: SearchPlan) -> RequestResult:
+async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:
     """Find what a search asks for, and write its reply."""
     ask = plan.ask
-    hits, path, applied = await find(run, plan.collection, ask, plan.parcel, plan.queries)
+    hits, path, applied = await find(workflow, plan.collection, ask, plan.parcel, plan.queries)
     view = ResponseOptions(kind="search", many=ask.many)
-    render = partial(json_bodies.search, view, run.request, hits, path, applied)
-    body = await run.tools.pool.run(render, inline=ask.count * ask.k <= 1000)
+    render = partial(json_bodies.search, view, workflow.request, hits, path, applied)
+    body = await workflow.context.pool.run(render, inline=ask.count * ask.k <= 1000)
     return RequestResult(body=body)

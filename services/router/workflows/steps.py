@@ -19,16 +19,16 @@ from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import delete, write
 
 
-async def perform(run: Workflow, plan: Plan) -> RequestResult:
+async def perform(workflow: Workflow, plan: Plan) -> RequestResult:
     """Carry a plan out; raises the error its client is to see."""
     if isinstance(plan, ParcelsPlan):
-        return await parcels(run, plan)
+        return await parcels(workflow, plan)
     if isinstance(plan, SearchPlan):
-        return await search(run, plan)
+        return await search(workflow, plan)
     if isinstance(plan, WritePlan):
-        return await write(run, plan)
+        return await write(workflow, plan)
     if isinstance(plan, DeletePlan):
-        return await delete(run, plan)
+        return await delete(workflow, plan)
     if isinstance(plan, GroundPlan):
-        return await ground(run, plan)
-    return await reembed(run, plan)
+        return await ground(workflow, plan)
+    return await reembed(workflow, plan)

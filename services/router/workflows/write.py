@@ -25,8 +25,8 @@ from common.wire.search import (
     Write,
 )
 from common.wire.workflows import DeletePlan, RequestResult, StoreItem, WritePlan
-from services.router.admission.dispatcher import SEARCH_CLASSES
-from services.router.queue.room import Room
+from services.router.admission.controller import AdmissionController
+from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text import collections as texts
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
@@ -44,32 +44,32 @@ def shard_of(document: str, shards: int) -> int:
     return zlib.crc32(document.encode()) % shards
 
 
-async def await_served(bus: Bus, room: Room, record: CollectionRecord) -> None:
+async def await_served(bus: Bus, admission: AdmissionController, record: CollectionRecord) -> None:
     """Wait a little until a replica holds every shard, so that the next request finds one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             for shard in range(record.shards):
-                await _served(bus, room, record, shard)
+                await _served(bus, admission, record, shard)
 
 
-async def _served(bus: Bus, room: Room, record: CollectionRecord, shard: int) -> None:
+async def _served(
+    bus: Bus, admission: AdmissionController, record: CollectionRecord, shard: int
+) -> None:
     family = bus.writes.search_family(record.id)
-    place = room.place(family, 1.0)
+    ticket = admission.ticket(family, 1.0)
     try:
         while True:
-            place.look()
-            await bus.admission.ask_for_room(
-                family
-            )  # before the look, so that a start after it is told
+            ticket.begin()
+            await admission.ask_for_room(family)  # first, so that a later start is notified
             if await bus.writes.applied(record.id, shard):
                 return
-            await place.wait(READY_S)
+            await ticket.wait(READY_S)
     finally:
-        place.leave()
+        ticket.leave()
 
 
 async def known_of(
-    run: Workflow, record: CollectionRecord, ids: Sequence[str]
+    workflow: Workflow, record: CollectionRecord, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
     """Return what the collection already holds of `ids`."""
     parcels: list[Parcel] = []
@@ -86,14 +86,14 @@ async def known_of(
                 shard=shard,
             )
             parcels.append(Parcel(encode(work), 1, 0))
-    family = run.tools.bus.writes.search_family(record.id)
-    _, results = await run.gather("known", [family], SEARCH_CLASSES, parcels)
+    family = workflow.context.bus.writes.search_family(record.id)
+    _, results = await workflow.gather("known", [family], SEARCH_CLASSES, parcels)
     found = (doc for result in results for doc in cast("DocumentsResult", result).documents)
     return {doc.id: doc for doc in found}
 
 
-async def _still_there(run: Workflow, record: CollectionRecord) -> None:
-    current = await Collections(run.tools.bus).get(record.tenant, record.name)
+async def _still_there(workflow: Workflow, record: CollectionRecord) -> None:
+    current = await Collections(workflow.context.bus).get(record.tenant, record.name)
     if current is None:
         raise NotFound(f"collection {record.name!r} was deleted", code="collection_not_found")
     if current.id != record.id:
@@ -101,7 +101,7 @@ async def _still_there(run: Workflow, record: CollectionRecord) -> None:
             f"collection {record.name!r} was replaced meanwhile; send the request again",
             code="collection_changed",
         )
-    if await run.tools.bus.connection.call("EXISTS", reembed_lock(record)):
+    if await workflow.context.bus.connection.call("EXISTS", reembed_lock(record)):
         raise Conflict(
             f"collection {record.name!r} is being re-embedded; write to it when that is done",
             code="collection_busy",
@@ -114,7 +114,7 @@ def reembed_lock(record: CollectionRecord) -> str:
 
 
 async def documents_of(
-    run: Workflow,
+    workflow: Workflow,
     record: CollectionRecord,
     items: Sequence[StoreItem],
     parcel: tuple[int, int],
@@ -125,10 +125,10 @@ async def documents_of(
     pieces: list[list[tuple[int, int, list[int]]]] = []
     rows, size = b"", 4 * record.dimension
     if plain:
-        spec = await encoder_of(run, record)
-        pieces = await _split(run, record, spec, [item.text or "" for item in plain])
+        spec = await encoder_of(workflow, record)
+        pieces = await _split(workflow, record, spec, [item.text or "" for item in plain])
         lists = [ids for parts in pieces for _, _, ids in parts]
-        rows = await embed(run, stage, spec, lists, parcel, bulk=True)
+        rows = await embed(workflow, stage, spec, lists, parcel, bulk=True)
     parts_of = {item.id: parts for item, parts in zip(plain, pieces, strict=True)}
     out: list[Document] = []
     row = 0
@@ -148,7 +148,7 @@ async def documents_of(
 
 
 async def _split(
-    run: Workflow, record: CollectionRecord, spec: Spec, given: Sequence[str]
+    workflow: Workflow, record: CollectionRecord, spec: Spec, given: Sequence[str]
 ) -> list[list[tuple[int, int, list[int]]]]:
     """Chunk and tokenize texts in the pool, some hundred kilobytes a call."""
     out: list[list[tuple[int, int, list[int]]]] = []
@@ -167,7 +167,7 @@ async def _split(
             chunking.overlap_tokens,
             record.document_prompt,
         )
-        out += await run.tools.pool.run(call, inline=held < 2048)
+        out += await workflow.context.pool.run(call, inline=held < 2048)
         first = last
     return out
 
@@ -195,17 +195,22 @@ def _writes(request: str, router: str, documents: Sequence[Document], first: int
 
 
 async def _apply(
-    run: Workflow, record: CollectionRecord, shard: int, writes: Sequence[Write]
+    workflow: Workflow, record: CollectionRecord, shard: int, writes: Sequence[Write]
 ) -> str:
     """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
-    tools, entry = run.tools, ""
+    context, entry = workflow.context, ""
     for write in writes:
-        entry = await tools.bus.writes.append(record.id, shard, write)
+        entry = await context.bus.writes.append(record.id, shard, write)
     if not record.name.startswith("."):
         # Looked at again: re-embedding that began meanwhile may have missed these writes, and the client must know.
-        await _still_there(run, record)
-    done = await tools.bus.writes.await_applied(
-        record.id, shard, entry, tools.search_ack, tools.journal, run.deadline_ms
+        await _still_there(workflow, record)
+    done = await context.bus.writes.await_applied(
+        record.id,
+        shard,
+        entry,
+        context.search_ack,
+        context.notifications,
+        workflow.deadline_ms,
     )
     if not done:
         raise DeadlineExceeded(
@@ -216,28 +221,30 @@ async def _apply(
 
 
 async def store(
-    run: Workflow, record: CollectionRecord, documents: Sequence[Document], first: int = 0
+    workflow: Workflow, record: CollectionRecord, documents: Sequence[Document], first: int = 0
 ) -> str:
     """Store documents on their shards; returns the applied ids, one per shard, joined by commas."""
     applied: list[str] = []
     for shard in range(record.shards):
         mine = [doc for doc in documents if shard_of(doc.id, record.shards) == shard]
-        writes = _writes(run.request, run.tools.journal.router, mine, first + shard * 10_000)
-        applied.append(await _apply(run, record, shard, writes) if writes else "")
+        writes = _writes(
+            workflow.request, workflow.context.notifications.router, mine, first + shard * 10_000
+        )
+        applied.append(await _apply(workflow, record, shard, writes) if writes else "")
     return ",".join(applied)
 
 
-async def write(run: Workflow, plan: WritePlan) -> RequestResult:
+async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
     """Store what is new or changed: split, embed, append, and wait until it is synced."""
     record = plan.collection
     items = msgspec.msgpack.decode(plan.items, type=list[StoreItem])
-    known = await known_of(run, record, [item.id for item in items])
+    known = await known_of(workflow, record, [item.id for item in items])
     fresh = [item for item in items if item.id not in known or known[item.id].hash != item.hash]
-    documents = await documents_of(run, record, fresh, plan.parcel, "embed")
+    documents = await documents_of(workflow, record, fresh, plan.parcel, "embed")
     applied = ""
     if documents:
-        await _still_there(run, record)
-        applied = await store(run, record, documents)
+        await _still_there(workflow, record)
+        applied = await store(workflow, record, documents)
     stored = {doc.id: len(doc.chunks) for doc in documents}
     data = [
         {
@@ -247,30 +254,35 @@ async def write(run: Workflow, plan: WritePlan) -> RequestResult:
         }
         for item in items
     ]
-    return body_of({"object": "list", "data": data, "applied": applied, "request_id": run.request})
+    return body_of(
+        {"object": "list", "data": data, "applied": applied, "request_id": workflow.request}
+    )
 
 
-async def delete(run: Workflow, plan: DeletePlan) -> RequestResult:
+async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
     """Delete the documents there are; NotFound for a single one that is not."""
     record = plan.collection
     ids = list(dict.fromkeys(plan.ids))
-    known = await known_of(run, record, ids)
+    known = await known_of(workflow, record, ids)
     if plan.single and not known:
         raise NotFound(
             f"collection {record.name!r} holds no document {ids[0]!r}", code="document_not_found"
         )
     applied: list[str] = []
-    await _still_there(run, record)
+    await _still_there(workflow, record)
     for shard in range(record.shards):
         mine = [name for name in ids if name in known and shard_of(name, record.shards) == shard]
         write = Write(
-            request=run.request, index=shard, router=run.tools.journal.router, deletes=mine
+            request=workflow.request,
+            index=shard,
+            router=workflow.context.notifications.router,
+            deletes=mine,
         )
-        applied.append(await _apply(run, record, shard, [write]) if mine else "")
+        applied.append(await _apply(workflow, record, shard, [write]) if mine else "")
     body: dict[str, Any] = {"deleted": len(known), "applied": ",".join(applied)}
     if plan.single:
         body = {"object": "document", "id": ids[0], "deleted": True, "applied": body["applied"]}
-    return body_of({**body, "request_id": run.request})
+    return body_of({**body, "request_id": workflow.request})
 
 
 def body_of(value: dict[str, Any]) -> RequestResult:

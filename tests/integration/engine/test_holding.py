@@ -18,6 +18,7 @@ from common.wire.registry import WorkerRecord
 from common.wire.sessions import SessionRecord
 from engine.decoder.kv.prefix_index import PrefixIndex
 from services.router.admission.affinity import NOBODY, Preference, choose, preferred
+from services.router.admission.job_spec import Prompt
 from tests.faults.engine.test_failover import SIM, live, process
 from tests.integration.engine.test_sessions import asked, made, now
 from tests.support.engine import FAMILY, Desk, HeldRunner, Worker, running, tokens_of, work
@@ -56,7 +57,8 @@ async def holder(desk: Desk, record: SessionRecord, work_: Any) -> dict[str, Any
     desk.bus.workers.forget(FAMILY)
     prompt = work_.prompts[0]
     marks = marks_of(page_ids(root_id(work_.fingerprint, work_.scope), prompt))
-    found = await preferred(desk.bus, FAMILY, record.id if record else "", marks, len(prompt))
+    asked = Prompt(record.id if record else "", 0, marks, len(prompt))
+    found = await preferred(desk.bus, FAMILY, asked)
     return {"prefer": found.worker, "value_s": found.value_s}
 
 

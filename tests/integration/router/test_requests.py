@@ -134,14 +134,10 @@ async def test_a_disconnect_cancels_an_attached_request(
 
 async def test_a_dead_routers_embedding_ends_with_its_grace(mesh: Mesh, bus: Bus) -> None:
     """Of a single job, too, nothing is run or kept for a client that did not come back."""
-
-    async def seen(_request: str, _within_s: float) -> bool:
-        return False
-
     family = Family("embed.sim")
     hand = await Hand(bus, family, "idle", "idle").join()
     (job,) = await must(bus, new_job(family), classes=("idle",), router="gone")
-    await OrphanReaper(bus, "gone", seen).hold(job.id, 0.1, bus.clock.now_ms() + 60_000)
+    await OrphanReaper(bus, "gone").hold(job.id, 0.1, bus.clock.now_ms() + 60_000)
     await bus.connection.call("ZADD", "routers", 0, "gone")
     with mesh.redis.client() as client:
         async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""Requests of several jobs that wait for room are woken by the word of the bus: the time to try again never comes."""
+"""Submissions that wait for room are woken by a notification: the time to try again never comes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import pytest
 
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
+from common.registry.api_keys import KeyStore
 from common.wire.registry import CollectionRecord
+from services.router.admission.controller import AdmissionController
+from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import DeliveryLatency, LanePolicy
-from services.router.queue.room import Room
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.request_store import RequestStore
 from services.router.text.requests import Parcel
-from services.router.workflows.workflow import Workflow, WorkflowContext
+from services.router.workflows.context import WorkflowContext
+from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import await_served
 from tests.support.bus import EMBED, RESULT, WORK, Hand, must, new_job, open_bus
 from tests.support.servers import Server
@@ -41,9 +46,17 @@ async def journal(bus: Bus) -> AsyncIterator[Notifications]:
 
 
 @pytest.fixture
-def room(journal: Notifications) -> Room:
-    """Lines in which only the word that room appeared wakes."""
-    return Room(journal, again_s=FOR_EVER_S)
+def queue(journal: Notifications) -> AdmissionQueue:
+    """A queue in which only a notification wakes."""
+    return AdmissionQueue(journal, again_s=FOR_EVER_S)
+
+
+@pytest.fixture
+def admission(bus: Bus, journal: Notifications, queue: AdmissionQueue) -> AdmissionController:
+    """The admission of a router of this queue."""
+    policy = LanePolicy("windve-tokens", DeliveryLatency())
+    store, orphans = RequestStore(bus), OrphanReaper(bus, journal.router)
+    return AdmissionController(bus, journal, KeyStore(bus), policy, queue, store, orphans)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -70,27 +83,32 @@ class Asked:
         monkeypatch.setattr(bus.admission, "admit", noted)
 
 
-async def _run(bus: Bus, journal: Notifications, room: Room, hand: Hand) -> Workflow:
+async def _workflow(
+    bus: Bus, journal: Notifications, admission: AdmissionController, hand: Hand
+) -> Workflow:
     """Return a leased request; `hand` serves its family."""
     (job,) = await must(bus, new_job(REQUEST), left_s=600, classes=("gpu",))
     (lease,) = await hand.pull()
     assert lease.job == job.id
-    policy = LanePolicy("windve-tokens", DeliveryLatency())
-    tools = WorkflowContext(policy, bus, journal, None, None, 1, {}, room)  # type: ignore[arg-type]
-    return Workflow(tools, lease, "t", 0)
+    context = WorkflowContext(admission, bus, journal, None, None, 1)  # type: ignore[arg-type]
+    return Workflow(context, lease, "t", 0)
 
 
 async def test_a_full_lane_is_not_asked_again_before_room_appears(
-    bus: Bus, journal: Notifications, room: Room, monkeypatch: pytest.MonkeyPatch
+    bus: Bus,
+    journal: Notifications,
+    queue: AdmissionQueue,
+    admission: AdmissionController,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A refused stage is admitted by the word alone, and asks once a word."""
     requests = await Hand(bus, REQUEST, "r").join()
-    run = await _run(bus, journal, room, requests)
+    workflow = await _workflow(bus, journal, admission, requests)
     hand = await Hand(bus, EMBED, "g", items=1).join()
     asked = Asked(bus, monkeypatch)
     count = 5
     parcels = [Parcel(WORK, 1, 10)] * count
-    gathering = asyncio.create_task(run.gather("embed", [EMBED], ["gpu"], parcels, bulk=False))
+    gathering = asyncio.create_task(workflow.gather("embed", [EMBED], ["gpu"], parcels, bulk=False))
     for done in range(count):
         await until(
             lambda done=done: (
@@ -108,47 +126,47 @@ async def test_a_full_lane_is_not_asked_again_before_room_appears(
     assert asked.said.count("admitted") == count
     # Each end of a job may wake the stage twice: by the job's result and by the word.
     assert asked.said.count("refused") <= 2 * count
-    assert not room.lines
-    assert not room.trying
+    assert not queue.lines
+    assert not queue.trying
 
 
-async def test_waiters_are_woken_one_by_one(room: Room) -> None:
+async def test_waiters_are_woken_one_by_one(queue: AdmissionQueue) -> None:
     """A word wakes the oldest of each line; whoever leaves passes the turn on, admitted or not."""
-    first, second, bulk = (room.place(EMBED, share) for share in (1.0, 1.0, 0.5))
+    first, second, bulk = (queue.ticket(EMBED, share) for share in (1.0, 1.0, 0.5))
     woken: list[str] = []
 
-    async def stand(name: str, place: Any) -> None:
-        place.look()
-        await place.wait(FOR_EVER_S)
+    async def stand(name: str, ticket: Any) -> None:
+        ticket.begin()
+        await ticket.wait(FOR_EVER_S)
         woken.append(name)
 
-    places = {"first": first, "second": second, "bulk": bulk}
-    standing = {name: asyncio.create_task(stand(name, place)) for name, place in places.items()}
-    await until(lambda: sum(map(len, room.lines.values())) == 3)
-    room.wake(EMBED)
+    tickets = {"first": first, "second": second, "bulk": bulk}
+    standing = {name: asyncio.create_task(stand(name, ticket)) for name, ticket in tickets.items()}
+    await until(lambda: sum(map(len, queue.lines.values())) == 3)
+    queue.wake(EMBED)
     await asyncio.gather(standing["first"], standing["bulk"])
     assert not standing["second"].done()
     first.leave()
     await standing["second"]
     assert woken[-1] == "second"
-    for place in (second, bulk):
-        place.leave()
-    assert not room.lines
-    assert not room.trying
+    for ticket in (second, bulk):
+        ticket.leave()
+    assert not queue.lines
+    assert not queue.trying
 
 
-async def test_a_word_during_the_refusal_is_not_lost(room: Room) -> None:
+async def test_a_word_during_the_refusal_is_not_lost(queue: AdmissionQueue) -> None:
     """A word between the refusal in Redis and the router's waiting wakes the waiter at once."""
-    place = room.place(EMBED, 1.0)
-    place.look()
-    room.wake(EMBED)
+    ticket = queue.ticket(EMBED, 1.0)
+    ticket.begin()
+    queue.wake(EMBED)
     async with asyncio.timeout(60):
-        await place.wait(FOR_EVER_S)
-    place.leave()
+        await ticket.wait(FOR_EVER_S)
+    ticket.leave()
 
 
 async def test_a_collection_is_served_when_a_replica_holds_it(
-    bus: Bus, room: Room, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, admission: AdmissionController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for a new collection's shards is woken by the replica that has opened them."""
     monkeypatch.setattr("services.router.workflows.write.READY_S", FOR_EVER_S)
@@ -163,7 +181,7 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
         return await applied(collection, shard)
 
     monkeypatch.setattr(bus.writes, "applied", noted)
-    waiting = asyncio.create_task(await_served(bus, room, record))
+    waiting = asyncio.create_task(await_served(bus, admission, record))
     for shard in range(record.shards):
         await until(lambda shard=shard: shard in looks)
         for _ in range(300):

@@ -1,0 +1,69 @@
+"""The caller of a request, and the job that the request becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from common.ids import Family
+from common.pages.identity import PageId
+from common.registry.api_keys import ApiKey
+from common.wire.workflows import ResponseOptions
+from services.router.text.requests import Parcel
+
+
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller of a request, its deadline, and what a disconnect means.
+
+    `own` says that the client or its key set the deadline; `share` below 1 leaves the rest of a lane to others.
+    """
+
+    tenant: str
+    key: ApiKey | None
+    deadline_ms: int
+    own: bool = False
+    share: float = 1.0
+    resume_s: float = 0.0
+    idempotency_key: str = ""
+    body_hash: bytes = b""
+
+    @property
+    def low(self) -> bool:
+        """Whether requests of normal priority go first."""
+        return self.share < 1
+
+    @property
+    def attached(self) -> bool:
+        """Whether a disconnect cancels the request."""
+        return self.resume_s <= 0 and not self.idempotency_key
+
+
+class Prompt(NamedTuple):
+    """The prompt of a generation, as far as admission needs it: by `session` and `marks` its worker is found.
+
+    `session` makes the job the next turn after `version`; `marks` are every 8th page id of the prompt's `tokens`.
+    """
+
+    session: str = ""
+    version: int = 0
+    marks: Sequence[PageId] = ()
+    tokens: int = 0
+
+
+NO_PROMPT = Prompt()
+
+
+class JobSpec(NamedTuple):
+    """One job that is a request: its family and classes, its size, and the format of its response.
+
+    `charge_tokens` is the charge to a key's quota, of which `view.tokens` came in.
+    """
+
+    family: Family
+    classes: Sequence[str]
+    parcel: Parcel
+    view: ResponseOptions
+    charge_tokens: int = 0
+    prompt: Prompt = NO_PROMPT

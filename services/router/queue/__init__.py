@@ -1,1 +1,0 @@
-"""How requests become jobs, and how requests of several jobs are driven."""
