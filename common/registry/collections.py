@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from common.bus import Bus
+from common.bus import Bus, keys
 from common.bus.keys import CHANGES, COLLECTIONS, REMOVED
 from common.ids import ulid
+from common.redis.lock import RedisLock
 from common.redis.replies import hash_of
 from common.wire.message import decode, encode
 from common.wire.registry import CollectionRecord
@@ -14,7 +15,7 @@ class Collections:
     """Collections by tenant and name, and the ids of removed ones."""
 
     def __init__(self, bus: Bus) -> None:
-        self._redis = bus.connection
+        self._redis, self._clock = bus.connection, bus.clock
 
     async def create(self, record: CollectionRecord) -> bool:
         """Register a collection; False if the tenant has one of that name."""
@@ -69,6 +70,15 @@ class Collections:
         """Let the name of a collection mean none; it lives on under another one."""
         await self._redis.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
         await self.mark_changed()
+
+    def reembed_lock(self, record: CollectionRecord, request: str, life_ms: int) -> RedisLock:
+        """Return the lock by which `request` keeps others from writing to a collection while it re-embeds the texts."""
+        name = keys.reembedding(record.id)
+        return RedisLock(self._redis.call, name, request, life_ms, self._clock)
+
+    async def reembedding(self, record: CollectionRecord) -> bool:
+        """Return whether a request re-embeds a collection now."""
+        return bool(await self._redis.call("EXISTS", keys.reembedding(record.id)))
 
     async def mark_changed(self) -> None:
         """Say that the collections were changed, after they were: replicas read them again."""

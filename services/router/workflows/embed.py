@@ -1,4 +1,4 @@
-"""The stages that embed: many parcels of one request, and the texts of a search or a write."""
+"""The stages that embed: the parcels of one request, and the texts of a search or a write."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def embed(
     *,
     bulk: bool | None = None,
 ) -> bytes:
-    """Return the float32 rows of token lists, in order; `bulk` as in `Run.gather`."""
+    """Return the float32 rows of token lists, in order; `bulk` as in `Workflow.gather`."""
     if not lists:
         return b""
     limits = RequestLimits(len(lists), 1 << 40, *parcel)

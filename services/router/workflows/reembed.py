@@ -10,6 +10,7 @@ import msgspec
 from common.bus import BusDown
 from common.bus.writes import START
 from common.errors import Conflict, SpillwayError, Unprocessable
+from common.redis.lock import RedisLock
 from common.registry.collections import Collections
 from common.wire.document_hash import document_hash
 from common.wire.message import encode
@@ -20,68 +21,74 @@ from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text.requests import Parcel
 from services.router.workflows.progress import StageProgress
 from services.router.workflows.workflow import Workflow
-from services.router.workflows.write import await_served, body_of, documents_of, reembed_lock, store
+from services.router.workflows.write import await_served, body_of, documents_of, store
 
 PAGE = 50
 
 
 async def reembed(workflow: Workflow, plan: ReembedPlan) -> RequestResult:
-    """Embed all texts of a collection into a new one, then let the name mean that one."""
+    """Embed all texts of a collection into a new one, then give the new one the name; nobody writes meanwhile."""
     old, new, bus = plan.collection, plan.target, workflow.context.bus
     current = await Collections(bus).get(old.tenant, old.name)
     if current is None or current.id not in {old.id, new.id}:
         raise Conflict(f"collection {old.name!r} was replaced meanwhile", code="collection_changed")
-    await _lock(workflow, old)
-    done = 0
-    if current.id == old.id:
-        shadow = shadow_of(new)
-        workflow.on_cancel = partial(_undo, workflow, old, shadow)
-        try:
-            await _shadow(workflow, shadow)
-            done = await _copy(workflow, old, new, plan.parcel)
-            if not await Collections(bus).replace(old, new):
-                raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
-        except SpillwayError as error:
-            if not isinstance(error, BusDown):
-                await _undo(workflow, old, shadow)
-            raise
-        await drop_shards(workflow, old)
+    lock = _lock(workflow, old)
+    if await lock.acquire() == "other":
+        raise Conflict(f"collection {old.name!r} is being re-embedded", code="collection_busy")
+    done = await _replace(workflow, plan, lock) if current.id == old.id else 0
     await Collections(bus).unname(shadow_of(new))
-    await bus.connection.call("DEL", reembed_lock(old))
+    await lock.release()
     body = {"object": "collection", "name": new.name, "id": new.id, "documents": done}
     return body_of(
         {**body, "model": new.model, "fingerprint": new.fingerprint, "request_id": workflow.request}
     )
 
 
+async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> int:
+    """Fill the new collection, give it the name, and drop the old one; returns how many documents there are."""
+    old, new = plan.collection, plan.target
+    shadow = shadow_of(new)
+    workflow.on_cancel = partial(_undo, workflow, shadow, lock)
+    try:
+        await _register(workflow, shadow)
+        done = await _copy(workflow, old, new, plan.parcel)
+        if not await Collections(workflow.context.bus).replace(old, new):
+            raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
+    except SpillwayError as error:
+        if not isinstance(error, BusDown):
+            await _undo(workflow, shadow, lock)
+        raise
+    await drop_shards(workflow, old)
+    return done
+
+
 def shadow_of(record: CollectionRecord) -> CollectionRecord:
-    """Return a collection under the name it has while it is being filled, which no client can ask for."""
+    """Return a collection under the hidden name it has while it is being filled: clients cannot ask for it."""
     return msgspec.structs.replace(record, name=f".{record.name}")
 
 
-async def _lock(workflow: Workflow, old: CollectionRecord) -> None:
-    """Stop writes to a collection while its texts are copied."""
-    bus, lock = workflow.context.bus, reembed_lock(old)
-    ttl_ms = max(workflow.deadline_ms - bus.clock.now_ms(), 0) + 60_000
-    taken = await bus.connection.call("SET", lock, workflow.request, "NX", "PX", ttl_ms)
-    if not taken and await bus.connection.call("GET", lock) != workflow.request.encode():
-        raise Conflict(f"collection {old.name!r} is being re-embedded", code="collection_busy")
+def _lock(workflow: Workflow, old: CollectionRecord) -> RedisLock:
+    """Return the lock that keeps others from writing to a collection until a minute after the request's deadline."""
+    bus = workflow.context.bus
+    life_ms = max(workflow.deadline_ms - bus.clock.now_ms(), 0) + 60_000
+    return Collections(bus).reembed_lock(old, workflow.request, life_ms)
 
 
-async def _shadow(workflow: Workflow, shadow: CollectionRecord) -> None:
-    """Register the new collection under a name no client can ask for; what an earlier try left goes."""
-    if not await Collections(workflow.context.bus).create(shadow):
-        left = await Collections(workflow.context.bus).get(shadow.tenant, shadow.name)
+async def _register(workflow: Workflow, shadow: CollectionRecord) -> None:
+    """Register the new collection under its hidden name, in place of what an earlier try left, and wait for shards."""
+    collections = Collections(workflow.context.bus)
+    if not await collections.create(shadow):
+        left = await collections.get(shadow.tenant, shadow.name)
         if left is not None and left.id != shadow.id:
-            await Collections(workflow.context.bus).remove(left)
-            await Collections(workflow.context.bus).create(shadow)
+            await collections.remove(left)
+            await collections.create(shadow)
     await await_served(workflow.context.bus, workflow.context.admission, shadow)
 
 
-async def _undo(workflow: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
+async def _undo(workflow: Workflow, shadow: CollectionRecord, lock: RedisLock) -> None:
     await Collections(workflow.context.bus).remove(shadow)
     await drop_shards(workflow, shadow)
-    await workflow.context.bus.connection.call("DEL", reembed_lock(old))
+    await lock.release()
 
 
 async def drop_shards(workflow: Workflow, record: CollectionRecord) -> None:

@@ -1,4 +1,4 @@
-"""The stages of a search: embed the questions, ask every shard, merge."""
+"""The stages of a search: embed the questions, search every shard, merge the hits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def search_parcels(
 
 
 def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> tuple[list[list[Hit]], str, str]:
-    """Return each query's best k hits over all shards, how they were found, and the applied ids."""
+    """Return each query's best k hits over all shards, the path that found them, and the applied ids."""
     per_shard = [[row for result in results for row in result.hits] for results in shards]
     path, applied = shards[0][0].path, ",".join(results[-1].applied for results in shards)
     if len(per_shard) == 1:
@@ -76,7 +76,7 @@ async def find(
     parcel: tuple[int, int],
     queries: int,
 ) -> tuple[list[list[Hit]], str, str]:
-    """Embed the questions if they are texts, ask every shard, and merge: hits by query, the path, the applied ids."""
+    """Embed questions that are texts, search every shard, merge; return hits by query, the path, the applied ids."""
     vectors = ask.vectors
     if ask.tokens:
         vectors = await embed(
@@ -91,7 +91,7 @@ async def find(
 
 
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:
-    """Find what a search asks for, and write its reply."""
+    """Find the hits of a search, and write its response body."""
     ask = plan.ask
     hits, path, applied = await find(workflow, plan.collection, ask, plan.parcel, plan.queries)
     view = ResponseOptions(kind="search", many=ask.many)

@@ -1,4 +1,4 @@
-"""What is done for each kind of request of several jobs; a stage's job ids let it be repeated."""
+"""The workflow of each kind of plan; a stage's job ids let any router repeat the stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.router.workflows.write import delete, write
 
 
 async def perform(workflow: Workflow, plan: Plan) -> RequestResult:
-    """Carry a plan out; raises the error its client is to see."""
+    """Run the workflow of a plan; raises the error that its client gets."""
     if isinstance(plan, ParcelsPlan):
         return await parcels(workflow, plan)
     if isinstance(plan, SearchPlan):

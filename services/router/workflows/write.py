@@ -1,4 +1,4 @@
-"""The stages of a write: what is known already, splitting, embedding, appending, waiting until it is synced."""
+"""The stages of a write: look up the stored documents, split, embed, append, and wait until replicas have synced."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shard_of(document: str, shards: int) -> int:
 
 
 async def await_served(bus: Bus, admission: AdmissionController, record: CollectionRecord) -> None:
-    """Wait a little until a replica holds every shard, so that the next request finds one."""
+    """Wait up to READY_S until a replica holds every shard, so that the next request finds one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             for shard in range(record.shards):
@@ -71,7 +71,7 @@ async def _served(
 async def known_of(
     workflow: Workflow, record: CollectionRecord, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
-    """Return what the collection already holds of `ids`."""
+    """Return the stored documents among `ids`."""
     parcels: list[Parcel] = []
     for shard in range(record.shards):
         mine = [name for name in ids if shard_of(name, record.shards) == shard]
@@ -92,8 +92,10 @@ async def known_of(
     return {doc.id: doc for doc in found}
 
 
-async def _still_there(workflow: Workflow, record: CollectionRecord) -> None:
-    current = await Collections(workflow.context.bus).get(record.tenant, record.name)
+async def _check_unchanged(workflow: Workflow, record: CollectionRecord) -> None:
+    """Raise NotFound or Conflict if a collection was deleted or replaced, or is being re-embedded."""
+    collections = Collections(workflow.context.bus)
+    current = await collections.get(record.tenant, record.name)
     if current is None:
         raise NotFound(f"collection {record.name!r} was deleted", code="collection_not_found")
     if current.id != record.id:
@@ -101,16 +103,11 @@ async def _still_there(workflow: Workflow, record: CollectionRecord) -> None:
             f"collection {record.name!r} was replaced meanwhile; send the request again",
             code="collection_changed",
         )
-    if await workflow.context.bus.connection.call("EXISTS", reembed_lock(record)):
+    if await collections.reembedding(record):
         raise Conflict(
             f"collection {record.name!r} is being re-embedded; write to it when that is done",
             code="collection_busy",
         )
-
-
-def reembed_lock(record: CollectionRecord) -> str:
-    """Return the key that exists while a collection is being re-embedded."""
-    return "{collections}:reembed:" + record.id
 
 
 async def documents_of(
@@ -202,8 +199,8 @@ async def _apply(
     for write in writes:
         entry = await context.bus.writes.append(record.id, shard, write)
     if not record.name.startswith("."):
-        # Looked at again: re-embedding that began meanwhile may have missed these writes, and the client must know.
-        await _still_there(workflow, record)
+        # Re-embedding may have begun meanwhile and missed these writes: then the client must know.
+        await _check_unchanged(workflow, record)
     done = await context.bus.writes.await_applied(
         record.id,
         shard,
@@ -235,7 +232,7 @@ async def store(
 
 
 async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
-    """Store what is new or changed: split, embed, append, and wait until it is synced."""
+    """Store the new and the changed documents: split, embed, append, and wait until replicas have synced."""
     record = plan.collection
     items = msgspec.msgpack.decode(plan.items, type=list[StoreItem])
     known = await known_of(workflow, record, [item.id for item in items])
@@ -243,7 +240,7 @@ async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
     documents = await documents_of(workflow, record, fresh, plan.parcel, "embed")
     applied = ""
     if documents:
-        await _still_there(workflow, record)
+        await _check_unchanged(workflow, record)
         applied = await store(workflow, record, documents)
     stored = {doc.id: len(doc.chunks) for doc in documents}
     data = [
@@ -260,7 +257,7 @@ async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
 
 
 async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
-    """Delete the documents there are; NotFound for a single one that is not."""
+    """Delete the documents that exist; NotFound for a single one that does not."""
     record = plan.collection
     ids = list(dict.fromkeys(plan.ids))
     known = await known_of(workflow, record, ids)
@@ -269,7 +266,7 @@ async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
             f"collection {record.name!r} holds no document {ids[0]!r}", code="document_not_found"
         )
     applied: list[str] = []
-    await _still_there(workflow, record)
+    await _check_unchanged(workflow, record)
     for shard in range(record.shards):
         mine = [name for name in ids if name in known and shard_of(name, record.shards) == shard]
         write = Write(
@@ -286,5 +283,5 @@ async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
 
 
 def body_of(value: dict[str, Any]) -> RequestResult:
-    """Return a result whose body is this JSON."""
+    """Return the result of a request whose response body is `value` as JSON."""
     return RequestResult(body=msgspec.json.encode(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from common.bus import Bus
 from common.clock import SystemClock
 from common.config import Common
+from common.ids import ulid
 from common.registry.collections import Collections
+from common.wire.registry import CollectionRecord
 from tests.support.mesh import Mesh
 
 CAT = {"id": "a/b", "text": "The cat sat on the mat", "metadata": {"n": 1}}
@@ -231,3 +234,20 @@ async def _pretend_old_encoder(mesh: Mesh, name: str) -> None:
     await bus.connection.call("HSET", "{collections}:records", f"default/{name}", encode(old))
     await Collections(bus).mark_changed()
     await bus.close()
+
+
+async def test_a_request_ends_only_its_own_reembedding(bus: Bus) -> None:
+    """A request whose lock has lapsed leaves the lock of the next one; a router that takes over renews its own."""
+    record = CollectionRecord(id=ulid(), tenant="t", name="c", dimension=1, metric="cosine")
+    collections = Collections(bus)
+    late = collections.reembed_lock(record, "first", 1)
+    assert await late.acquire() == "taken"
+    async with asyncio.timeout(30):
+        while await collections.reembedding(record):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await collections.reembed_lock(record, "second", 60_000).acquire() == "taken"
+
+    assert await collections.reembed_lock(record, "second", 60_000).acquire() == "renewed"
+    assert await late.acquire() == "other"
+    assert not await late.release()
+    assert await collections.reembedding(record)
