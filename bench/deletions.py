@@ -20,7 +20,7 @@ from common.config import Common
 from common.ids import Family, job_id, ulid
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
-from services.kv_store.erase import Eraser
+from services.kv_store.deletion.session_eraser import SessionEraser
 
 FAMILY, TENANT = Family("chat.deletions"), "bench"
 STORES, TURNS, ROUNDS = (100, 20_000), 20, 3
@@ -81,9 +81,9 @@ async def seconds(bus: Bus, raw: redis.Redis) -> float:
     for _ in range(ROUNDS):
         name = await session_of(bus, raw)
         began = time.perf_counter()
-        await Eraser(bus).erase([(name, TENANT)], bus.clock.now_ms() + 60_000, prove=True)
+        await SessionEraser(bus).erase([(name, TENANT)], bus.clock.now_ms() + 60_000, prove=True)
         took.append(time.perf_counter() - began)
-        await Eraser(bus).forget(name, TENANT)
+        await SessionEraser(bus).forget(name, TENANT)
     return statistics.median(took)
 
 

@@ -188,3 +188,8 @@ def forgets(family: Family) -> str:
 def forgotten(family: Family, entry: str) -> str:
     """Worker to what it forgot by one entry of `forgets`, with a TTL."""
     return f"{tag(family)}:forgotten:{entry}"
+
+
+def forgotten_bell(family: Family, entry: str) -> str:
+    """A list with one element for each answer in `forgotten`, with a TTL: whoever waits for answers reads it."""
+    return f"{forgotten(family, entry)}:bell"

@@ -1,4 +1,4 @@
-"""How one page is written down: the value in Redis and on disk, the same for every tier.
+"""The value of one page, the same for every tier: Redis and the disk.
 
 A header of 64 bytes, then of each layer its bytes, `[K|V][kv head][token][dim]`, and their xxh3-64. So a layer can be
 used as soon as it has come and is checked, and one bad layer tells of a bad page.

@@ -1,4 +1,4 @@
-"""What pages are called in the pages Redis: 16 partitions by the first byte of the id, each under its own hash tag."""
+"""The keys of the pages Redis: 16 partitions by the first byte of a page's id, each under its own hash tag."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class PageKey(NamedTuple):
         return f"{self.id.hex()}:{self.group}"
 
 
-def of_member(member: bytes) -> PageKey:
-    """Return the key of a name within a partition; ValueError if it is none."""
+def of_member(member: bytes, partition: int | None = None) -> PageKey:
+    """Return the key of a name within a partition; ValueError if it is none, or one of another partition."""
     text, _, group = member.decode("ascii").partition(":")
     found = bytes.fromhex(text)
     if len(found) != 16:
         raise ValueError(f"page {member!r}: expected 32 hexadecimal digits, ':' and a group")
-    return PageKey(found, int(group))
+    key = PageKey(found, int(group))
+    if partition is not None and key.partition != partition:
+        raise ValueError(f"page {member!r} in partition {partition}: expected {key.partition}")
+    return key
 
 
 def _tag(partition: int) -> str:
@@ -84,8 +87,12 @@ def disk(partition: int) -> str:
 VALUES = "{pages/*}:v:*"  # a pattern of all values
 # What is asked of the one kv_store that keeps the pages.
 KEEPER = f"{_tag(0)}:keeper"
+LAST = f"{_tag(0)}:last"  # the directory, or the process without one, that was kept last: it may lack no erasure
 RECALL = f"{_tag(0)}:recall"  # members to bring from disk
 ERASE = f"{_tag(0)}:erase"  # members to erase from disk
+ERASED = (
+    f"{_tag(0)}:erased"  # a stream: one entry whenever the keeper has erased what it was asked to
+)
 # `<partition>:<bytes>[:<owner>]`: what was put where there, or within its owner's limit, is little room.
 ROOM = f"{_tag(0)}:room"
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 2.0
 CONNECT_S = 1.0
 AGAIN_S = 1.0  # how long nobody asks a server that was away
 _CLOSE_S = 0.25
-SCRIPTS = ("put", "remove", "recount", "where", "erase")
+SCRIPTS = ("put", "remove", "recount", "where", "erase", "erased", "note")
 _EXPECTED = "redis://, rediss://, unix:// or none"
 _LUA = Path(__file__).parent / "lua"
 

@@ -28,6 +28,7 @@ NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
 MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
+_BLOCK_MS = 1000  # less than a reply may take
 Put = Literal["stored", "exists", "over", "full"]
 Tier = Literal["redis", "disk"]
 
@@ -172,6 +173,15 @@ class PageStore:
                 raise EraseRefused("too many pages wait to be erased from the disk; try again")
         await self.remove(keys)
         return copies
+
+    async def erasure(self) -> str:
+        """Return the id of the keeper's last notice that it has erased pages; "0-0" if there is none."""
+        rows = await self.server.call("XREVRANGE", names.ERASED, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else "0-0"
+
+    async def await_erasure(self, after: str) -> None:
+        """Return when the keeper notes an erasure after `after`, or after a second: a full server takes no note."""
+        await self.server.call("XREAD", "BLOCK", _BLOCK_MS, "STREAMS", names.ERASED, after)
 
     async def remove(
         self, keys: Iterable[PageKey], ends_ms: Mapping[PageKey, int] | None = None

@@ -67,6 +67,14 @@ class Deletions:
         name = keys.forgotten(family, entry)
         await self._redis.call("HSET", name, forgot.worker, encode(forgot))
         await self._redis.call("PEXPIRE", name, int(1000 * ANSWERS_S))
+        bell = keys.forgotten_bell(family, entry)
+        await self._redis.call("RPUSH", bell, "1")
+        await self._redis.call("PEXPIRE", bell, int(1000 * ANSWERS_S))
+
+    async def await_answer(self, family: Family, entry: str, seconds: float) -> None:
+        """Return when an entry has a further answer, or after so many seconds, at most one."""
+        wait_s = max(min(seconds, BLOCK_MS / 1000), 0.01)
+        await self._redis.blocking("BLPOP", keys.forgotten_bell(family, entry), wait_s)
 
     async def answers(self, family: Family, entry: str) -> list[Forgot]:
         """Return the answers to an entry by now."""

@@ -18,8 +18,8 @@ from common.wire.sessions import SessionResult, SessionWork
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease
 from services.kv_store import metrics
-from services.kv_store.page_locations import PageLocations
-from services.kv_store.session_store import SessionStore
+from services.kv_store.pages.page_locations import PageLocations
+from services.kv_store.sessions.session_store import SessionStore
 
 AT_ONCE = 16
 _STEP_S = 0.25

@@ -18,17 +18,17 @@ from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.consumer import Consumer
-from services.kv_store.erase import Eraser
-from services.kv_store.indexing import Indexing
+from services.kv_store.deletion.page_eraser import PageEraser
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.deletion.sweep import Sweep
+from services.kv_store.deletion.trace_index import TraceIndex
+from services.kv_store.deletion.worker_eraser import WorkerEraser
 from services.kv_store.job_loop import AT_ONCE, SessionJobLoop
-from services.kv_store.keeper import Keeper
-from services.kv_store.limits import limits_of
-from services.kv_store.page_eraser import PageEraser
-from services.kv_store.page_locations import PageLocations
-from services.kv_store.pins import Pins
-from services.kv_store.session_store import SessionStore
-from services.kv_store.sweep import Sweep
-from services.kv_store.worker_eraser import WorkerEraser
+from services.kv_store.pages.limits import limits_of
+from services.kv_store.pages.page_keeper import PageKeeper
+from services.kv_store.pages.page_locations import PageLocations
+from services.kv_store.pages.session_pins import SessionPins
+from services.kv_store.sessions.session_store import SessionStore
 
 SERVICE = "kv_store"
 FAMILY, CLASS = Family("sessions"), "kv"
@@ -75,10 +75,10 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     keeper = pins = None
     if pages is not None:
         limits = partial(limits_of, keys)
-        keeper = Keeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, limits)
-        pins = Pins(bus, pages, limits)
+        keeper = PageKeeper(pages, Path(config.data_dir) / "pages", config.disk_bytes, limits)
+        pins = SessionPins(bus, pages, limits)
     below = PageEraser(bus, pages, keeper) if pages and keeper else None
-    eraser = Eraser(bus, below, WorkerEraser(bus))
+    eraser = SessionEraser(bus, below, WorkerEraser(bus))
     record = WorkerRecord(
         worker=Consumer.incarnation("kv"),
         classes=[CLASS],
@@ -90,8 +90,8 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         pid=os.getpid(),
         service=SERVICE,
     )
-    indexing = Indexing(bus)
-    await indexing.begin()
+    index = TraceIndex(bus)
+    await index.begin()
     consumer = Consumer(bus, FAMILY, record, largest_items=1, largest_tokens=1)
     await consumer.start()
     health.set("bus", ready=True)
@@ -99,7 +99,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     tasks = [
         bus.supervisor.process(_watch(bus, health, stopping), "watch"),
         bus.supervisor.process(Sweep(bus, eraser, config.sweep_s).run(), "sweep"),
-        bus.supervisor.scoped(indexing.run, "indexing"),
+        bus.supervisor.scoped(index.run, "indexing"),
     ]
     if keeper is not None:
         tasks.append(bus.supervisor.process(keeper.run(), "pages"))

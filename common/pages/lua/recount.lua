@@ -5,8 +5,8 @@ local index, sizes, use, shares = unpack(KEYS)
 local told = tonumber(redis.call('GET', use) or '0')
 local all, total, forgotten, by_owner = redis.call('HGETALL', sizes), 0, 0, {}
 for i = 1, #all, 2 do
-  if redis.call('ZSCORE', index, all[i]) then
-    local size, owner = string.match(all[i + 1], '^(%d+) ?(.*)$')
+  local size, owner = string.match(all[i + 1], '^(%d+) ?(.*)$')
+  if size and redis.call('ZSCORE', index, all[i]) then
     total, by_owner[owner] = total + tonumber(size), (by_owner[owner] or 0) + tonumber(size)
   else
     forgotten = forgotten + redis.call('HDEL', sizes, all[i])

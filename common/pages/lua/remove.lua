@@ -7,7 +7,8 @@ for i = 6, #KEYS do
   local member, until_ms = ARGV[2 * i - 11], ARGV[2 * i - 10]
   gone = gone + redis.call('UNLINK', KEYS[i])
   redis.call('ZREM', index, member)
-  local size, owner = string.match(redis.call('HGET', sizes, member) or '0 ', '^(%d+) ?(.*)$')
+  local size, owner = string.match(redis.call('HGET', sizes, member) or '', '^(%d+) ?(.*)$')
+  size, owner = size or '0', owner or ''
   freed, by_owner[owner] = freed + tonumber(size), (by_owner[owner] or 0) + tonumber(size)
   redis.call('HDEL', sizes, member)
   if until_ms ~= '' then redis.call('HSET', disk, member, until_ms) end

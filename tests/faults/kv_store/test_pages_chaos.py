@@ -7,9 +7,9 @@ import contextlib
 import random
 from pathlib import Path
 
+from common.pages.reconcile import reconcile
 from common.pages.server import AGAIN_S
 from common.pages.store import PageKey, PageStore, TierDown
-from services.kv_store.reconcile import reconcile
 from tests.conftest import PROFILE
 from tests.integration.kv_store.test_pages import BUDGET, TTL_S, kept, page, put_all, so, until
 from tests.integration.pages.test_store import counted, opened
@@ -87,7 +87,7 @@ async def test_nothing_wrong_is_ever_read(tmp_path: Path, seed: int) -> None:
             keys = [key for key, _ in PAGES]
             await until(lambda: found(store, keys))
             await store.recall(keys[:100])
-            await reconcile(store)
+            await reconcile(store, print)
             assert keeper.disk is not None
         usage = await store.usage()
         assert (usage.bytes, usage.pages) == await counted(store)

@@ -23,11 +23,11 @@ from engine.decoder.executor.interface import ModelShape
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.schedule import StepLimits
 from engine.decoder.sequence import TokenSequence
-from services.kv_store.chains import chain
-from services.kv_store.erase import Eraser
-from services.kv_store.keeper import Keeper
-from services.kv_store.page_eraser import PageEraser
-from services.kv_store.worker_eraser import WorkerEraser
+from services.kv_store.deletion.page_eraser import PageEraser
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.deletion.worker_eraser import WorkerEraser
+from services.kv_store.pages.page_keeper import PageKeeper
+from services.kv_store.pages.session_pages import session_pages
 from tests.integration.engine.test_holding import say
 from tests.integration.engine.test_pages_below import NEW, model, pages, prompt_of, put, serving  # noqa: F401 - fixtures
 from tests.integration.engine.test_sessions import asked, begin, made
@@ -60,7 +60,7 @@ async def test_what_others_refer_to_stays(bus: Bus, desk: Desk) -> None:
         await bus.control.cancel(stopped)
         await desk.end(stopped)
         worker.runner.beta_s = 0.0
-        mine, other = await chain(bus, ours.id), await chain(bus, theirs.id)
+        mine, other = await session_pages(bus, ours.id), await session_pages(bus, theirs.id)
         shared = [page for page in mine if page in other]
         left = page_ids(root_id(worker.runner.fingerprint, "t"), list(b"stopped" * 20))
         assert shared
@@ -105,16 +105,20 @@ async def test_every_tier(bus: Bus, desk: Desk, model: Path, pages: Server, tmp_
         await here.result(await here.admit(asked_, session=record.id, version=0))
         await put(worker, 12)
         rng = random.Random(3)
-        while there(worker, await chain(bus, record.id))[1] < 2:  # push some of it to the host
+        while (
+            there(worker, await session_pages(bus, record.id))[1] < 2
+        ):  # push some of it to the host
             filler = [rng.randrange(50) for _ in range(10 * PAGE)]
             await here.result(await here.admit(ask(runner, filler)))
         store = PageStore.of(WorkerConfig(pages_url=pages.url), bus.clock)
         assert store is not None
-        ids = await chain(bus, record.id)
+        ids = await session_pages(bus, record.id)
         names = [PageKey(page, 0) for page in ids]
         assert await store.where(names) == ["redis"] * len(ids)
 
-        eraser = Eraser(bus, PageEraser(bus, store, Keeper(store, tmp_path, 0)), WorkerEraser(bus))
+        eraser = SessionEraser(
+            bus, PageEraser(bus, store, PageKeeper(store, tmp_path, 0)), WorkerEraser(bus)
+        )
         (proof,) = await eraser.erase([(record.id, "t")], bus.clock.now_ms() + 10_000, prove=True)
         await eraser.forget(record.id, "t")
         assert [one["store"] for one in proof["proof"]["stores"]] == ["bus", "workers", "pages"]
@@ -155,7 +159,7 @@ async def test_who_does_not_answer(bus: Bus, desk: Desk) -> None:
     async with running(bus) as worker:
         record = await made(desk)
         await say(desk, record, TEXT, anyone=True)
-        ids = await chain(bus, record.id)
+        ids = await session_pages(bus, record.id)
         done = await WorkerEraser(bus, wait_s=0.3).erase(record.id)
         assert [line.split()[0] for line in done.not_searched] == ["silent"]
         assert done.stores[0]["servers"] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from common.bus import Bus
 from common.pages.identity import owner_id
-from services.kv_store.limits import tell
+from common.pages.keeper_client import KeeperClient
 from tests.integration.engine.test_pages_below import loaded, model, prompt_of, put, serving
 from tests.integration.engine.test_pages_moved import pages_of, say
 from tests.integration.pages.test_store import opened
@@ -35,7 +35,7 @@ async def test_one_tenants_limit_is_not_anothers(
 ) -> None:
     """Pages are counted for their tenant; of one without room nothing is put, and the next one's follow."""
     prompt, runner, store = prompt_of(4), loaded(model), opened(tier, budget=1 << 28)
-    await tell(store, {owner_id("t"): 0})
+    await KeeperClient(store, "test", 6000, print).set_limits({owner_id("t"): 0})
     async with serving(bus, runner, tier.url) as worker:
         await say(bus, desk, runner, prompt, "t")
         await say(bus, desk, runner, prompt, "u")

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from common.clock import SYSTEM
 from common.pages.identity import owner_id
 from common.pages.keys import PageKey
 from services.kv_store import metrics
-from services.kv_store.disk import Disk
-from services.kv_store.records import HEAD_BYTES, RecordHeader, decode, size_of
-from services.kv_store.segments import Damaged, InUse, Segments
+from services.kv_store.disk.disk import Disk
+from services.kv_store.disk.records import HEAD_BYTES, RecordHeader, decode, size_of
+from services.kv_store.disk.segments import Damaged, InUse, Segments
 from tests.conftest import PROFILE
 from tests.faults.hostile.test_disk import Disk as SmallDisk
 
@@ -90,6 +91,17 @@ def test_kept_over_a_restart(segments: Segments) -> None:
     segments.close()
 
 
+def test_a_directory_has_one_name(segments: Segments, tmp_path: Path) -> None:
+    """A directory's name is the same at every start, and another directory has another."""
+    name = segments.identity
+    other = Segments(tmp_path / "other", BUDGET)
+    assert other.identity != name
+    other.close()
+    segments = again(segments)
+    assert segments.identity == name
+    segments.close()
+
+
 def test_one_process_a_directory(segments: Segments) -> None:
     """A second opener is refused, until the first has closed."""
     with pytest.raises(InUse, match="in use by another process"):
@@ -138,8 +150,8 @@ def test_erased_is_off_the_disk(segments: Segments) -> None:
         segments.put(key(n), b"rosebud%02d" % n * 1000, LATER)
     gone = [key(n) for n in range(0, 20, 3)]
     assert segments.erase([*gone, key(99)], sync=True) == len(gone)
-    assert segments.search(set(gone)) == (20, 0)
-    assert segments.search({key(1)}) == (20, 1)
+    assert segments.search(set(gone)) == (20 - len(gone), 0)
+    assert segments.search({key(1)}) == (20 - len(gone), 1)
     segments = again(segments)
     data = b"".join(path.read_bytes() for path in files(segments._directory))
     for n in range(20):
@@ -148,6 +160,16 @@ def test_erased_is_off_the_disk(segments: Segments) -> None:
         assert (key(n).id not in data) == erased or n == 0
         assert (segments.get(key(n)) is None) == erased
     segments.close()
+
+
+def test_an_erasure_that_leaves_bytes_is_an_error(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that keeps the bytes it was told to overwrite is found out when they are read back."""
+    segments.put(key(1), b"rosebud" * 100, LATER)
+    monkeypatch.setattr("services.kv_store.disk.segments.write", lambda *_: None)
+    with pytest.raises(OSError, match="still holds an erased page's bytes"):
+        segments.erase([key(1)], sync=True)
 
 
 def test_what_expired_is_erased(segments: Segments) -> None:
@@ -304,7 +326,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from common.pages.keys import PageKey
-from services.kv_store.segments import Segments
+from services.kv_store.disk.segments import Segments
 segments = Segments(Path(sys.argv[1]), 1 << 22)
 for n in range(1 << 30):
     name = PageKey(n.to_bytes(16, "big"), 0)
@@ -348,7 +370,7 @@ def test_a_process_killed_as_it_writes(tmp_path: Path, seed: int) -> None:
 
 async def test_a_full_disk(tmp_path: Path) -> None:
     """A disk that takes no more refuses and says so; reading and erasing go on; then it takes pages again."""
-    disk = await Disk.open(tmp_path / "pages", BUDGET)
+    disk = await Disk.open(tmp_path / "pages", BUDGET, SYSTEM)
     assert await disk.put(key(1), b"x" * 30_000, LATER)
     refused = metrics.REFUSED._value.get()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -380,7 +402,7 @@ async def test_a_file_system_without_space() -> None:
     small = SmallDisk(4)
     try:
         directory = small.path / "pages"
-        disk = await Disk.open(directory, 1 << 30)
+        disk = await Disk.open(directory, 1 << 30, SYSTEM)
         held = 0
         while await disk.put(key(held), bytes([held % 256]) * 100_000, LATER):
             held += 1
@@ -391,7 +413,7 @@ async def test_a_file_system_without_space() -> None:
         disk._again_at = 0.0
         assert not await disk.put(key(held), b"x" * 100_000, LATER)
         await disk.close()
-        disk = await Disk.open(directory, 1 << 30)
+        disk = await Disk.open(directory, 1 << 30, SYSTEM)
         assert set(await disk.ends()) == {key(n) for n in range(5, held)}
         small.empty()
         assert not await disk.put(key(held), b"x" * 1_000_000, LATER)
@@ -404,7 +426,7 @@ async def test_a_file_system_without_space() -> None:
 
 async def test_what_the_tier_tells(tmp_path: Path) -> None:
     """What left the disk is told once, whatever the reason: damaged, expired, erased, or for room."""
-    disk = await Disk.open(tmp_path / "pages", BUDGET)
+    disk = await Disk.open(tmp_path / "pages", BUDGET, SYSTEM)
     for n in range(4):
         await disk.put(key(n), bytes([n]) * 1000, 100 + n)
     path = files(tmp_path / "pages")[0]
@@ -419,7 +441,7 @@ async def test_what_the_tier_tells(tmp_path: Path) -> None:
     assert not await disk.renew(key(0), 104)
     assert await disk.ends([key(1), key(3)]) == {key(3): 104}
     await disk.erase([key(2)])
-    assert await disk.search([key(2), key(3)]) == (4, 1)
+    assert await disk.search([key(2), key(3)]) == (1, 1)
     assert disk.gone == {key(0), key(1), key(2)}
     disk.gone.clear()
     for n in range(4, 80):
@@ -427,7 +449,7 @@ async def test_what_the_tier_tells(tmp_path: Path) -> None:
     assert key(3) in disk.gone
     assert set(await disk.ends()) == {key(n) for n in range(4, 80)} - disk.gone
     await disk.close()
-    first = await Disk.open(tmp_path / "pages", BUDGET)
+    first = await Disk.open(tmp_path / "pages", BUDGET, SYSTEM)
     with pytest.raises(InUse):
-        await Disk.open(tmp_path / "pages", BUDGET)
+        await Disk.open(tmp_path / "pages", BUDGET, SYSTEM)
     await first.close()

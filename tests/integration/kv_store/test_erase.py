@@ -12,8 +12,8 @@ from common.errors import Unavailable
 from common.ids import job_id, ulid, unique_of
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
-from services.kv_store.erase import Eraser
-from services.kv_store.sweep import Sweep
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.deletion.sweep import Sweep
 from tests.support.bus import Hand, state
 from tests.support.session_traces import FAMILY, begin, end, grounded, holding, lived, now
 from tests.support.turns import made
@@ -40,7 +40,7 @@ def until(bus: Bus, seconds: float = 10) -> int:
 
 async def gone(bus: Bus, record: SessionRecord) -> None:
     """Erase a session as kv_store does."""
-    eraser = Eraser(bus)
+    eraser = SessionEraser(bus)
     await eraser.erase([(record.id, "t")], until(bus), prove=True)
     await eraser.forget(record.id, "t")
 
@@ -50,7 +50,7 @@ async def test_everything_goes(bus: Bus, hand: Hand, found_by: str) -> None:
     ours, theirs = await lived(bus, hand, "rosebud"), await lived(bus, hand, "xanadu")
     before = await holding(bus, "xanadu")
     assert len(await holding(bus, "rosebud")) > 15
-    eraser = Eraser(bus)
+    eraser = SessionEraser(bus)
     (proof,) = await eraser.erase([(ours.id, "t")], until(bus), prove=True)
     await eraser.forget(ours.id, "t")
 
@@ -82,9 +82,9 @@ async def test_running_turn(bus: Bus, hand: Hand) -> None:
     record = await made(bus, FAMILY)
     lease = await begin(bus, hand, record, "rosebud")
     with pytest.raises(Unavailable) as refused:
-        await Eraser(bus).erase([(record.id, "t")], until(bus, 1), prove=True)
+        await SessionEraser(bus).erase([(record.id, "t")], until(bus, 1), prove=True)
     assert refused.value.code == "session_running"
-    task = asyncio.create_task(Eraser(bus).erase([(record.id, "t")], until(bus), prove=True))
+    task = asyncio.create_task(SessionEraser(bus).erase([(record.id, "t")], until(bus), prove=True))
     while not await hand.step([lease]):  # noqa: ASYNC110 - the cancellation comes with a step
         await asyncio.sleep(0.01)
     (proof,) = await task
@@ -147,7 +147,7 @@ async def test_sweep(bus: Bus, hand: Hand) -> None:
     await bus.connection.call(
         "PERSIST", keys.session(living.id)
     )  # as after a kill in the middle of a creation
-    sweep = Sweep(bus, Eraser(bus), 0.001)
+    sweep = Sweep(bus, SessionEraser(bus), 0.001)
     await asyncio.sleep(0.01)
 
     assert await sweep.once() == 2

@@ -13,7 +13,7 @@ import pytest
 from common.pages.codec import Header, encode
 from common.pages.keys import PageKey
 from common.registry.api_keys import KeyStore
-from services.kv_store.chains import chain
+from services.kv_store.pages.session_pages import session_pages
 from tests.integration.kv_store.test_service import Small, ask, created, say
 from tests.integration.pages.test_store import opened
 from tests.support.scripted_generator import FINGERPRINT, NAME, generator
@@ -82,7 +82,7 @@ async def test_why_a_session_cannot_be_pinned(
 async def _compute(small: Small, pages: Server, session: str) -> None:
     """Put the pages of what was said in a session, as a worker would."""
     bus, store = await small.bus(), opened(pages, budget=1 << 28)
-    for page in await chain(bus, session):
+    for page in await session_pages(bus, session):
         key = PageKey(page)
         head = Header(id=key.id, parent=bytes(16), depth=0, layers=1, layer_bytes=5000)
         assert await store.put(key, encode(head, [os.urandom(5000)]), 600) == "stored"

@@ -12,9 +12,9 @@ from common.registry.dead_letters import DeadLetters
 from common.registry.idempotency import Idempotency
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
-from services.kv_store.erase import Eraser
-from services.kv_store.indexing import OLD_MS, Indexing
-from services.kv_store.sweep import Sweep
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.deletion.sweep import Sweep
+from services.kv_store.deletion.trace_index import OLD_MS, TraceIndex
 from tests.support.bus import Hand
 from tests.support.session_traces import EMBEDS, FAMILY, REQUESTS, holding, lived
 from tests.support.turns import made
@@ -61,7 +61,7 @@ async def calls(bus: Bus) -> dict[str, int]:
 
 async def deleted(bus: Bus, record: SessionRecord) -> dict[str, Any]:
     """Delete a session as kv_store does; return the proof."""
-    eraser = Eraser(bus)
+    eraser = SessionEraser(bus)
     (proof,) = await eraser.erase([(record.id, "t")], bus.clock.now_ms() + 10_000, prove=True)
     await eraser.forget(record.id, "t")
     return proof
@@ -128,7 +128,7 @@ async def test_what_an_earlier_version_left(bus: Bus, hand: Hand) -> None:
     first, second = [await lived(bus, hand, text) for text in ("rosebud", "xanadu")]
     await unindexed(bus, first)
     await unindexed(bus, second)
-    indexing = Indexing(bus)
+    indexing = TraceIndex(bus)
     await indexing.begin()
     assert not await indexing.complete([first.id])
     await deleted(bus, first)
@@ -144,7 +144,7 @@ async def test_old_sessions_are_not_walked_for_for_ever(bus: Bus, hand: Hand) ->
     """A day after the first start only letters are left of earlier versions: a walk is for those of stages."""
     record = await lived(bus, hand, "rosebud")
     await unindexed(bus, record)
-    indexing = Indexing(bus)
+    indexing = TraceIndex(bus)
     await bus.connection.call("HSET", keys.INDEX, "since", bus.clock.now_ms() + 1000 - OLD_MS)
     await indexing.run()
     old = job_id(FAMILY, ulid(bus.clock.now_ms() - 2 * OLD_MS))
@@ -175,16 +175,16 @@ async def test_indexing_killed_anywhere(bus: Bus, hand: Hand, cut: int) -> None:
             raise Killed
         return await call(*command, **more)
 
-    await Indexing(bus).begin()
+    await TraceIndex(bus).begin()
     bus.connection.call = failing  # type: ignore[method-assign]
     try:
-        await Indexing(bus).run()
+        await TraceIndex(bus).run()
     except Killed:
         bus.connection.call = call  # type: ignore[method-assign]
-        assert not await Indexing(bus).complete([])
+        assert not await TraceIndex(bus).complete([])
     bus.connection.call = call  # type: ignore[method-assign]
-    await Indexing(bus).run()
-    assert await Indexing(bus).complete([])
+    await TraceIndex(bus).run()
+    assert await TraceIndex(bus).complete([])
     (letter,) = await DeadLetters(bus).all(FAMILY)
     assert await bus.connection.call("HGET", keys.letters(FAMILY), letter.job) is not None
     assert await DeadLetters(bus).drop(letter.job)
@@ -211,7 +211,7 @@ async def test_a_sweep_does_not_walk(bus: Bus, hand: Hand) -> None:
         record = await made(bus, FAMILY, id=old)
         await bus.connection.call("DEL", keys.session(record.id))
         before = await calls(bus)
-        while not await Sweep(bus, Eraser(bus), 0.001).once():
+        while not await Sweep(bus, SessionEraser(bus), 0.001).once():
             pass
         after = await calls(bus)
         costs.append({name: after[name] - before.get(name, 0) for name in after})

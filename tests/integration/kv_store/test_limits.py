@@ -13,14 +13,16 @@ import pytest
 from common.bus import Bus
 from common.pages import keys as names
 from common.pages.identity import Owner, owner_id
+from common.pages.keeper_client import KeeperClient
 from common.pages.keys import PARTITIONS, PageKey
+from common.pages.reconcile import reconcile
 from common.pages.store import FREE, PageStore, sized
 from common.registry.api_keys import KeyStore
-from services.kv_store import keeper as keepers
-from services.kv_store.eviction import Eviction
-from services.kv_store.keeper import Keeper
-from services.kv_store.limits import Limits, limits_of, tell
-from services.kv_store.reconcile import reconcile
+from services.kv_store.pages import page_keeper as keepers
+from services.kv_store.pages.eviction import Eviction
+from services.kv_store.pages.keeper_lease import KeeperLease
+from services.kv_store.pages.limits import Limits, limits_of
+from services.kv_store.pages.page_keeper import PageKeeper
 from tests.integration.kv_store.test_pages import BUDGET, DISK, TTL_S, page, running, until
 from tests.integration.pages.test_store import counted, opened
 
@@ -74,7 +76,7 @@ async def test_what_owners_have(store: PageStore, seed: int) -> None:
         usage = await store.usage()
         for at, share in enumerate(usage.shares):
             assert sum(share.values()) == usage.bytes[at]
-        await reconcile(store)
+        await reconcile(store, note_nothing)
     there = dict(zip(keys, await store.where(keys), strict=True))
     for owner in owners:
         known = any(there[key] for (key, _), whose in pages if whose == owner)
@@ -84,12 +86,12 @@ async def test_what_owners_have(store: PageStore, seed: int) -> None:
 
 async def test_a_flood_is_refused_at_its_limit(store: PageStore) -> None:
     """Without anyone to make room an owner's pages are taken up to its limit, and others' go on."""
-    await tell(store, {ONE: LIMIT})
+    await client(store).set_limits({ONE: LIMIT})
     outcomes = await put(store, ONE)
     assert set(outcomes) == {"stored", "over"}
     assert await held(store, ONE) <= 1.3 * LIMIT * 2 / PARTITIONS
     assert (await put(store, OTHER, slice(0, 8))) == ["stored"] * 8
-    await tell(store, {OTHER: 0})
+    await client(store).set_limits({OTHER: 0})
     assert await store.put(*PAGES[ONE][59], TTL_S, ONE) == "stored"
     assert await store.put(*PAGES[OTHER][59], TTL_S, OTHER) == "over"
 
@@ -133,7 +135,7 @@ async def test_limits_beyond_what_there_is(store: PageStore, tmp_path: Path) -> 
 @pytest.mark.parametrize("place", ["valkey"], indirect=True)
 async def test_who_goes_first(store: PageStore, seed: int) -> None:
     """Nothing pinned, no limited owner's before all others', the longest unused first, and as much as is needed."""
-    rng, eviction = random.Random(seed), Eviction(store)
+    rng, eviction = random.Random(seed), eviction_of(store)
     for _ in range(40):
         pages = [(page(n, partition=1), rng.choice((ONE, OTHER, b""))) for n in range(12)]
         for (key, value), owner in pages:
@@ -161,6 +163,21 @@ async def test_who_goes_first(store: PageStore, seed: int) -> None:
         await store.server.call("DEL", names.pins(1))
 
 
+def eviction_of(store: PageStore) -> Eviction:
+    """An eviction whose lease nobody renews: it chooses, and moves nothing."""
+    asks = client(store)
+    return Eviction(store, asks, KeeperLease(asks.lock, "test"))
+
+
+def client(store: PageStore) -> KeeperClient:
+    """The keeper's client of a store, without a keeper."""
+    return KeeperClient(store, "test", 6000, note_nothing)
+
+
+def note_nothing(_: str) -> None:
+    """Take no note of what is skipped."""
+
+
 def _flat(scores: dict[str, int]) -> list[object]:
     return [word for member, score in scores.items() for word in (score, member)]
 
@@ -171,7 +188,7 @@ def limited(store: PageStore, directory: Path, limits: Limits) -> Any:
     async def ask() -> Limits:
         return limits
 
-    return running(Keeper(store, directory, DISK, ask))
+    return running(PageKeeper(store, directory, DISK, ask))
 
 
 async def stored(store: PageStore, key: PageKey, value: bytes, owner: Owner) -> bool:
@@ -208,8 +225,8 @@ async def test_the_limit_of_a_tenant(bus: Bus) -> None:
 
 async def test_limits_that_go(store: PageStore) -> None:
     """A limit that is not told any more holds no more."""
-    await tell(store, {ONE: 160, OTHER: 320})
-    await tell(store, {OTHER: 640})
+    await client(store).set_limits({ONE: 160, OTHER: 320})
+    await client(store).set_limits({OTHER: 640})
     for at in (0, PARTITIONS - 1):
         found = await store.server.call("HGETALL", names.limits(at))
         assert found == [OTHER.hex().encode(), b"40"]

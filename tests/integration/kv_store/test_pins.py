@@ -17,10 +17,10 @@ from common.pages.keys import PARTITIONS, PageKey
 from common.pages.store import PageStore
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord, SessionWork
-from services.kv_store.erase import Eraser
-from services.kv_store.keeper import Keeper
-from services.kv_store.pins import Pins
-from services.kv_store.session_store import SessionStore
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.pages.page_keeper import PageKeeper
+from services.kv_store.pages.session_pins import SessionPins
+from services.kv_store.sessions.session_store import SessionStore
 from tests.integration.kv_store.test_limits import _quick  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_pages import DISK, put_all, running, until
@@ -53,9 +53,9 @@ async def pinned(store: PageStore) -> set[PageKey]:  # noqa: F811
     return found
 
 
-async def asked(bus: Bus, pins: Pins | None, op: Any, record: SessionRecord) -> Any:
+async def asked(bus: Bus, pins: SessionPins | None, op: Any, record: SessionRecord) -> Any:
     """Have kv_store do one job, as the router asks for it."""
-    found = SessionStore(bus, Eraser(bus), pins)
+    found = SessionStore(bus, SessionEraser(bus), pins)
     work = SessionWork(op=op, tenant=record.tenant, session=record.id)
     await found.perform(work, None, None)  # type: ignore[arg-type]
     return await Sessions(bus).get(record.id)
@@ -72,8 +72,8 @@ async def test_a_pinned_session_outlasts_a_flood(
     tokens = [1] * (20 * PAGE)
     record, mine = await session(bus, [tokens]), pages(tokens)
     keys = [key for key, _ in mine]
-    pins = Pins(bus, store, limits)
-    async with running(Keeper(store, tmp_path, DISK, limits)):
+    pins = SessionPins(bus, store, limits)
+    async with running(PageKeeper(store, tmp_path, DISK, limits)):
         await put_all(store, mine)
         await put_all(store, pages([2] * (150 * PAGE)))  # some of it goes to the disk
         await until(lambda: anywhere(store, keys, "disk"))
@@ -91,7 +91,7 @@ async def test_a_pinned_session_outlasts_a_flood(
         await until(lambda: anywhere(store, keys, "disk"))
 
 
-async def all_pinned(pins: Pins, store: PageStore, keys: list[PageKey]) -> bool:  # noqa: F811
+async def all_pinned(pins: SessionPins, store: PageStore, keys: list[PageKey]) -> bool:  # noqa: F811
     """Whether these are pinned, and no others, by now."""
     await pins.renew()
     return await pinned(store) == set(keys)
@@ -105,7 +105,7 @@ async def anywhere(store: PageStore, keys: list[PageKey], tier: str) -> bool:  #
 @pytest.mark.parametrize("place", ["valkey"], indirect=True)
 async def test_what_may_be_pinned(bus: Bus, store: PageStore, limits: Limits) -> None:  # noqa: F811
     """A session beyond its tenant's limit is refused with what it takes and what is left; a smaller one still fits."""
-    pins = Pins(bus, store, limits)
+    pins = SessionPins(bus, store, limits)
     large, small = [1] * (20 * PAGE), [2] * (4 * PAGE)
     records = [await session(bus, [tokens]) for tokens in (large, small)]
     await put_all(store, pages(large) + pages(small))
@@ -132,7 +132,7 @@ async def test_what_may_be_pinned(bus: Bus, store: PageStore, limits: Limits) ->
 @pytest.mark.parametrize("place", ["valkey"], indirect=True)
 async def test_pins_follow_their_sessions(bus: Bus, store: PageStore, limits: Limits) -> None:  # noqa: F811
     """What a later turn adds is pinned; sessions share pages; what a session that ends leaves is pinned no more."""
-    pins = Pins(bus, store, limits)
+    pins = SessionPins(bus, store, limits)
     common, more = [1] * (4 * PAGE), [2] * (4 * PAGE)
     first, second = await session(bus, [common]), await session(bus, [common + more])
     await put_all(store, pages(common))

@@ -14,7 +14,7 @@ from common.pages.store import PageStore
 from common.registry.cache_directory import CacheDirectory
 from common.wire.registry import Held
 from common.wire.sessions import SessionWork
-from services.kv_store.page_locations import PageLocations
+from services.kv_store.pages.page_locations import PageLocations
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_pages import kept, on_disk, put_all, until
 from tests.support.bus import Hand

@@ -15,7 +15,7 @@ import pytest
 from common.pages.codec import Header, encode
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
-from services.kv_store.chains import chain
+from services.kv_store.pages.session_pages import session_pages
 from tests.integration.kv_store.test_service import Small, ask, created, say
 from tests.integration.pages.test_store import opened
 from tests.support.scripted_generator import FINGERPRINT, NAME, generator
@@ -65,7 +65,7 @@ async def store(mesh: Any) -> AsyncIterator[PageStore]:
 async def computed(mesh: Any, store: PageStore, session: str) -> list[PageKey]:
     """Put pages for what was said in a session, as a worker would; return their names."""
     bus = await mesh[0].bus()
-    keys = [PageKey(page) for page in await chain(bus, session)]
+    keys = [PageKey(page) for page in await session_pages(bus, session)]
     await bus.close()
     for key in keys:
         head = Header(id=key.id, parent=bytes(16), depth=0, layers=1, layer_bytes=5000)

@@ -39,9 +39,9 @@ TASKS = {
     "kv_store": [
         "services.kv_store.job_loop:SessionJobLoop._read",
         "services.kv_store.job_loop:SessionJobLoop._step",
-        "services.kv_store.sweep:Sweep.run",
-        "services.kv_store.keeper:Keeper.run",
-        "services.kv_store.pins:Pins.run",
+        "services.kv_store.deletion.sweep:Sweep.run",
+        "services.kv_store.pages.page_keeper:PageKeeper.run",
+        "services.kv_store.pages.session_pins:SessionPins.run",
         "services.kv_store.service:_watch",
     ],
     "cpu_worker": [

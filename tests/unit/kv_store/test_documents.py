@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import SpillwayError
 from common.wire.sessions import SessionRecord, Turn
-from services.kv_store import session_documents
+from services.kv_store.sessions import session_documents
 
 TEXTS = st.text(max_size=20)
 SAID = st.builds(

@@ -1,8 +1,8 @@
 """Pinned sessions: their pages stay in Redis for as long as the session lives, or until it is unpinned.
 
-A pin is a page's name in its partition, with the time until which it is not evicted. Pins are made anew every few
-seconds from the sessions that are pinned now, for the pages that Redis has by then: of the session pinned first first,
-up to what its tenant may pin. Those on disk are asked back, as long as what there is fits.
+The pins are computed anew every few seconds, from the sessions that are pinned and the pages that Redis has by then.
+The session pinned first comes first, up to the bytes that its tenant may pin; pages on disk are asked back while they
+fit.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from common import log
 from common.bus import Bus, BusDown
 from common.bus import keys as names
 from common.errors import Conflict, Unavailable
-from common.pages import keys as pages
 from common.pages.identity import owner_id
-from common.pages.keys import GROUPS, PARTITIONS, PageKey, by_partition
-from common.pages.store import FREE, PageStore, TierDown, sized
+from common.pages.keys import GROUPS, PARTITIONS, PageKey
+from common.pages.pins import PagePins
+from common.pages.store import FREE, PageStore, TierDown
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
 from services.kv_store import metrics
-from services.kv_store.chains import chain
-from services.kv_store.limits import AskLimits
+from services.kv_store.pages.limits import AskLimits
+from services.kv_store.pages.session_pages import session_pages
 
 RENEW_S = 5.0
 ALL, ONE = 0.8, 0.5  # of the tier: what all tenants may pin, and one without a limit
@@ -31,14 +31,13 @@ _log = log.get("kv_store")
 Ends = dict[PageKey, int]
 
 
-class Pins:
-    """Pins sessions' pages in the pages Redis; any number of processes may renew them."""
+class SessionPins:
+    """Pins the pages of sessions in the pages Redis; any number of processes may renew the pins."""
 
     def __init__(self, bus: Bus, store: PageStore, limits: AskLimits) -> None:
         self._bus, self._store, self._limits = bus, store, limits
-        self._chains: dict[
-            str, tuple[int, list[PageKey]]
-        ] = {}  # by session: its version, its pages
+        self._page_pins = PagePins(store)
+        self._chains: dict[str, tuple[int, list[PageKey]]] = {}  # by session: its version and pages
 
     async def run(self) -> None:
         """Renew the pins for ever."""
@@ -107,7 +106,7 @@ class Pins:
                 await self._bring(
                     [key for key in chained[1] if key.group in groups and key not in ends]
                 )
-        await self._write(ends)
+        await self._page_pins.replace(ends)
         metrics.PINNED.set(taken.total())
         return refused
 
@@ -127,14 +126,14 @@ class Pins:
     ) -> tuple[int, list[PageKey]]:
         if known is not None and known[0] == record.version:
             return known
-        ids = await chain(self._bus, record.id)
+        ids = await session_pages(self._bus, record.id)
         return record.version, [PageKey(page, group) for page in ids for group in range(GROUPS)]
 
     async def _fitting(self, keys: list[PageKey], left: int) -> tuple[dict[PageKey, int], int]:
         """Return the pages that Redis has, with their bytes, as far as they fit, and the bytes of the others."""
         held: dict[PageKey, int] = {}
         over = 0
-        for key, size in (await self._sizes(keys)).items():
+        for key, size in (await self._page_pins.sizes(keys)).items():
             if size <= left:
                 held[key] = size
                 left -= size
@@ -142,47 +141,9 @@ class Pins:
                 over += size
         return held, over
 
-    async def _sizes(self, keys: list[PageKey]) -> dict[PageKey, int]:
-        """Return the bytes of the pages that Redis has, in order."""
-        groups = by_partition(keys)
-        told = await self._store.server.pipeline(
-            [
-                ("HMGET", pages.sizes(at), *(key.member for key in some))
-                for at, some in groups.items()
-            ]
-        )
-        sizes = {
-            key: sized(size)[0]
-            for some, replies in zip(groups.values(), told, strict=True)
-            for key, size in zip(some, replies, strict=True)
-            if size is not None
-        }
-        return {key: sizes[key] for key in keys if key in sizes}
-
     async def _until(self, session: str) -> int:
         left_ms = int(await self._bus.connection.call("PTTL", names.session(session)))
         return self._store.now_ms() + max(left_ms, 0)
-
-    async def _write(self, ends: Ends) -> None:
-        """Pin these pages and no others, and have them live as long, or as long as any page that was just used."""
-        parts, groups = range(PARTITIONS), by_partition(ends)
-        used_ms = self._store.now_ms() + 1000 * self._store.ttl_s
-        told = await self._store.server.pipeline(
-            [("ZRANGE", pages.pins(at), 0, -1) for at in parts]
-        )
-        commands: list[tuple[object, ...]] = []
-        for at, there in zip(parts, told, strict=True):
-            members = {key.member: key for key in groups.get(at, ())}
-            gone = [member for member in there if member.decode() not in members]
-            if gone:
-                commands.append(("ZREM", pages.pins(at), *gone))
-            if members:
-                words = [word for name, key in members.items() for word in (ends[key], name)]
-                commands.append(("ZADD", pages.pins(at), *words))
-            commands += [
-                ("PEXPIREAT", pages.value(key), max(ends[key], used_ms)) for key in members.values()
-            ]
-        await self._store.server.pipeline(commands)
 
     async def _bring(self, keys: list[PageKey]) -> None:
         """Ask back from the disk what only that has, to be pinned the next time."""

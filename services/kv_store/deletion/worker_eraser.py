@@ -1,31 +1,30 @@
-"""Has workers forget a deleted session's pages, on devices and hosts, and says which of them have."""
+"""Have workers forget a deleted session's pages on devices and hosts, and report which of them have."""
 
 from __future__ import annotations
-
-import asyncio
 
 from common.bus import Bus, BusFull
 from common.ids import Family, family_of
 from common.registry.deletion import Deletions
 from common.wire.registry import Forgot
-from services.kv_store.chains import chain
-from services.kv_store.page_eraser import Erased
+from services.kv_store.deletion.page_eraser import ErasedPages
+from services.kv_store.pages.session_pages import session_pages
 
 WAIT_S = 2.0
-_POLL_S = 0.02
 
 
 class WorkerEraser:
-    """Tells the workers of a session's family; it waits for those that live, and for none longer than `wait_s`."""
+    """Tells the workers of a session's family, and waits at most `wait_s` for the answers of those that live."""
 
     def __init__(self, bus: Bus, wait_s: float = WAIT_S) -> None:
         self._bus, self._wait_s = bus, wait_s
 
-    async def erase(self, session: str) -> Erased:
+    async def erase(self, session: str) -> ErasedPages:
         """Return what workers had of the pages of a session's turns. Raises BusDown."""
-        family, done = family_of(session), Erased()
+        family, done = family_of(session), ErasedPages()
         try:
-            entry = await Deletions(self._bus).announce(session, await chain(self._bus, session))
+            entry = await Deletions(self._bus).announce(
+                session, await session_pages(self._bus, session)
+            )
         except BusFull:
             done.not_searched.append(
                 "the bus was full: workers hold the session's pages until other pages take their place"
@@ -59,6 +58,7 @@ class WorkerEraser:
             answers = await Deletions(self._bus).answers(family, entry)
             told = {each.worker for each in answers}
             alive = {record.worker for record in await self._bus.workers.living(family)}
-            if alive <= told or clock.monotonic() >= until:
+            left_s = until - clock.monotonic()
+            if alive <= told or left_s <= 0:
                 return sorted(answers, key=lambda each: each.worker), sorted(alive - told)
-            await asyncio.sleep(_POLL_S)
+            await Deletions(self._bus).await_answer(family, entry, left_s)

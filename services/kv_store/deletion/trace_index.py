@@ -1,7 +1,7 @@
-"""Since when all that a session leaves is indexed: what is older is found by a walk over every key.
+"""The moment from which everything that a session leaves is indexed; older sessions are found by a scan of all keys.
 
-An earlier version wrote no indexes. Its dead letters, and its sessions by when they end, are indexed once, which may be
-killed and goes on at the next start; what else it left has a time to live, after which nothing is walked for any more.
+Earlier versions wrote no indexes. Their dead letters, and their sessions by when these end, are indexed once; a kill is
+made good at the next start. All else that they left has a time to live, after which no deletion scans any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLD_MS = 1000 * (CLAIM_S + 3600)  # a claim is the last of an earlier version's 
 _log = log.get("kv_store")
 
 
-class Indexing:
+class TraceIndex:
     """The state of the indexes, in `{sessions/0}:index`."""
 
     def __init__(self, bus: Bus) -> None:

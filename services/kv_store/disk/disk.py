@@ -1,41 +1,53 @@
-"""The disk tier: pages in segments, in a thread of its own. Where the disk fails or is full it refuses, and says so."""
+"""The disk tier: segments, called in a thread of their own. A disk that fails or is full takes no page for a while."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from common import log
+from common.clock import Clock
 from common.pages.identity import Owner
 from common.pages.keys import PageKey
 from services.kv_store import metrics
-from services.kv_store.segments import Damaged, KeptPage, Segments
+from services.kv_store.disk.segments import Damaged, KeptPage, Segments
 
-AGAIN_S = 5.0  # how long a disk that took no page is not asked to
+AGAIN_S = 5.0  # after which a disk that took no page is asked again
 _log = log.get("kv_store")
 R = TypeVar("R")
 
 
 class Disk:
-    """Pages on this machine's disk; one process a directory. What is not kept is dropped, and told in `gone`."""
+    """Pages on this machine's disk; one process opens a directory. `gone` names the pages that have left it."""
 
-    def __init__(self, segments: Segments, executor: ThreadPoolExecutor) -> None:
-        self._segments, self._executor = segments, executor
+    def __init__(
+        self, segments: Segments, executor: ThreadPoolExecutor, clock: Clock, identity: str
+    ) -> None:
+        self._segments, self._executor, self._clock = segments, executor, clock
+        self.identity = identity  # of the directory
         self._again_at = 0.0
         self._closed = False
         self.gone: set[PageKey] = set()  # dropped since it was last emptied
 
     @classmethod
-    async def open(cls, directory: Path, budget_bytes: int) -> Disk:
-        """Open a directory, reading what it has; InUse if another process has it, OSError if the disk fails."""
+    async def open(cls, directory: Path, budget_bytes: int, clock: Clock) -> Disk:
+        """Open a directory and index its records; InUse if another process has it, OSError if the disk fails."""
         executor = ThreadPoolExecutor(1, "disk")
         loop = asyncio.get_running_loop()
+
+        def opened() -> tuple[Segments, str]:
+            segments = Segments(directory, budget_bytes)
+            try:
+                return segments, segments.identity
+            except BaseException:
+                segments.close()
+                raise
+
         try:
-            segments = await loop.run_in_executor(executor, Segments, directory, budget_bytes)
+            segments, identity = await loop.run_in_executor(executor, opened)
         except BaseException:
             executor.shutdown(wait=False)
             raise
@@ -43,24 +55,24 @@ class Disk:
             metrics.CORRUPT.labels("disk").inc(segments.skipped)
             _log.warning("disk_pages_skipped", records=segments.skipped, directory=str(directory))
         _log.info("disk_opened", pages=len(segments), bytes=segments.used_bytes)
-        return cls(segments, executor)
+        return cls(segments, executor, clock, identity)
 
     async def usage(self) -> tuple[int, int]:
         """Return how many pages there are, and the bytes of all files."""
         return await self._do(lambda: (len(self._segments), self._segments.used_bytes))
 
     async def limit(self, limits: Mapping[Owner, int]) -> None:
-        """Set how many bytes some owners may have; what they have within that goes last."""
+        """Set how many bytes some owners may have; pages within such a limit are dropped last."""
         await self._do(lambda: setattr(self._segments.owners, "limits", limits))
 
     async def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> bool:
-        """Keep a page, or renew its life; False where the disk takes none."""
-        if time.monotonic() < self._again_at:
+        """Store a page, or renew its life; False where the disk takes none."""
+        if self._clock.monotonic() < self._again_at:
             return False
         try:
             dropped = await self._do(lambda: self._segments.put(key, value, ends_ms, owner))
         except OSError as error:
-            self._again_at = time.monotonic() + AGAIN_S
+            self._again_at = self._clock.monotonic() + AGAIN_S
             metrics.REFUSED.inc()
             _log.error("disk_refused", why=error.strerror, page=key.member, again_s=AGAIN_S)
             return False
@@ -81,7 +93,7 @@ class Disk:
             return False
 
     async def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page; None if it is not there, or damaged, which is counted."""
+        """Return a page; None if there is none, or it is damaged, which is counted."""
         try:
             return await self._do(lambda: self._segments.get(key))
         except Damaged as error:
@@ -93,18 +105,18 @@ class Disk:
         return None
 
     async def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
-        """Return when pages expire (ms): these, as far as they are there, or all."""
+        """Return when pages expire (ms): all pages, or those of `keys` that are there."""
         return await self._do(lambda: self._segments.ends(keys))
 
     async def expire(self, now_ms: int) -> None:
-        """Erase what has expired."""
+        """Erase the pages that have expired."""
         try:
             self._drop(await self._do(lambda: self._segments.expire(now_ms)), "expired")
         except OSError as error:
             _log.error("disk_erase_failed", why=error.strerror)
 
     async def erase(self, keys: Sequence[PageKey]) -> int:
-        """Overwrite pages' bytes, synced; return how many there were. OSError if the disk fails."""
+        """Overwrite pages' bytes, sync and read them back; return how many there were. OSError if the disk fails."""
         erased = await self._do(lambda: self._segments.erase(keys, sync=True))
         metrics.DROPPED.labels("erased").inc(erased)
         self.gone.update(keys)
@@ -112,10 +124,10 @@ class Disk:
 
     async def clear(self) -> None:
         """Forget all pages, and remove the files."""
-        await self._do(self._segments.clear)
+        self.gone.update(await self._do(self._segments.clear))
 
-    async def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
-        """Read the headers of all files: how many there are, and how many are of these keys."""
+    async def search(self, keys: Iterable[PageKey]) -> tuple[int, int]:
+        """Return how many records the index names, and how many of them are of these keys."""
         return await self._do(lambda: self._segments.search(keys))
 
     async def close(self) -> None:

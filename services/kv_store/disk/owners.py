@@ -1,4 +1,4 @@
-"""Whose pages a tier holds, and how much of it: an owner beyond its limit makes room among its own pages."""
+"""The owners of a tier's pages: their bytes, and the pages to drop of an owner beyond its limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.pages.keys import PageKey
 
 
 class Share(Struct):
-    """What one owner has: bytes by page, the page written first in front."""
+    """One owner's pages: their bytes by page, the page written first in front."""
 
     bytes: int = 0
     pages: dict[PageKey, int] = field(default_factory=dict)
@@ -25,13 +25,13 @@ class Owners:
         self._shares: dict[Owner, Share] = {}
 
     def enter(self, owner: Owner, key: PageKey, size: int) -> None:
-        """An owner has a page, which may have had another size before."""
+        """Note a page of an owner; it may have had another size before."""
         share = self._shares.setdefault(owner, Share())
         share.bytes += size - share.pages.get(key, 0)
         share.pages[key] = size
 
     def leave(self, owner: Owner, key: PageKey) -> None:
-        """An owner has a page no longer."""
+        """Forget a page of an owner."""
         share = self._shares[owner]
         share.bytes -= share.pages.pop(key)
         if not share.pages:

@@ -1,10 +1,9 @@
-"""Erasing a session's pages from Redis and from the disk, with a second look for the proof."""
+"""Erase a session's pages from Redis and from the disk, and look again for the proof."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,16 +12,15 @@ from common.bus import Bus
 from common.errors import Unavailable
 from common.pages.keys import GROUPS, PageKey
 from common.pages.store import EraseRefused, PageStore, TierDown
-from services.kv_store.chains import chain
-from services.kv_store.keeper import Keeper
+from services.kv_store.pages.page_keeper import PageKeeper
+from services.kv_store.pages.session_pages import session_pages
 
-_LOOKS = 100
-_POLL_S = 0.1  # that another kv_store has erased its disk rings nobody
+WAIT_S = 10.0  # for another kv_store to erase its disk
 _AT_ONCE = 2000
 
 
-class Erased(Struct):
-    """How many pages had a copy in Redis or on disk, what was searched for them afterwards, and what could not be."""
+class ErasedPages(Struct):
+    """An erasure's proof: how many pages had a copy, the stores searched afterwards, and what was not searched."""
 
     pages: int = 0
     stores: list[dict[str, Any]] = field(default_factory=list)
@@ -32,14 +30,14 @@ class Erased(Struct):
 class PageEraser:
     """Erases what sessions left in the page tiers; `keeper` is this process' own, which may not have the disk."""
 
-    def __init__(self, bus: Bus, store: PageStore, keeper: Keeper) -> None:
+    def __init__(self, bus: Bus, store: PageStore, keeper: PageKeeper) -> None:
         self._bus, self._store, self._keeper = bus, store, keeper
 
-    async def erase(self, session: str) -> Erased:
-        """Erase the pages of a session's turns. BusDown; Unavailable if they come back or the disk fails: repeat it."""
-        ids = await chain(self._bus, session)
+    async def erase(self, session: str) -> ErasedPages:
+        """Erase the pages of a session's turns. BusDown; Unavailable, to be repeated, if pages stay."""
+        ids = await session_pages(self._bus, session)
         keys = [PageKey(page, group) for page in ids for group in range(GROUPS)]
-        done = Erased()
+        done = ErasedPages()
         try:
             for some in _parts(keys):
                 done.pages += sum(tier is not None for tier in await self._store.where(some))
@@ -59,7 +57,7 @@ class PageEraser:
         try:
             if self._keeper.disk is not None:
                 await self._keeper.erase(keys)
-            else:
+            if not self._keeper.keeps:
                 await self._drop(keys)
         except OSError as error:
             raise Unavailable(
@@ -69,38 +67,48 @@ class PageEraser:
             ) from error
 
     async def _drop(self, keys: list[PageKey]) -> None:
-        """Have the kv_store that keeps the pages erase them, once it has no more to erase than it should."""
-        for _ in range(_LOOKS):
-            with contextlib.suppress(EraseRefused):
+        """Have the kv_store that keeps the pages erase them, once its requests are few enough to take more."""
+
+        async def accepted() -> bool:
+            try:
                 await self._store.drop(keys)
-                return
-            await asyncio.sleep(_POLL_S)
-        raise Unavailable(
-            "too many pages wait to be erased from the disk; repeat the deletion",
-            code="session_running",
-            retry_after_s=2,
-        )
+            except EraseRefused:
+                return False
+            return True
+
+        await self._wait(accepted, "too many pages wait to be erased from the disk")
 
     async def _look(self, keys: list[PageKey]) -> None:
-        for _ in range(_LOOKS):
-            tiers = await self._store.where(keys)
-            if "redis" in tiers:  # a worker has just put it there
-                await self._remove(keys)
-            elif "disk" not in tiers:
-                return
-            else:
-                await asyncio.sleep(_POLL_S)
-        raise Unavailable(
-            "pages of the session are still there; repeat the deletion",
-            code="session_running",
-            retry_after_s=2,
-        )
+        """Return once no tier has a copy, removing those that workers have just put."""
 
-    async def _prove(self, ids: list[bytes], keys: list[PageKey], done: Erased) -> None:
+        async def gone() -> bool:
+            tiers = await self._store.where(keys)
+            if "redis" in tiers:
+                await self._remove(keys)
+                tiers = await self._store.where(keys)
+            return not any(tiers)
+
+        await self._wait(gone, "pages of the session are still there")
+
+    async def _wait(self, done: Callable[[], Awaitable[bool]], why: str) -> None:
+        """Return once `done` says so, asked again whenever the keeper has erased pages; Unavailable after WAIT_S."""
+        clock = self._store.clock
+        until = clock.monotonic() + WAIT_S
+        while True:
+            seen = await self._store.erasure()
+            if await done():
+                return
+            if clock.monotonic() >= until:
+                raise Unavailable(
+                    f"{why}; repeat the deletion", code="session_running", retry_after_s=2
+                )
+            await self._store.await_erasure(seen)
+
+    async def _prove(self, ids: list[bytes], keys: list[PageKey], done: ErasedPages) -> None:
         disk = self._keeper.disk
         if disk is not None:
             read, found = await disk.search(set(keys))
-            done.stores.append(_searched("disk", len(ids), "header of each record", read, found))
+            done.stores.append(_searched("disk", len(ids), "index of all records", read, found))
 
 
 def _searched(store: str, pages: int, where: str, read: int, found: int = 0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sweep: what expired leaves the indexes with all it left behind, and a deletion nobody finished is finished."""
+"""The sweep: erase what expired sessions left, and finish the deletions that nobody finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.errors import SpillwayError
 from common.ids import time_of, unique_of
 from common.registry.sessions import YOUNG_MS, Sessions
 from services.kv_store import metrics
-from services.kv_store.erase import Eraser, Named
+from services.kv_store.deletion.session_eraser import Named, SessionEraser
 
 MOST = 2000
 BATCH = 200
@@ -24,7 +24,7 @@ _log = log.get("kv_store")
 class Sweep:
     """Looks at the sessions that are due, at most `MOST` each time; of several kv_stores one sweeps."""
 
-    def __init__(self, bus: Bus, eraser: Eraser, every_s: float) -> None:
+    def __init__(self, bus: Bus, eraser: SessionEraser, every_s: float) -> None:
         self._bus, self._eraser, self._every_s = bus, eraser, every_s
         self._begin = 0
 

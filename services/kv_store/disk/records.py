@@ -1,4 +1,4 @@
-"""How a page lies on disk: a header of 64 bytes, then its value, filled up to a multiple of 64.
+"""The records of a segment file: a header of 64 bytes, then the page's value, filled up to a multiple of 64.
 
 A header never straddles a disk's sector, so it is written anew in place as a whole: with another end of life, or as
 that of an erased record, whose value is overwritten first.
@@ -6,7 +6,9 @@ that of an erased record, whose value is overwritten first.
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -20,12 +22,13 @@ _LIVE, _ERASED = 1, 0
 _HEAD = struct.Struct("<4sB3xIIQQ16s8s")
 _SUM = struct.Struct("<Q")
 _MOST = (1 << 32) - 1
+_READ_BYTES = 1 << 20
 
 
 class RecordHeader(Struct, frozen=True):
-    """A record's header: which page's value of how many bytes follows, until when (ms), and its xxh3-64.
+    """A record's header: the page's key, its value's length in bytes, when it expires (ms), and the value's xxh3-64.
 
-    No key: it is erased. No owner: it is nobody's.
+    An erased record has no key; a page without a tenant has no owner.
     """
 
     key: PageKey | None
@@ -55,7 +58,7 @@ def size_of(length: int) -> int:
 
 
 def decode(data: bytes) -> RecordHeader | None:
-    """Return a header, or None if these bytes are none."""
+    """Return the header that 64 bytes hold, or None if they hold none."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         return None
     (known,) = _SUM.unpack_from(data, HEAD_BYTES - _SUM.size)
@@ -74,3 +77,47 @@ def find(data: bytes, start: int) -> int:
             return at
         at = data.find(_MAGIC, at + 1)
     return -1
+
+
+def walk(fd: int, size: int) -> Iterator[tuple[int, RecordHeader]]:
+    """Yield where each record of a file begins, and its header; damaged bytes are skipped, a torn end is left out.
+
+    OSError where the disk fails, here and below.
+    """
+    at = 0
+    while at + HEAD_BYTES <= size:
+        head = decode(os.pread(fd, HEAD_BYTES, at))
+        if head is None or at + head.size > size:
+            at = _next(fd, at + HEAD_BYTES, size)
+            continue
+        yield at, head
+        at += head.size
+
+
+def _next(fd: int, at: int, size: int) -> int:
+    """Return where the next header of a file begins, or its size if there is none."""
+    while at < size:
+        found = find(os.pread(fd, _READ_BYTES, at), 0)
+        if found >= 0:
+            return at + found
+        at += _READ_BYTES
+    return size
+
+
+def read(fd: int, at: int, length: int) -> bytes:
+    """Return `length` bytes of a file from `at` on, fewer at its end."""
+    data = os.pread(fd, length, at)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), at + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def write(fd: int, at: int, data: bytes) -> None:
+    """Write bytes at a place of a file, whole."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

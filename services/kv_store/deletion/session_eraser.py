@@ -1,31 +1,36 @@
-"""Erasing sessions: refuse new turns, stop what runs, remove all of it everywhere, and look again for the proof.
+"""Erase sessions: refuse new turns, stop what runs, remove everything everywhere, and look again for the proof.
 
-Every step may be repeated, and nothing that a repetition needs goes before the rest: the list of a session's jobs and
-its place in the index are the last to go.
+Every step may be repeated. What a repetition needs goes last: the list of a session's jobs, and its place in the index.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from common import log
 from common.bus import Bus, keys
 from common.errors import Unavailable
-from common.ids import family_of, unique_of
-from common.registry.sessions import Sessions
+from common.ids import family_of
 from services.kv_store import metrics
-from services.kv_store.found import CLAIMS, DEAD, JOURNAL, LANE, STREAMS, ScanResult, ulids_in
-from services.kv_store.indexing import Indexing
-from services.kv_store.leftovers import Leftovers
-from services.kv_store.page_eraser import Erased, PageEraser
-from services.kv_store.scan import walk
-from services.kv_store.worker_eraser import WorkerEraser
+from services.kv_store.deletion.leftovers import (
+    CLAIMS,
+    DEAD,
+    JOURNAL,
+    LANE,
+    STREAMS,
+    Leftovers,
+    LeftoverSearch,
+    ulids_in,
+    ulids_of,
+)
+from services.kv_store.deletion.page_eraser import ErasedPages, PageEraser
+from services.kv_store.deletion.worker_eraser import WorkerEraser
 
 MOST_LOOKS = 5
 _KEYS_AT_ONCE = 400
-_POLL_S = 0.05
+_POLL_S = 0.05  # a job's end rings the router that answers for it, and nobody else
 _LEAST_S = 1.0
 _log = log.get("kv_store")
 Named = tuple[str, str]  # a session's id and its tenant
@@ -53,7 +58,7 @@ PAGES_NOT_SEARCHED = (
 )
 
 
-class Eraser:
+class SessionEraser:
     """Erases sessions; one a process."""
 
     def __init__(
@@ -71,16 +76,16 @@ class Eraser:
 
         Unavailable `session_running` if a turn has not stopped by `until_ms`: to be repeated. Raises BusDown.
         """
-        search = _Search(self._bus, [name for name, _ in sessions])
+        search = LeftoverSearch(self._bus, [name for name, _ in sessions])
         found = await self._stop(search, until_ms)
         # Workers first: what they forget, they put nowhere any more.
         held = {name: await _erased(self._workers, name) for name, _ in sessions} if prove else {}
         pages = {name: await _erased(self._pages, name) for name, _ in sessions} if prove else {}
-        removed, looks = ScanResult(), 1
+        removed, looks = Leftovers(), 1
         while found.count and looks <= MOST_LOOKS:
             removed.add(found)
             await self._remove(found)
-            found = await search.look() if prove else ScanResult()
+            found = await search.look() if prove else Leftovers()
             looks += 1
             if found.count:
                 metrics.LEFT.inc()
@@ -113,7 +118,7 @@ class Eraser:
 
     # -- stopping --------------------------------------------------------------------------------------
 
-    async def _stop(self, search: _Search, until_ms: int) -> ScanResult:
+    async def _stop(self, search: LeftoverSearch, until_ms: int) -> Leftovers:
         """Cancel the requests, then what is left of their jobs, and return what there is once all are over."""
         until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
         while True:
@@ -142,7 +147,7 @@ class Eraser:
 
     # -- removing --------------------------------------------------------------------------------------
 
-    async def _remove(self, found: ScanResult) -> None:
+    async def _remove(self, found: Leftovers) -> None:
         """Remove what was found; what names other things goes after them."""
         for name in found.claims:
             await self._bus.connection.call("DEL", name)
@@ -161,50 +166,18 @@ class Eraser:
                 await self._bus.connection.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
 
 
-class _Search:
-    """Looks for what some sessions left, by the indexes, and by a walk where those do not name everything."""
-
-    def __init__(self, bus: Bus, sessions: Sequence[str]) -> None:
-        self._bus, self._sessions = bus, sessions
-        self._leftovers, self._indexing = Leftovers(bus), Indexing(bus)
-        self.jobs: dict[str, set[str]] = {}  # by session: every job and request that was run for it
-
-    async def trace(self) -> None:
-        """Mark the sessions deleted, and read the names of what was run for them."""
-        for name in self._sessions:
-            await Sessions(self._bus).mark_deleted(name)
-            jobs = await Sessions(self._bus).jobs(name)
-            self.jobs[name] = {*jobs, *filter(None, jobs.values())}
-
-    async def look(self) -> ScanResult:
-        """Return what there is now."""
-        every = set().union(*self.jobs.values())
-        found = await self._leftovers.find(self._sessions, every)
-        if not await self._indexing.complete(self._sessions):
-            spare = {
-                part for name in self._sessions for part in (keys.session(name), keys.jobs(name))
-            }
-            found.add(await walk(self._bus, ulids_of([*self._sessions, *every]), spare))
-        return found
-
-
-def ulids_of(names: Iterable[str]) -> set[str]:
-    """Return the ulids of sessions, requests and jobs; the jobs of one request have the same."""
-    return {unique_of(name).split(".")[0] for name in names}
-
-
-async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> Erased | None:
+async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> ErasedPages | None:
     return None if eraser is None else await eraser.erase(session)
 
 
 def proof(
     session: str,
     jobs: Collection[str],
-    removed: ScanResult,
-    left: ScanResult,
+    removed: Leftovers,
+    left: Leftovers,
     *,
-    held: Erased | None,
-    pages: Erased | None,
+    held: ErasedPages | None,
+    pages: ErasedPages | None,
     at_ms: int,
 ) -> dict[str, Any]:
     """Return what was removed of a session, and what was searched, in vain, afterwards.

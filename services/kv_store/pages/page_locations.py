@@ -1,4 +1,4 @@
-"""Where the pages of a session lie: on a worker, as that worker says, and in the tiers below, as they say now."""
+"""The places of a session's pages: on a worker, by that worker's last report, and in the tiers below."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from common.registry.cache_directory import CacheDirectory
 from common.registry.sessions import Sessions
 from common.wire.registry import Held
 from common.wire.sessions import SessionWork
-from services.kv_store.chains import chain
+from services.kv_store.pages.session_pages import session_pages
 
 _GROUPS = 2  # layer groups looked for: models mix full attention with at most one kind of window
 _AT_ONCE = 2000
 
 
 class PageLocations:
-    """Looks for sessions' pages; `store` is None where there are no tiers below the host."""
+    """Finds sessions' pages; `store` is None where there are no tiers below the host."""
 
     def __init__(self, bus: Bus, store: PageStore | None) -> None:
         self._bus, self._store = bus, store
@@ -43,7 +43,7 @@ class PageLocations:
                 f"no session {work.session[:200]!r}: it is unknown, deleted or expired",
                 code="session_not_found",
             )
-        ids, held = await chain(self._bus, record.id), await self._held(record.id)
+        ids, held = await session_pages(self._bus, record.id), await self._held(record.id)
         redis, disk = await self._below(ids)
         found: dict[str, Any] = {
             "object": "session.pages",
@@ -60,7 +60,7 @@ class PageLocations:
         return msgspec.json.encode(found)
 
     async def _held(self, session: str) -> Held | None:
-        """Return what a worker that lives says it holds."""
+        """Return what a living worker last reported to hold of a session, or None."""
         held = await CacheDirectory(self._bus).held(session)
         alive = {record.worker for record in await self._bus.workers.living(family_of(session))}
         return held if held is not None and held.worker in alive else None

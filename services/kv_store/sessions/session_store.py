@@ -1,4 +1,4 @@
-"""What kv_store does with a session: list, export, import, delete, pin; each may be repeated after a kill anywhere."""
+"""The jobs on sessions: list, export, import, delete, pin. Each may be repeated after a kill anywhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from common.wire.message import MAX_MESSAGE_BYTES, BadMessage, decode
 from common.wire.session_views import shown
 from common.wire.sessions import SessionRecord, SessionWork, Turn
 from common.worker.leases import Lease
-from services.kv_store import metrics, session_documents
-from services.kv_store.erase import Eraser
-from services.kv_store.pins import Pins
+from services.kv_store import metrics
+from services.kv_store.deletion.session_eraser import SessionEraser
+from services.kv_store.pages.session_pins import SessionPins
+from services.kv_store.sessions import session_documents
 
 _ROOM = 64 * 1024
 _PAGE = 32
@@ -30,7 +31,7 @@ Note = Callable[[bytes], Awaitable[None]]
 class SessionStore:
     """Performs work on sessions; one a process."""
 
-    def __init__(self, bus: Bus, eraser: Eraser, pins: Pins | None = None) -> None:
+    def __init__(self, bus: Bus, eraser: SessionEraser, pins: SessionPins | None = None) -> None:
         self.bus, self._eraser, self._pins = bus, eraser, pins
         self._vocabularies: dict[str, int] = {}
 

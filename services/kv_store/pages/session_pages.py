@@ -1,4 +1,4 @@
-"""Which pages a session's turns filled, as their tokens tell."""
+"""The pages that a session's turns filled, computed from their tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.wire.sessions import Turn
 _AT_ONCE = 32
 
 
-async def chain(bus: Bus, session: str) -> list[PageId]:
+async def session_pages(bus: Bus, session: str) -> list[PageId]:
     """Return the ids of all full pages of a session's turns; none if the session is not there."""
     record = await Sessions(bus).stored(session)
     if record is None:

@@ -1,7 +1,7 @@
-"""Pages in append-only files: found by an index in memory, which is read from the files' headers at start.
+"""Pages in append-only segment files, found by an index in memory that is read from the records' headers at start.
 
-Blocking, and for one thread of one process: the directory is locked. It is a cache, so nothing waits for the disk but
-what is erased; after a kill a torn end is cut off, and a damaged record is skipped.
+The calls block, and one thread of one process makes them: the directory is locked. Only erasing waits until the disk
+has the bytes, since the rest is a cache. After a kill a torn end is cut off, and a damaged record is skipped.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from errno import EIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +22,8 @@ from msgspec.structs import replace
 from common.pages.codec import checksum
 from common.pages.identity import Owner
 from common.pages.keys import PageKey
-from services.kv_store.owners import Owners
-from services.kv_store.record_files import read, walk, write
-from services.kv_store.records import HEAD_BYTES, RecordHeader
+from services.kv_store.disk.owners import Owners
+from services.kv_store.disk.records import HEAD_BYTES, RecordHeader, decode, read, walk, write
 
 SEGMENTS = 16  # as many make up the budget
 _LEAST_SEGMENT_BYTES = 1 << 16
@@ -34,7 +35,7 @@ class InUse(Exception):
 
 
 class Damaged(Exception):
-    """A record's value is not what was written; it has been erased."""
+    """A record's value was damaged on disk; the record has been erased."""
 
 
 class Segment(Struct):
@@ -47,7 +48,7 @@ class Segment(Struct):
 
 
 class RecordPlace(Struct, frozen=True):
-    """Where a page lies."""
+    """A page's place: the file, the byte at which its record begins, and the record's header."""
 
     segment: Segment
     at: int
@@ -93,13 +94,24 @@ class Segments:
         """Bytes of all files."""
         return sum(segment.size for segment in self._segments.values())
 
+    @property
+    def identity(self) -> str:
+        """The directory's own name: the same at every start, for as long as its files are these."""
+        path = self._directory / "identity"
+        with contextlib.suppress(FileNotFoundError):
+            if name := path.read_text(encoding="ascii").strip():
+                return name
+        name = secrets.token_hex(8)
+        path.write_text(name, encoding="ascii")
+        return name
+
     def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
-        """Return when pages expire (ms): these, as far as they are there, or all."""
+        """Return when pages expire (ms): all pages, or those of `keys` that are there."""
         asked = self._places if keys is None else [key for key in keys if key in self._places]
         return {key: self._places[key].head.ends_ms for key in asked}
 
     def close(self) -> None:
-        """Close the files and give the directory free."""
+        """Close the files and unlock the directory."""
         for segment in self._segments.values():
             os.close(segment.fd)
         self._segments.clear()
@@ -111,7 +123,7 @@ class Segments:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page; Damaged if it is not what was written, once."""
+        """Return a page, or None; Damaged, once, if its bytes are not those that were written."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -121,21 +133,19 @@ class Segments:
             raise Damaged(f"page {key.member} in segment {place.segment.number} at {place.at}")
         return KeptPage(value, place.head.ends_ms, place.head.owner)
 
-    def search(self, keys: Collection[PageKey]) -> tuple[int, int]:
-        """Read every header of every file: how many there are, and how many are of these keys."""
-        read = found = 0
-        for segment in self._segments.values():
-            for _, head in walk(segment.fd, segment.size):
-                read += 1
-                found += head.key in keys
-        return read, found
+    def search(self, keys: Iterable[PageKey]) -> tuple[int, int]:
+        """Return how many records the index names, and how many of them are of these keys.
+
+        The index names every record that is not erased: `erase` reads back the places that it overwrote.
+        """
+        return len(self._places), sum(key in self._places for key in keys)
 
     # -- writing ---------------------------------------------------------------------------------------
 
     def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> list[PageKey]:
-        """Store a page, or renew its life if it is there; return the pages that made room for it.
+        """Store a page, or renew its life if it is there; return the pages that were dropped to make room.
 
-        ValueError if it is larger than a segment, or all its owner's pages, may be.
+        ValueError if the page is larger than a segment may be, or than all its owner's pages may be.
         """
         if self.renew(key, ends_ms):
             return []
@@ -163,30 +173,43 @@ class Segments:
         return True
 
     def erase(self, keys: Iterable[PageKey], *, sync: bool = False) -> int:
-        """Overwrite pages' bytes; return how many there were. With `sync` they are off the disk on return."""
-        touched, erased = dict[int, Segment](), 0
-        for key in keys:
-            place = self._places.get(key)
-            if place is not None:
-                self._overwrite(place)
-                self._forget(key)
-                touched[place.segment.number] = place.segment
-                erased += 1
-        for segment in touched.values():
+        """Overwrite pages' bytes; return how many pages there were.
+
+        With `sync` the bytes are off the disk on return, and each place was read back: OSError if one still holds any.
+        """
+        places = [self._places[key] for key in dict.fromkeys(keys) if key in self._places]
+        for place in places:
+            assert place.head.key is not None
+            self._overwrite(place)
+            self._forget(place.head.key)
+        for segment in {place.segment.number: place.segment for place in places}.values():
             if sync:
                 os.fdatasync(segment.fd)
+                for place in places:
+                    if place.segment is segment:
+                        self._check_erased(place)
             self._remove_if_empty(segment)
-        return erased
+        return len(places)
 
-    def clear(self) -> None:
-        """Remove all files."""
+    @staticmethod
+    def _check_erased(place: RecordPlace) -> None:
+        size, number = place.head.size, place.segment.number
+        data = read(place.segment.fd, place.at, size)
+        head = decode(data[:HEAD_BYTES])
+        if head is None or head.key is not None or any(data[HEAD_BYTES:]):
+            raise OSError(EIO, f"segment {number} still holds an erased page's bytes at {place.at}")
+
+    def clear(self) -> list[PageKey]:
+        """Remove all files; return the pages that were there."""
         for segment in list(self._segments.values()):
             self._remove(segment)
-        for key in list(self._places):
+        gone = list(self._places)
+        for key in gone:
             self._forget(key)
+        return gone
 
     def expire(self, now_ms: int) -> list[PageKey]:
-        """Erase what has expired, and return it."""
+        """Erase the pages that have expired, and return them."""
         over = [key for key, place in self._places.items() if place.head.ends_ms <= now_ms]
         self.erase(over)
         return over

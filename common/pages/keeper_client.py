@@ -1,0 +1,201 @@
+"""The client of the one process that keeps the pages: its lease, its orders, and the pages to evict.
+
+Every call raises TierDown where that server is away. A member, size or order that cannot be read is skipped and told to
+`skipped`, with the reason: one bad entry keeps no other from being served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from common.pages import keys as names
+from common.pages.identity import Owner
+from common.pages.keys import GROUPS, PARTITIONS, PageKey, of_member
+from common.pages.store import PageStore, sized
+from common.redis.lock import RedisLock
+
+NEARLY = 0.97  # of a server's maxmemory
+_AT_ONCE = 64
+_OWNER_BYTES = 8
+_NOTICES = 16  # of erasures; who waits for one reads the last
+Skipped = Callable[[str], None]
+Room = Mapping[tuple[int, Owner | None], int]  # by partition and owner, the largest page refused
+
+
+class StoredPage(NamedTuple):
+    """One page in Redis: its name, its bytes there, whose it is, and until when it is pinned (ms; 0: it is not)."""
+
+    key: PageKey
+    size: int
+    owner: Owner
+    pinned_ms: float = 0
+
+
+class EraseRequests(NamedTuple):
+    """The oldest requests to erase pages: the pages, and the members as they stand in the list."""
+
+    keys: list[PageKey]
+    members: list[bytes]
+
+
+class KeeperClient:
+    """The keeper's commands; `name` is this process' own, and `life_ms` how long its lease lives unrenewed."""
+
+    def __init__(self, store: PageStore, name: str, life_ms: int, skipped: Skipped) -> None:
+        self._store, self._server, self._name, self._skipped = store, store.server, name, skipped
+        self.lock = RedisLock(self._server.call, names.KEEPER, name, life_ms, store.clock)
+
+    # -- orders ----------------------------------------------------------------------------------------
+
+    async def room(self, wait_s: float) -> Room:
+        """Wait for orders to make room; return the largest page that was refused, by partition and owner."""
+        found: dict[tuple[int, Owner | None], int] = {}
+        for word in await self._pop(names.ROOM, wait_s):
+            try:
+                place, size = _room(word)
+            except ValueError:
+                self._skipped(f"{word[:80]!r}: expected <partition>:<bytes>[:<owner>]")
+                continue
+            found[place] = max(found.get(place, 0), size)
+        return found
+
+    async def recalls(self, wait_s: float) -> list[PageKey]:
+        """Wait for orders to bring pages from disk; return those pages."""
+        return self.keys_of(await self._pop(names.RECALL, wait_s))
+
+    async def _pop(self, name: str, wait_s: float) -> list[bytes]:
+        rung = await self._server.call("BLPOP", name, wait_s)
+        if rung is None:
+            return []
+        more = await self._server.call("LPOP", name, _AT_ONCE)
+        return [rung[1], *(more or ())]
+
+    async def erasures(self) -> EraseRequests:
+        """Return the oldest requests to erase pages, which stay in their list until `erased`."""
+        members = await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1)
+        return EraseRequests(self.keys_of(members), members)
+
+    async def erased(self, members: Sequence[bytes]) -> bool:
+        """Remove requests that were carried out; False, and they stay, if the lease is not this process' any more."""
+        heads = (names.KEEPER, names.ERASE)
+        return bool(await self._server.script("erased", heads, (self._name, *members)))
+
+    async def announce_erased(self) -> None:
+        """Wake whoever waits until pages are erased; on a full server they look by themselves."""
+        try:
+            await self._server.call("XADD", names.ERASED, "MAXLEN", _NOTICES, "*", "e", "")
+        except OutOfMemoryError:
+            return
+
+    def keys_of(self, members: Iterable[bytes]) -> list[PageKey]:
+        """Return the pages that members name, each once."""
+        keys = []
+        for member in dict.fromkeys(members):
+            try:
+                key = of_member(member)
+                if not 0 <= key.group < GROUPS:
+                    raise ValueError(f"page {member!r}: expected a group below {GROUPS}")
+            except ValueError as error:
+                self._skipped(str(error))
+                continue
+            keys.append(key)
+        return keys
+
+    # -- who kept the pages last -----------------------------------------------------------------------
+
+    async def last_keeper(self) -> str | None:
+        """Return the name that the last keeper noted; None where the server knows of none."""
+        name: bytes | None = await self._server.call("GET", names.LAST)
+        return None if name is None else name.decode(errors="replace")
+
+    async def note_keeper(self, name: str) -> None:
+        """Note who keeps the pages now: a directory, or a process without one."""
+        await self._server.script("note", (names.LAST,), (name,))
+
+    # -- what to evict ---------------------------------------------------------------------------------
+
+    async def oldest(self, partition: int, start: int, count: int) -> tuple[list[StoredPage], bool]:
+        """Return pages of a partition from the `start`th longest unused on, and whether that was the end."""
+        members = await self._server.call(
+            "ZRANGE", names.index(partition), start, start + count - 1
+        )
+        if not members:
+            return [], True
+        sizes, pins = await self._server.pipeline(
+            [
+                ("HMGET", names.sizes(partition), *members),
+                ("ZMSCORE", names.pins(partition), *members),
+            ]
+        )
+        found = []
+        for member, told, pin in zip(members, sizes, pins, strict=True):
+            try:
+                size, owner = sized(told)
+                found.append(StoredPage(of_member(member, partition), size, owner, float(pin or 0)))
+            except ValueError as error:
+                self._skipped(str(error))
+        return found, False
+
+    async def lives(self, keys: Sequence[PageKey]) -> dict[PageKey, tuple[int, Owner]]:
+        """Return when pages expire (ms) and whose they are; those that have expired are left out."""
+        told = await self._server.pipeline(
+            [("PTTL", names.value(key)) for key in keys]
+            + [("HGET", names.sizes(key.partition), key.member) for key in keys]
+        )
+        found = {}
+        for key, left_ms, size in zip(keys, told[: len(keys)], told[len(keys) :], strict=True):
+            if isinstance(left_ms, ResponseError) or left_ms <= 0:
+                continue
+            try:
+                found[key] = self._store.now_ms() + left_ms, sized(size)[1]
+            except ValueError as error:
+                self._skipped(str(error))
+        return found
+
+    async def value(self, key: PageKey) -> bytes | None:
+        """Return a page's value without noting a use of it."""
+        value: bytes | None = await self._server.call("GET", names.value(key))
+        return value
+
+    async def excess_bytes(self) -> int:
+        """Return the bytes by which servers are nearly full, whatever the tier's own count says."""
+        over = 0
+        for call in await self._server.callers():
+            told = dict(
+                line.split(b":", 1)
+                for line in (await call("INFO", "memory")).split()
+                if b":" in line
+            )
+            most = int(told.get(b"maxmemory", 0))
+            if most:
+                over += max(int(told[b"used_memory"]) - int(NEARLY * most), 0)
+        return over
+
+    async def set_limits(self, limits: Mapping[Owner, int]) -> None:
+        """Have Redis refuse what goes beyond owners' limits, a sixteenth of each in every partition."""
+        parts = range(PARTITIONS)
+        wanted = {owner.hex(): most // PARTITIONS for owner, most in limits.items()}
+        told = await self._server.pipeline([("HKEYS", names.limits(at)) for at in parts])
+        commands: list[tuple[object, ...]] = []
+        for at, known in zip(parts, told, strict=True):
+            gone = [owner for owner in known if owner.decode(errors="replace") not in wanted]
+            if gone:
+                commands.append(("HDEL", names.limits(at), *gone))
+            if wanted:
+                words = [word for pair in wanted.items() for word in pair]
+                commands.append(("HSET", names.limits(at), *words))
+        await self._server.pipeline(commands)
+
+
+def _room(word: bytes) -> tuple[tuple[int, Owner | None], int]:
+    at, size, *owner = word.decode("ascii").split(":")
+    whose = bytes.fromhex(owner[0]) if owner else None
+    place = int(at), int(size)
+    if not 0 <= place[0] < PARTITIONS or place[1] < 0 or len(owner) > 1:
+        raise ValueError(word)
+    if whose is not None and len(whose) != _OWNER_BYTES:
+        raise ValueError(word)
+    return (place[0], whose), place[1]

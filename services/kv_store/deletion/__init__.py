@@ -1,0 +1,1 @@
+"""Deleting sessions and all that they left, with a proof."""

@@ -1,0 +1,136 @@
+"""Room in the pages Redis, made ahead of need: the pages of least worth go to the disk, or are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from common import log
+from common.pages import codec
+from common.pages.identity import Owner
+from common.pages.keeper_client import KeeperClient, Room
+from common.pages.keys import PARTITIONS, PageKey
+from common.pages.store import FREE, PageStore
+from services.kv_store import metrics
+from services.kv_store.disk.disk import Disk
+from services.kv_store.pages.keeper_lease import KeeperLease
+from services.kv_store.pages.limits import Limits
+
+_AT_ONCE = 16
+_LOOK_AT = 256
+AHEAD = 0.05  # of a room, freed beyond need: one look serves many pages
+_log = log.get("kv_store")
+
+
+class Eviction:
+    """Keeps a share of the pages Redis free, and a share of what each owner with a limit may have.
+
+    The page unused for the longest goes first; pages within their owners' limits go after all others, and pinned pages
+    stay. Every step that removes pages needs `lease`: LeaseLost once it may be another's. TierDown where Redis is away.
+    """
+
+    def __init__(self, store: PageStore, client: KeeperClient, lease: KeeperLease) -> None:
+        self._store, self._client, self._lease = store, client, lease
+        self.limits: Limits = {}
+        self.lock = (
+            asyncio.Lock()
+        )  # held while pages, or their entries in the catalog, are on the move
+
+    async def make_room(self, disk: Disk | None, asked: Room) -> None:
+        """Free what each owner and each partition holds beyond its share, and a little more."""
+        room, usage = self._store.room, await self._store.usage()
+        over = [
+            (at, owner, need)
+            for at, shares in enumerate(usage.shares)
+            for owner, share in shares.items()
+            if (limit := self.limits.get(owner)) is not None
+            and (need := _excess(share, limit // PARTITIONS, asked.get((at, owner), 0))) > 0
+        ]
+        for at, owner, need in over:
+            await self.evict(disk, at, need, owner)
+        used = (await self._store.usage() if over else usage).bytes
+        pressed = await self._client.excess_bytes() // PARTITIONS
+        for at in range(PARTITIONS):
+            need = max(_excess(used[at], room, asked.get((at, None), 0)), pressed)
+            if need > 0:
+                await self.evict(disk, at, need)
+
+    async def evict(
+        self, disk: Disk | None, at: int, need: int, owner: Owner | None = None
+    ) -> None:
+        """Evict pages of one partition, of any or of one owner, until `need` bytes are free or no page is left."""
+        async with self.lock:
+            while need > 0:
+                freed = 0
+                victims = await self._victims(at, need, owner)
+                for first in range(0, len(victims), _AT_ONCE):
+                    freed += await self._move(disk, victims[first : first + _AT_ONCE])
+                if not freed:
+                    return
+                need -= freed
+
+    async def _victims(self, at: int, need: int, owner: Owner | None) -> list[PageKey]:
+        """Return the pages to evict, in order, as many as free `need` bytes, or all there are."""
+        found: list[PageKey] = []
+        within: list[tuple[PageKey, int]] = []  # the limits of other owners
+        start, ended, now_ms = 0, False, self._store.now_ms()
+        while need > 0 and not ended:
+            pages, ended = await self._client.oldest(at, start, _LOOK_AT)
+            start += _LOOK_AT
+            for page in pages:
+                if need <= 0:
+                    break
+                if page.pinned_ms > now_ms:
+                    continue
+                if page.owner == owner or (owner is None and page.owner not in self.limits):
+                    found.append(page.key)
+                    need -= page.size
+                elif owner is None:
+                    within.append((page.key, page.size))
+        for key, size in within:
+            if need <= 0:
+                break
+            found.append(key)
+            need -= size
+        return found
+
+    async def _move(self, disk: Disk | None, keys: Sequence[PageKey]) -> int:
+        """Move pages to the disk, or drop those it does not take; return the bytes freed in Redis."""
+        ends: dict[PageKey, int] = {}
+        if disk is not None:
+            for key, (ends_ms, owner) in (await self._client.lives(keys)).items():
+                self._lease.require()
+                if await disk.renew(key, ends_ms) or await self._write(disk, key, ends_ms, owner):
+                    ends[key] = ends_ms
+        self._lease.require()
+        gone, freed = await self._store.remove(keys, ends)
+        metrics.EVICTED.labels("disk").inc(len(ends))
+        metrics.EVICTED.labels("nowhere").inc(max(gone - len(ends), 0))
+        return freed
+
+    async def _write(self, disk: Disk, key: PageKey, ends_ms: int, owner: Owner) -> bool:
+        value = await self._client.value(key)
+        return (
+            value is not None
+            and sound(value, key, "redis")
+            and await disk.put(key, value, ends_ms, owner)
+        )
+
+
+def _excess(used: int, room: int, asked: int) -> int:
+    """Return the bytes to free so that a share of `room`, or the page asked for, fits; 0 if it does."""
+    over = used - room + max(int(FREE * room), asked if asked <= room else 0)
+    return over + int(AHEAD * room) if over > 0 else 0
+
+
+def sound(value: bytes, key: PageKey, tier: str) -> bool:
+    """Return whether a tier's bytes are the page that was written; a damaged one is counted."""
+    try:
+        bad = codec.check(value, key.id)
+        why = f"layers {bad}: their checksums are wrong" if bad else ""
+    except codec.CorruptPage as error:
+        why = str(error)
+    if why:
+        metrics.CORRUPT.labels(tier).inc()
+        _log.warning("page_corrupt", page=key.member, tier=tier, why=why)
+    return not why

@@ -1,0 +1,1 @@
+"""Sessions as kv_store serves them: listed, exported, imported, pinned, deleted."""
