@@ -1,16 +1,15 @@
-"""What Linux tells about a process: CPU seconds and memory, read from /proc."""
+"""Processes below a benchmark: their CPU seconds and memory, their end with their parent, and free ports for them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import random
 import signal
 import socket
-from pathlib import Path
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+import psutil
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,44 +22,36 @@ def die_with_parent() -> None:
 def cpu_seconds(pid: int) -> float:
     """Return user + system CPU seconds of `pid` and its reaped children; 0.0 if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
         return 0.0
-    return sum(int(field) for field in fields[11:15]) / _TICKS
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def memory_bytes(pid: int) -> dict[str, int]:
-    """Return resident bytes now (`rss`) and at most ever (`peak`); empty if the process is gone."""
-    names = {"VmRSS": "rss", "VmHWM": "peak"}
+def rss_bytes(pid: int) -> int:
+    """Return the resident bytes of `pid`; 0 if it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    parts = (line.split() for line in lines)
-    return {names[p[0][:-1]]: int(p[1]) * 1024 for p in parts if p and p[0][:-1] in names}
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def children(pid: int) -> list[int]:
     """Return the pids of all living processes below `pid`, however deep."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            direct = [int(child) for child in task.read_text(encoding="ascii").split()]
-        except OSError:
-            continue
-        for child in direct:
-            found += [child, *children(child)]
-    return found
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def tree_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of `pid` and of all living processes below it."""
-    return cpu_seconds(pid) + sum(cpu_seconds(child) for child in children(pid))
+    return sum(map(cpu_seconds, (pid, *children(pid))))
 
 
 def tree_rss_bytes(pid: int) -> int:
     """Return the resident bytes of `pid` and of all living processes below it."""
-    return sum(memory_bytes(each).get("rss", 0) for each in (pid, *children(pid)))
+    return sum(map(rss_bytes, (pid, *children(pid))))
 
 
 def free_port() -> int:

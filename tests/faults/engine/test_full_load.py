@@ -127,13 +127,13 @@ async def test_full_load(
             for _ in range(REQUESTS // AT_ONCE):
                 ends[await one(desk, mine.choice(alone), mine)] += 1
                 if sum(ends.values()) % (REQUESTS // 3) == 0:
-                    rss.append(proc.memory_bytes(worker.pid)["rss"])
+                    rss.append(proc.rss_bytes(worker.pid))
 
         async with asyncio.TaskGroup() as clients:
             for number in range(AT_ONCE):
                 clients.create_task(client(number))
         held = await until_free(port)
-        rss.append(proc.memory_bytes(worker.pid)["rss"])
+        rss.append(proc.rss_bytes(worker.pid))
     await journal.stop()
     print(dict(ends), [round(each / 1e6, 1) for each in rss])
 
