@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from engine.models.encoders.encoder import Encoder, Floats
+from engine.encoder.model import Floats
+from engine.models.encoders.encoder import Encoder
 from engine.models.encoders.spec import parse_spec
 from engine.models.encoders.weights import wanted
 

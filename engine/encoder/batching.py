@@ -1,4 +1,4 @@
-"""Which leased jobs run together next; pure, so it can be replayed and property-tested."""
+"""Batches: the waiting jobs that run together next, and the micro-batches of their texts; pure functions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import NamedTuple, Protocol
 
 
 class Sized(Protocol):
-    """A job as the batch former sees it."""
+    """A waiting job, as far as batches depend on it."""
 
     @property
     def items(self) -> int:
-        """Texts it holds."""
+        """The job's texts."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Tokens it holds."""
+        """The job's tokens."""
         ...
 
     @property
     def alone(self) -> bool:
-        """True if it must share no batch."""
+        """True if the job must share no batch."""
         ...
 
     @property
     def batch(self) -> int:
-        """The batch the door planned it in; 0: in none."""
+        """The batch that admission planned the job in; 0: in none."""
         ...
 
     @property
     def due_ms(self) -> int:
-        """When it should end, at Redis' time."""
+        """When the job should end, in milliseconds since the epoch."""
         ...
 
 
@@ -43,19 +43,20 @@ class BatchLimits(NamedTuple):
     tokens: int
 
 
-def _unhurried(_items: int, _tokens: int) -> float:
+def _at_once(_items: int, _tokens: int) -> float:
+    """Return the end of a batch that takes no time, so that no due time keeps a job out."""
     return -math.inf
 
 
 def next_batch(
-    queue: Sequence[Sized], limits: BatchLimits, end_ms: Callable[[int, int], float] = _unhurried
+    queue: Sequence[Sized], limits: BatchLimits, end_ms: Callable[[int, int], float] = _at_once
 ) -> list[int]:
     """Return the indices in `queue` (oldest first) of the jobs to run next.
 
-    The oldest always runs, so nothing starves, and with it those the door planned into its batch. A job marked alone
-    runs alone. Younger jobs join while they fit, past ones that do not; but none joins past a job marked alone, whose
-    turn is next. A later planned batch joins as a whole, if `end_ms` (when a batch of so many items and tokens would
-    surely be over) is no later than anyone's due time.
+    The oldest job always runs, so that no job starves, and with it the jobs that admission planned into its batch. A
+    job marked alone runs alone. Younger jobs join while they fit, past jobs that do not fit; but none joins past a job
+    marked alone, whose turn is next. A later planned batch joins as a whole, if `end_ms` (when a batch of so many items
+    and tokens would surely be over) is no later than the due time of any job in the batch.
     """
     if not queue:
         return []
@@ -75,12 +76,12 @@ def next_batch(
             chosen += group
             items, tokens, due_ms = more_items, more_tokens, earliest_ms
         elif jobs[0].batch not in (0, first.batch):
-            break  # what is planned after it stays after it
+            break  # batches planned later stay later
     return sorted(chosen)
 
 
 def _groups(queue: Sequence[Sized]) -> Iterator[list[int]]:
-    """Yield what joins together after the oldest: each job of its batch, each unplanned one, later batches whole."""
+    """Yield the groups that may join the oldest job: each job of its batch, each unplanned job, later batches whole."""
     later: dict[int, list[int]] = {}
     for index in range(1, len(queue)):
         job = queue[index]

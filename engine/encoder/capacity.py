@@ -1,16 +1,18 @@
-"""How long an encoder's batches take, and what it may therefore hold: measured at the start, followed as it runs."""
+"""The capacity of an encoder: seconds of its batches, its largest batch and its depth.
+
+Costs are measured before the worker takes work, and followed as its batches run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from common.clock import SYSTEM, Clock
 from common.cost.finish import margin
 from common.cost.linear import Depth, LinearCost, Probe
 from common.cost.online import Lateness, OnlineCost
-from common.wire.registry import WorkerRecord
 from engine.encoder.batching import BatchLimits
+from engine.encoder.model import EncoderModel
 
 _BATCH_ITEMS = 256
 _ALL = BatchLimits(1_000_000, 1_000_000_000)
@@ -18,11 +20,14 @@ _ALL = BatchLimits(1_000_000, 1_000_000_000)
 # must not close the door for long.
 _LATE_PRIOR, _LATE_MOST = 0.1, 0.25  # of the objective
 _SHARE_PRIOR, _SHARE_MOST = 0.25, 1.0  # of the prediction
+# What is timed at the start: (texts, tokens each), so often; a batch slower than this once only.
+_SHAPES = ((1, 8), (1, 64), (8, 32), (8, 128), (32, 64))
+_REPEATS = 4
+_SLOW_S = 0.5
 
 
 class EncoderCapacity:
-    """One worker's costs, largest batch and depth; `observe` every batch, `ended` tells how well its end was
-    foreseen."""
+    """One worker's costs, largest batch and depth: `observe` every batch, and when it had been predicted to end."""
 
     def __init__(
         self,
@@ -32,32 +37,32 @@ class EncoderCapacity:
         known: LinearCost | None = None,
         takes_all: bool = False,
     ) -> None:
-        """Begin with what was probed, or with a cost that is known and stays.
+        """Begin with timed batches, or with a `known` cost, which stays.
 
-        One that `takes_all` runs whatever waits as one batch, as depths in queries suppose.
+        A worker that `takes_all` runs all that waits as one batch, as depths in queries suppose.
         """
         self._online = OnlineCost(probes, fixed=known)
         self.slo_s = slo_s
         self.limits = _ALL if takes_all else BatchLimits(_BATCH_ITEMS, self.cost.batch_tokens())
-        self.queries: int | None = None  # the depth that probes through the mesh have found
+        self.queries: int | None = None  # the depth in queries that probes through the mesh found
         self._late = Lateness(prior=_LATE_PRIOR * slo_s)
         self._late_share = Lateness(prior=_SHARE_PRIOR)
 
     @property
     def cost(self) -> LinearCost:
-        """Seconds of a batch, as far as is known now."""
+        """The cost model of a batch, as it is known now."""
         return self._online.cost
 
     @property
     def depth(self) -> Depth:
-        """The most this worker may hold, queued and running, whatever the mix."""
+        """The most that this worker may hold, queued and running, whatever the mix."""
         return self.cost.depth(
             self.slo_s, batch_items=self.limits.items, batch_tokens=self.limits.tokens
         )
 
     @property
     def late(self) -> tuple[float, float]:
-        """What ends may be later than predicted: seconds, and share of the prediction; the lesser holds."""
+        """How much later than predicted a batch may end: in seconds, and as a share; the lesser holds."""
         return (
             min(self._late.value, _LATE_MOST * self.slo_s),
             min(self._late_share.value, _SHARE_MOST),
@@ -72,6 +77,11 @@ class EncoderCapacity:
         seconds = self.seconds(items, tokens)
         return seconds + margin(seconds, *self.late)
 
+    @property
+    def r2(self) -> float:
+        """The share of the variance of batch seconds that the cost model explains."""
+        return self._online.r2
+
     def observe(self, items: int, tokens: int, seconds: float) -> float:
         """Learn from a batch that ran undisturbed; return measured over predicted seconds."""
         return self._online.observe(items, tokens, seconds)
@@ -81,21 +91,31 @@ class EncoderCapacity:
         self._late.add(late_s)
         self._late_share.add(late_s / max(foreseen_s, 1e-3))
 
-    def record(self, record: WorkerRecord) -> WorkerRecord:
-        """Return the record with everything the door predicts by."""
-        cost, depth, late = self.cost, self.depth, self.late
-        return msgspec.structs.replace(
-            record,
-            depth_items=depth.items,
-            depth_tokens=depth.tokens,
-            depth_queries=cost.queries(self.slo_s) if self.queries is None else self.queries,
-            alpha_items_s=cost.alpha_items_s,
-            alpha_tokens_s=cost.alpha_tokens_s,
-            beta_s=cost.beta_s,
-            r2=self._online.r2,
-            limit_items=self.limits.items,
-            limit_tokens=self.limits.tokens,
-            late_s=late[0],
-            late_share=late[1],
-            slo_s=self.slo_s,
-        )
+
+def calibrate(
+    model: EncoderModel, slo_s: float, *, takes_all: bool = False, clock: Clock = SYSTEM
+) -> EncoderCapacity:
+    """Time a few batch shapes, which warms the model too; a model whose cost is known is not timed."""
+    known = model.known_cost
+    probes = [] if known is not None else [_probe(model, *shape, clock) for shape in _SHAPES]
+    return EncoderCapacity(probes, slo_s=slo_s, known=known, takes_all=takes_all)
+
+
+def _probe(model: EncoderModel, items: int, length: int, clock: Clock) -> Probe:
+    length = min(length, model.max_tokens)
+    # Ids every vocabulary has; which ones does not matter to the time a dense model takes.
+    rows = [[2 + (i * 31 + j * 7) % 97 for j in range(length)] for i in range(items)]
+    seconds = []
+    for turn in range(_REPEATS + 1):
+        started_s = clock.perf_s()
+        if model.reranks:
+            model.score(rows, [])
+        else:
+            model.encode(rows)
+        took_s = clock.perf_s() - started_s
+        if turn or took_s > _SLOW_S:
+            seconds.append(took_s)
+        if took_s > _SLOW_S:
+            break
+    # The best of them: whatever else starts beside this worker is not the device's cost, and drift is followed later.
+    return Probe(items, items * length, min(seconds))

@@ -1,4 +1,4 @@
-"""What the embedding loop needs of a model, whether it computes or simulates."""
+"""The interface of an encoder model: an encoder, a cross-encoder, or the simulated device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class EncoderModel(Protocol):
-    """An encoder, a cross-encoder, or the sim device."""
+    """A model of token lists: `encode` gives vectors, and of a cross-encoder `score` gives scores of pairs."""
 
     name: str
     fingerprint: str
@@ -39,13 +39,13 @@ class EncoderModel(Protocol):
         ...
 
     def check(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raise InvalidRequest for texts it cannot take."""
+        """Raise InvalidRequest for texts that the model cannot take."""
         ...
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
-        """Return one row per text."""
+        """Return one float32 row of `dimension` values per text, (texts, dimension)."""
         ...
 
     def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
-        """Return one raw score per pair."""
+        """Return one raw score per pair, (pairs,); `types` are token types, or [] for all 0."""
         ...

@@ -1,19 +1,19 @@
-"""The sim device: the real protocol, a linear time model, and answers that no one can take for real ones.
+"""The simulated encoder: the interface of a real one, a linear time model, and vectors nobody can take for real ones.
 
-Its worker's record says device "sim", its model is called "sim", and its vectors are pseudo-random but the same for the
-same tokens. It needs no torch.
+The device and the model are called "sim"; vectors are pseudo-random, and the same for the same tokens. No torch is
+loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.clock import SYSTEM, SystemClock
 from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
@@ -24,9 +24,9 @@ _TABLE_ROWS = 4096
 
 
 class SimulatedEncoder:
-    """A device that takes `beta_s + alpha_items_s * items + alpha_tokens_s * tokens` seconds a batch.
+    """A model that takes `beta_s + alpha_items_s * items + alpha_tokens_s * tokens` seconds a batch.
 
-    To within the clock's precision, or with `sigma` times a normal factor with that deviation.
+    With a `sigma` the seconds are multiplied by a normal factor of mean 1 with that deviation.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class SimulatedEncoder:
         alpha_tokens_s: float = 0.0,
         sigma: float = 0.0,
         files: ModelFiles | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: SystemClock = SYSTEM,
     ) -> None:
         self._files = files or find("")
-        self._sleep = sleep
+        self._clock = clock
         self._table = _table()
         self.name = "sim"
         self.fingerprint = hashlib.blake2b(b"sim", digest_size=16).hexdigest()
@@ -53,11 +53,11 @@ class SimulatedEncoder:
 
     @property
     def reranks(self) -> bool:
-        """False: it has no cross-encoder head."""
+        """False: there is no cross-encoder head."""
         return False
 
     def tokenizer_json(self) -> bytes:
-        """Return MiniLM's tokenizer, so that text takes its real path."""
+        """Return MiniLM's tokenizer, so that text is tokenized as for a real model."""
         return self._files.tokenizer_json()
 
     def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
@@ -84,17 +84,17 @@ class SimulatedEncoder:
 
     def encode(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the texts' pseudo-vectors after the time the model says."""
-        started = time.monotonic()
+        started_s = self._clock.monotonic()
         assert self.known_cost is not None
         seconds = self.known_cost.seconds(len(texts), sum(map(len, texts)))
-        due = started + seconds * max(0.0, random.gauss(1.0, self._sigma))
+        due_s = started_s + seconds * max(0.0, random.gauss(1.0, self._sigma))
         rows = np.empty((len(texts), DIMENSION), dtype=np.float32)
         for index, text in enumerate(texts):
             digest = hashlib.blake2b(repr(list(text)).encode(), digest_size=4).digest()
             key = int.from_bytes(digest, "little")
             rows[index] = np.roll(self._table[key % _TABLE_ROWS], key // _TABLE_ROWS % DIMENSION)
-        while (left := due - time.monotonic()) > 0:
-            self._sleep(left)
+        while (left_s := due_s - self._clock.monotonic()) > 0:
+            self._clock.sleep(left_s)
         return rows
 
     def score(

@@ -1,8 +1,8 @@
-"""The metrics of what computes batches; a process declares them once, and each of its loops uses them on its lane."""
+"""Metrics of batches and steps: a process declares them once, and each of its loops uses them on its own lane."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,8 +12,41 @@ from common.wire.registry import WorkerRecord
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
 
+@dataclass(frozen=True, slots=True)
+class LaneMetrics:
+    """The metrics of one lane and one model; `depth`, `cost` and `explained` are shown once there is a record."""
+
+    lane: str
+    missed: Counter
+    batch_size: Histogram
+    batch_tokens: Histogram
+    batch_wait: Histogram
+    step: Histogram
+    step_ratio: Histogram
+    isolated: Counter
+    depth_items: Gauge
+    depth_tokens: Gauge
+    depth: Gauge
+    cost: Gauge
+    explained: Gauge
+    input: Counter
+    cached: Counter
+    output: Counter
+
+    def publish(self, record: WorkerRecord) -> None:
+        """Show a worker's depths and costs, as its record has them."""
+        self.depth_items.set(record.depth_items)
+        self.depth_tokens.set(record.depth_tokens)
+        self.depth.labels(self.lane, "queries").set(record.depth_queries)
+        self.cost.labels(self.lane, "beta").set(record.beta_s)
+        self.cost.labels(self.lane, "alpha_items").set(record.alpha_items_s)
+        self.cost.labels(self.lane, "alpha_tokens").set(record.alpha_tokens_s)
+        self.cost.labels(self.lane, "late").set(record.late_s)
+        self.explained.labels(self.lane).set(record.r2)
+
+
 class WorkMetrics:
-    """Batches, tokens, and how well the seconds of a batch were predicted; for use, `on` a lane and a model."""
+    """The metrics of one process: batches, tokens, costs, and how well the seconds of a batch were predicted."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -69,49 +102,23 @@ class WorkMetrics:
             registry=registry,
         )
 
-    def on(self, lane: str, model: str) -> WorkMetrics:
+    def on(self, lane: str, model: str) -> LaneMetrics:
         """Return these metrics under the labels of one lane and one model."""
-        other = copy.copy(self)
-        other.batch_size = self._batch_size.labels(lane)
-        other.batch_tokens = self._batch_tokens.labels(lane)
-        other.batch_wait = self._batch_wait.labels(lane)
-        other.step = self._step.labels(lane)
-        other.step_ratio = self._step_ratio.labels(lane)
-        other.isolated = self._isolated.labels(lane)
-        other.depth_items = self._depth.labels(lane, "items")
-        other.depth_tokens = self._depth.labels(lane, "tokens")
-        other.missed = self._missed.labels(lane)
-        other.lane = lane
-        other.input = self._tokens.labels(model, "input")
-        other.cached = self._tokens.labels(model, "cached")
-        other.output = self._tokens.labels(model, "output")
-        return other
-
-    def tell(self, record: WorkerRecord) -> None:
-        """Show what a worker publishes: its depths and costs."""
-        self.depth_items.set(record.depth_items)
-        self.depth_tokens.set(record.depth_tokens)
-        self._depth.labels(self.lane, "queries").set(record.depth_queries)
-        parts = {
-            "beta": record.beta_s,
-            "alpha_items": record.alpha_items_s,
-            "alpha_tokens": record.alpha_tokens_s,
-            "late": record.late_s,
-        }
-        for part, value in parts.items():
-            self._cost.labels(self.lane, part).set(value)
-        self._explained.labels(self.lane).set(record.r2)
-
-    lane: str
-    missed: Counter
-    batch_size: Histogram
-    batch_tokens: Histogram
-    batch_wait: Histogram
-    step: Histogram
-    step_ratio: Histogram
-    isolated: Counter
-    depth_items: Gauge
-    depth_tokens: Gauge
-    input: Counter
-    cached: Counter
-    output: Counter
+        return LaneMetrics(
+            lane=lane,
+            missed=self._missed.labels(lane),
+            batch_size=self._batch_size.labels(lane),
+            batch_tokens=self._batch_tokens.labels(lane),
+            batch_wait=self._batch_wait.labels(lane),
+            step=self._step.labels(lane),
+            step_ratio=self._step_ratio.labels(lane),
+            isolated=self._isolated.labels(lane),
+            depth_items=self._depth.labels(lane, "items"),
+            depth_tokens=self._depth.labels(lane, "tokens"),
+            depth=self._depth,
+            cost=self._cost,
+            explained=self._explained,
+            input=self._tokens.labels(model, "input"),
+            cached=self._tokens.labels(model, "cached"),
+            output=self._tokens.labels(model, "output"),
+        )

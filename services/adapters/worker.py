@@ -1,4 +1,4 @@
-"""Assemble a worker: load, warm, calibrate, register, work, drain; the same for both lanes."""
+"""A worker process of either lane: load its models, measure them, register, serve its lanes, drain."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from common import log
 from common.bus import Bus
@@ -26,15 +24,14 @@ from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.consumer import Consumer
 from engine.device import DeviceQueue
-from engine.encoder.calibration import calibrate
-from engine.encoder.capacity import EncoderCapacity
+from engine.encoder.capacity import EncoderCapacity, calibrate
 from engine.encoder.model import EncoderModel
 from services.adapters.encode.depth_finder import DepthFinder, counts_queries
-from services.adapters.encode.loop import EmbeddingLoop
+from services.adapters.encode.loop import EmbeddingLoop, with_capacity
 from services.adapters.metrics import WorkMetrics
 
 NONE = "none"  # the name of a model that is not served
-# Computing takes the interpreter between its calls; it must not wait 5 ms each time behind the event loop.
+# The device's thread needs the interpreter between its calls; 5 ms behind the event loop each time is too long.
 _SWITCH_S = 0.0005
 _WATCH_S = 0.5
 _DOWN_S = 3.0
@@ -42,29 +39,29 @@ _log = log.get("work")
 
 
 class WorkerLoop(Protocol):
-    """What reads one family's lanes and works them off."""
+    """A loop that reads one family's lanes and does their jobs."""
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end within `drain_s` what runs, and hand over the rest."""
+        """Work until `stopping`; then end within `drain_s` the jobs that run, and hand over the rest."""
         ...
 
 
 class ExtraModel(Protocol):
-    """What a process serves beside its encoders, on the same compute thread."""
+    """A model that a process serves beside its encoders, on the same device."""
 
     def load(self) -> None:
-        """Load and measure, on the compute thread; ConfigError says what cannot be had."""
+        """Load and measure the model, on the device's thread; ConfigError names the setting that cannot be had."""
         ...
 
-    async def attach(self, bus: Bus, thread: DeviceQueue) -> WorkerLoop:
-        """Publish its card, register, and return its loop."""
+    async def attach(self, bus: Bus, device: DeviceQueue) -> WorkerLoop:
+        """Publish the model's card, register, and return the model's loop."""
         ...
 
 
 def load_models(config: WorkerConfig) -> list[EncoderModel]:
-    """Load the encoder, and the cross-encoder if one is configured; ConfigError says what cannot be had.
+    """Load the encoder, unless it is "none", and the cross-encoder if one is configured.
 
-    An encoder named "none" is not served.
+    ConfigError names the setting that cannot be had.
     """
     for name in ("embed_slo_s", "alpha", "alpha_tokens", "beta", "sigma", "drain_s"):
         if not math.isfinite(getattr(config, name)):
@@ -135,134 +132,125 @@ async def serve(
             waits_for=("model", "bus", "lane"),
             supervisor=supervisor,
         )
-        await _serve(config, stopping, health, lane, metrics, beside)
+        await _Worker(config, stopping, health, lane, metrics, beside).run()
 
 
-async def _serve(
-    config: WorkerConfig,
-    stopping: asyncio.Event,
-    health: Health,
-    lane: str,
-    metrics: WorkMetrics,
-    beside: ExtraModel | None,
-) -> None:
-    service = health.service
-    runner = await health.serve(config.health_host, config.health_port)
-    thread = DeviceQueue()
-    try:
+class _Worker:
+    """One worker process, from loading its models to the end of its drain."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        stopping: asyncio.Event,
+        health: Health,
+        lane: str,
+        metrics: WorkMetrics,
+        beside: ExtraModel | None,
+    ) -> None:
+        self._config, self._stopping, self._health = config, stopping, health
+        self._lane, self._metrics, self._beside = lane, metrics, beside
+        self._device = DeviceQueue()
+        self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
+        self._loops: list[WorkerLoop] = []
+        self._finders: list[DepthFinder] = []
+
+    async def run(self) -> None:
+        config = self._config
+        runner = await self._health.serve(config.health_host, config.health_port)
+        try:
+            await self._load()
+            bus = await open_bus(config, SystemClock(), self._health, self._stopping)
+            if bus is None:
+                return
+            try:
+                for model, capacity in self._encoders:
+                    await self._attach(bus, model, capacity)
+                if self._beside is not None:
+                    self._loops.append(await self._beside.attach(bus, self._device))
+                await self._serve(bus)
+            finally:
+                await bus.close()
+        finally:
+            self._device.close()
+            await runner.cleanup()
+
+    async def _load(self) -> None:
+        """Load and measure all models, on the device's thread."""
+        config, health, device = self._config, self._health, self._device
         health.set("model", ready=False, why="loading weights, choosing the precision")
-        models = await thread.run(load_models, config)
-        if not models and beside is None:
+        models = await device.run(load_models, config)
+        if not models and self._beside is None:
             raise ConfigError(
-                f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {service} would serve nothing; "
-                "expected an encoder, or for a gpu_worker a generator (SPILLWAY_CHAT_MODEL)"
+                f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {health.service} would serve "
+                "nothing; expected an encoder, or for a gpu_worker a generator (SPILLWAY_CHAT_MODEL)"
             )
         health.set("model", ready=False, why="measuring its speed")
-        count = partial(calibrate, takes_all=counts_queries(config))
-        measured = [await thread.run(count, model, config.embed_slo_s) for model in models]
-        if beside is not None:
+        measure = partial(calibrate, slo_s=config.embed_slo_s, takes_all=counts_queries(config))
+        self._encoders = [(model, await device.run(measure, model)) for model in models]
+        if self._beside is not None:
             health.set("model", ready=False, why="loading the generator, measuring its speed")
-            await thread.run(beside.load)
+            await device.run(self._beside.load)
         health.set("model", ready=True)
-        for model, result in zip(models, measured, strict=True):
+        for model, capacity in self._encoders:
             _log.info(
                 "model_ready",
                 model=model.name,
                 device=model.device,
                 dtype=model.dtype,
-                **result.cost._asdict(),
-                **{f"depth_{k}": v for k, v in result.depth._asdict().items()},
+                **capacity.cost._asdict(),
+                **{f"depth_{unit}": most for unit, most in capacity.depth._asdict().items()},
             )
-        bus = await open_bus(config, SystemClock(), health, stopping)
-        if bus is None:
-            return
-        try:
-            parts = (bus, health, thread, metrics)
-            await _work(
-                config,
-                stopping,
-                list(zip(models, measured, strict=True)),
-                service,
-                lane,
-                parts,
-                beside,
-            )
-        finally:
-            await bus.close()
-    finally:
-        thread.close()
-        await runner.cleanup()
 
-
-async def _work(
-    config: WorkerConfig,
-    stopping: asyncio.Event,
-    models: list[tuple[EncoderModel, EncoderCapacity]],
-    service: str,
-    lane: str,
-    parts: tuple[Bus, Health, DeviceQueue, WorkMetrics],
-    beside: ExtraModel | None,
-) -> None:
-    bus, health, thread, metrics = parts
-    loops: list[WorkerLoop] = []
-    finders: list[DepthFinder] = []
-    for model, measured in models:
+    async def _attach(self, bus: Bus, model: EncoderModel, capacity: EncoderCapacity) -> None:
+        """Publish an encoder's card, register as a worker of its family, and build its loop."""
+        config = self._config
         card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
         await Models(bus).publish(card, model.tokenizer_json())
         family = Family(card.family, config.partition)
-        counts = counts_queries(config) and not model.reranks
-        record = _record(bus, model, measured, service, lane)
-        consumer = Consumer(bus, family, msgspec.structs.replace(record, closed=counts))
+        finds_depth = counts_queries(config) and not model.reranks
+        record = WorkerRecord(
+            worker=Consumer.incarnation(self._lane),
+            classes=[self._lane],
+            device=model.device,
+            depth_items=0,
+            depth_tokens=0,
+            closed=finds_depth,
+            fingerprint=model.fingerprint,
+            started_ms=bus.clock.now_ms(),
+            pid=os.getpid(),
+            service=self._health.service,
+        )
+        consumer = Consumer(bus, family, with_capacity(record, capacity))
         await consumer.start()
-        if counts:
-            finders.append(DepthFinder(bus, consumer, model, measured))
-        mine = metrics.on(lane_label(family, lane), model.name)
-        mine.tell(consumer.record)
-        loops.append(
+        if finds_depth:
+            self._finders.append(DepthFinder(bus, consumer, model, capacity))
+        metrics = self._metrics.on(lane_label(family, self._lane), model.name)
+        metrics.publish(consumer.record)
+        self._loops.append(
             EmbeddingLoop(
-                consumer,
-                model,
-                measured,
-                clock=bus.clock,
-                thread=thread,
-                metrics=mine,
+                consumer, model, capacity, clock=bus.clock, device=self._device, metrics=metrics
             )
         )
-    if beside is not None:
-        loops.append(await beside.attach(bus, thread))
-    health.set("bus", ready=True)
-    health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
-    watch = bus.supervisor.process(_watch(bus, health, stopping), "watch")
-    try:
-        async with asyncio.TaskGroup() as group:
-            for loop in loops:
-                group.create_task(loop.run(stopping, config.drain_s))
-            for finder in finders:
-                await finder.find(stopping)
-            health.set("lane", ready=True)
-    finally:
-        await bus.supervisor.end(watch)
 
-
-def _record(
-    bus: Bus, model: EncoderModel, pace: EncoderCapacity, service: str, lane: str
-) -> WorkerRecord:
-    record = WorkerRecord(
-        worker=Consumer.incarnation(lane),
-        classes=[lane],
-        device=model.device,
-        depth_items=0,
-        depth_tokens=0,
-        fingerprint=model.fingerprint,
-        started_ms=bus.clock.now_ms(),
-        pid=os.getpid(),
-        service=service,
-    )
-    return pace.record(record)
+    async def _serve(self, bus: Bus) -> None:
+        """Run all loops until the stop and through the drain."""
+        health, finders = self._health, self._finders
+        health.set("bus", ready=True)
+        health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
+        watch = bus.supervisor.process(_watch(bus, health, self._stopping), "watch")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for loop in self._loops:
+                    group.create_task(loop.run(self._stopping, self._config.drain_s))
+                for finder in finders:
+                    await finder.find(self._stopping)
+                health.set("lane", ready=True)
+        finally:
+            await bus.supervisor.end(watch)
 
 
 async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Keep readiness true to the bus, and unready from the moment of the stop."""
+    """Set readiness by the bus, and unready from the moment of the stop."""
     while not stopping.is_set():
         down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")

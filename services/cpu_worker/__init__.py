@@ -1,1 +1,1 @@
-"""Host compute: with role overflow, embeddings of the CPU lane, by the same encoder."""
+"""The cpu_worker: the embeddings of the CPU lane (role overflow), by the same encoder as the accelerator's."""

@@ -24,7 +24,7 @@ SERVICE = "cpu_worker"
 def placed(config: WorkerConfig) -> WorkerConfig:
     """Bind this thread, and those that it starts, to their cores; return the config to compute with there.
 
-    Called before torch is loaded, which counts cores then.
+    Called before torch is loaded, since torch counts the cores then.
     """
     machine = within_reach(detect(), device=config.device, env=os.environ, torch=torch_version())
     cores, threads = place(machine, threads=config.threads, cores=config.cores)

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
-from numpy.typing import NDArray
 from torch import Tensor
 
 from common.cost.linear import LinearCost
@@ -18,6 +17,8 @@ from common.devices import detect
 from common.errors import ConfigError, InvalidRequest
 from common.types.model_card import ModelCard
 from engine.encoder.batching import length_order
+from engine.encoder.model import Floats
+from engine.encoder.pooling import first_rows, pool
 from engine.kernels.encoder import EncoderKernels
 from engine.memory import keep_memory
 from engine.models.encoders.files import ModelFiles, find
@@ -26,7 +27,6 @@ from engine.models.encoders.precision import Forward, Way, choose
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
 
-Floats = NDArray[np.float32]
 MICROBATCH_TOKENS = 4096
 
 
@@ -57,9 +57,8 @@ class Encoder:
         self.fingerprint = files.fingerprint()
         self.dtype: str = way
         self.known_cost: LinearCost | None = None
-        self.times = (
-            1  # so often everything is computed: a slower device, for tests and demonstration
-        )
+        # How often each text is computed: more than once imitates a slower device, for tests and demonstrations.
+        self.times = 1
         self.device = device.type
         self.max_tokens = files.max_tokens
         self.dimension = files.spec.hidden
@@ -142,7 +141,7 @@ class Encoder:
         out = np.empty((len(texts), self.dimension), dtype=np.float32)
         with self._computing():
             for indices, rows, lengths in self._again(texts):
-                vectors = self._pool(rows, lengths)
+                vectors = pool(rows, lengths, self._spec.pooling)
                 if self._spec.normalise:
                     vectors = F.normalize(vectors, dim=1)
                 out[indices] = vectors.cpu().numpy()
@@ -156,8 +155,8 @@ class Encoder:
         out = np.empty(len(pairs), dtype=np.float32)
         with self._computing():
             for indices, rows, lengths in self._batches(pairs, kinds):
-                first = rows[_starts(lengths)]
-                out[indices] = self._classify(first)[:, 0].cpu().numpy()
+                scores = self._classify(first_rows(rows, lengths))
+                out[indices] = scores[:, 0].cpu().numpy()
         return out
 
     @contextlib.contextmanager
@@ -181,13 +180,6 @@ class Encoder:
             kinds = [types[index] for index in chosen] if types is not None else None
             picked = [texts[index] for index in chosen]
             yield chosen, self._forward(picked, kinds), [len(text) for text in picked]
-
-    def _pool(self, rows: Tensor, lengths: list[int]) -> Tensor:
-        if self._spec.pooling == "cls":
-            return rows[_starts(lengths)]
-        sizes = torch.tensor(lengths, device=rows.device)
-        kind = "max" if self._spec.pooling == "max" else "mean"
-        return torch.segment_reduce(rows, kind, lengths=sizes, axis=0)
 
     def _classify(self, first: Tensor) -> Tensor:
         inner, outer = (
@@ -219,14 +211,6 @@ def _ways(
         if kernels is not None:
             ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
     return ways
-
-
-def _starts(lengths: list[int]) -> list[int]:
-    starts, at = [], 0
-    for length in lengths:
-        starts.append(at)
-        at += length
-    return starts
 
 
 def _place(device: str) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
+from common.clock import SYSTEM, Clock
 from common.native.library import cpu_flags
 from engine.models.encoders.files import ModelFiles
 
@@ -49,10 +49,11 @@ def choose(
     ways: Mapping[Way, Callable[[], Forward]],
     device: torch.device,
     cache: Path | None = None,
+    clock: Clock = SYSTEM,
 ) -> Way:
     """Return the fastest of `ways` on this machine that keeps the accuracy bound against fp32.
 
-    What was measured for the same weights, processor, threads and torch is remembered in `cache`.
+    The choice for the same weights, processor, threads and torch is kept in `cache`.
     """
     machine = f"{device.type} {cpu_flags()} {torch.get_num_threads()} torch {torch.__version__}"
     key = f"{files.fingerprint()} {sorted(ways)} {machine}"
@@ -68,7 +69,7 @@ def choose(
         best = dict.fromkeys(allowed, float("inf"))
         for _ in range(_ROUNDS):  # in turns, so that a busy moment does not decide
             for way in allowed:
-                best[way] = min(best[way], _seconds(built[way], texts, device))
+                best[way] = min(best[way], _seconds(built[way], texts, device, clock))
     chosen = min(allowed, key=lambda way: best[way])
     _remember(cache, key, chosen)
     return chosen
@@ -85,12 +86,12 @@ def _means(forward: Forward, texts: list[list[int]]) -> Tensor:
     return torch.stack([part.mean(0) for part in parts])
 
 
-def _seconds(forward: Forward, texts: list[list[int]], device: torch.device) -> float:
-    started = time.perf_counter()
+def _seconds(forward: Forward, texts: list[list[int]], device: torch.device, clock: Clock) -> float:
+    started_s = clock.perf_s()
     forward(texts, None)
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return clock.perf_s() - started_s
 
 
 def _probe(files: ModelFiles) -> list[list[int]]:

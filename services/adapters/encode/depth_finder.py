@@ -1,6 +1,6 @@
-"""A worker finds its depth in queries: probes through the mesh to its own lane while it serves no other.
+"""The depth of a worker in queries, for the policies that admit by it: found by probes through the mesh.
 
-For the policies that admit by depths in queries. What was found is kept in Redis and used again while device, model,
+The worker serves no lane but its own meanwhile. The depth found is kept in Redis and used again while device, model,
 precision, cores and objective are the same.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -27,6 +26,7 @@ from common.wire.registry import DepthRecord, WorkerRecord
 from common.worker.consumer import Consumer
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
+from services.adapters.encode.loop import with_capacity
 
 _PROBE_S = 300.0
 # How long an overflow worker waits for an accelerator's to appear, and then for the end of its probes.
@@ -35,19 +35,19 @@ _log = log.get("work")
 
 
 def counts_queries(config: WorkerConfig) -> bool:
-    """Return whether lanes are filled by depths in queries, so that workers must find theirs."""
+    """Return whether admission counts queries, so that each worker must find its depth in queries."""
     return config.admission != "windve-tokens"
 
 
 class Prober:
-    """Sends queries to workers' own lanes, all at once, and times the last answer."""
+    """Sends queries to workers' own lanes, all at once, and measures the seconds until the last answer."""
 
     def __init__(self, bus: Bus, family: Family, model: EncoderModel) -> None:
         self._bus, self._family, self._model = bus, family, model
         self._journal = Notifications(bus.connection, Consumer.incarnation("probe"))
 
     async def close(self) -> None:
-        """Stop listening."""
+        """End the subscription to the answers."""
         await self._journal.stop()
 
     async def probe(self, queries: Mapping[str, int]) -> dict[str, float]:
@@ -59,8 +59,8 @@ class Prober:
     async def _one(self, worker: str, count: int) -> float:
         jobs, bus = [self._job(first, count) for first in range(0, count, PARCEL_ITEMS)], self._bus
         bells = [self._journal.bell(job.id, self._family) for job in jobs]
-        await bus.workers.living(self._family)  # as a router in use knows them
-        began = time.monotonic()
+        await bus.workers.living(self._family)  # a router in use knows the workers, too
+        began_s = bus.clock.monotonic()
         deadline_ms = bus.clock.now_ms() + int(1000 * _PROBE_S)
         try:
             admission = await bus.admission.admit(
@@ -82,10 +82,10 @@ class Prober:
         finally:
             for bell in bells:
                 bell.close()
-        took = time.monotonic() - began
+        took_s = bus.clock.monotonic() - began_s
         for job in jobs:
             await bus.jobs.expire(job.id, 1.0)
-        return took if all(event.kind == "result" for event in events) else math.inf
+        return took_s if all(event.kind == "result" for event in events) else math.inf
 
     def _job(self, first: int, count: int) -> NewJob:
         length = min(QUERY_TOKENS, self._model.max_tokens)
@@ -99,15 +99,15 @@ class Prober:
 
 
 class DepthFinder:
-    """One worker's depth: read where it is known, else probed; the overflow's also beside the accelerator's."""
+    """Finds one worker's depth: reads a known one, else probes; for an overflow worker also beside the accelerator."""
 
     def __init__(
-        self, bus: Bus, consumer: Consumer, model: EncoderModel, pace: EncoderCapacity
+        self, bus: Bus, consumer: Consumer, model: EncoderModel, capacity: EncoderCapacity
     ) -> None:
-        self._bus, self._consumer, self._model, self._pace = bus, consumer, model, pace
+        self._bus, self._consumer, self._model, self._capacity = bus, consumer, model, capacity
 
     async def find(self, stopping: asyncio.Event) -> None:
-        """Find the depth, publish it, and open the worker to everyone."""
+        """Find the depth, publish it, and open the worker to all lanes."""
         family, name = self._consumer.family, self._name()
         raw = await self._bus.connection.call("HGET", keys.depths(family), name)
         if raw is not None:
@@ -122,21 +122,23 @@ class DepthFinder:
                 return
             found = task.result()
             await self._bus.connection.call("HSET", keys.depths(family), name, encode(found))
-        self._pace.queries = found.depth
-        record = msgspec.structs.replace(self._pace.record(self._consumer.record), closed=False)
+        self._capacity.queries = found.depth
+        record = msgspec.structs.replace(
+            with_capacity(self._consumer.record, self._capacity), closed=False
+        )
         await self._consumer.publish(record)
         line = {k: getattr(found, k) for k in ("alpha_s", "beta_s", "r2", "by_line", "depth")}
         _log.info("depth_found", probed=raw is None, **line)
 
     def _name(self) -> str:
-        """Return what must be the same for a depth to hold."""
+        """Return the conditions under which a depth holds, as the name of its record."""
         model, cores = self._model, len(os.sched_getaffinity(0))
         known = model.known_cost and ",".join(f"{part:g}" for part in model.known_cost)
         parts = (self._consumer.record.classes[0], model.device, model.dtype, cores, known or "")
-        return " ".join(map(str, (*parts, model.fingerprint, f"{self._pace.slo_s:g}s")))
+        return " ".join(map(str, (*parts, model.fingerprint, f"{self._capacity.slo_s:g}s")))
 
     async def _probe(self) -> DepthRecord:
-        family, me, slo_s = self._consumer.family, self._consumer.worker, self._pace.slo_s
+        family, me, slo_s = self._consumer.family, self._consumer.worker, self._capacity.slo_s
         accelerator = (
             await self._accelerator() if self._consumer.record.classes[0] == "cpu" else None
         )
@@ -146,7 +148,7 @@ class DepthFinder:
             return (await prober.probe({me: queries}))[me]
 
         async def device(queries: int) -> float:
-            """Return the device's own seconds: the hops are counted beside the line, in the open-loop depth."""
+            """Return the seconds of the device alone: the open-loop depth counts the hops beside the line."""
             before_s = self._consumer.busy_s
             answered = await alone(queries)
             return min(answered, self._consumer.busy_s - before_s)

@@ -1,17 +1,18 @@
-"""The embedding loop of one worker and one model: read, batch, compute, finish, with the device never waiting.
+"""The embedding loop of one worker and one model: read jobs, form batches, compute, finish.
 
-While a batch computes, the next is read and the last is finished. The loop itself holds no truth: every lease can be
-lost at any moment, and then another worker has the job.
+While a batch computes, the next one is read and the last one is finished, so that the device never waits. The loop
+holds no truth: a lease can be lost at any moment, and then another worker has the job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from common import log, tracing
 from common.bus import BusDown
@@ -19,58 +20,74 @@ from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
 from common.tasks import wait
-from common.wire.jobs import EmbedWork
+from common.wire.registry import WorkerRecord
 from common.wire.results import Result
 from common.worker.consumer import Consumer
 from common.worker.leases import Lease, RunningBatch
 from engine.device import DeviceQueue
 from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
+from engine.encoder.executor import EncodeFailure
 from engine.encoder.model import EncoderModel
-from services.adapters.encode.execution import (
-    EncodeFailure,
-    EncodeJob,
-    EncodeResult,
-    read_job,
-    run_batch,
-)
-from services.adapters.metrics import WorkMetrics
+from services.adapters.encode.job import EncodeJob, FinishedBatch, read_job, run_jobs
+from services.adapters.metrics import LaneMetrics
 
-# Of jobs read just before nobody has been cancelled yet: who was is asked while their batch computes already.
+# Jobs read less than this before have hardly been cancelled: the bus is asked while their batch computes already.
 _ASK_FIRST_S = 0.02
 _MAX_JOBS = 256
 _WAIT_S = 1.0
-# A change of depth by this share is worth a line in the log.
-_DRIFT = 0.2
+_DRIFT = 0.2  # a change of the depth by this share is logged
 _log = log.get("work")
 
 
+def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerRecord:
+    """Return a worker's record with the depths and costs by which admission predicts."""
+    cost, depth, (late_s, late_share) = capacity.cost, capacity.depth, capacity.late
+    queries = capacity.queries
+    return msgspec.structs.replace(
+        record,
+        depth_items=depth.items,
+        depth_tokens=depth.tokens,
+        depth_queries=cost.queries(capacity.slo_s) if queries is None else queries,
+        alpha_items_s=cost.alpha_items_s,
+        alpha_tokens_s=cost.alpha_tokens_s,
+        beta_s=cost.beta_s,
+        r2=capacity.r2,
+        limit_items=capacity.limits.items,
+        limit_tokens=capacity.limits.tokens,
+        late_s=late_s,
+        late_share=late_share,
+        slo_s=capacity.slo_s,
+    )
+
+
 class EmbeddingLoop:
-    """Runs until told to stop; `run` then finishes the running batch and hands over the rest."""
+    """The loop of one consumer: it runs until told to stop, ends the running batch and hands over the rest."""
 
     def __init__(
         self,
         consumer: Consumer,
         model: EncoderModel,
-        pace: EncoderCapacity,
+        capacity: EncoderCapacity,
         *,
         clock: Clock,
-        thread: DeviceQueue,
-        metrics: WorkMetrics,
+        device: DeviceQueue,
+        metrics: LaneMetrics,
     ) -> None:
         self._consumer = consumer
         self._model = model
-        self._pace = pace
+        self._capacity = capacity
         self._clock = clock
-        self._thread = thread
+        self._device = device
         self._metrics = metrics
+        self._kind = "rerank" if model.reranks else "embed"
         self._queue: deque[EncodeJob] = deque()
         self._running: list[EncodeJob] = []
         self._finishing: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._stopping = False
-        self._logged_tokens = pace.depth.tokens
+        self._logged_tokens = capacity.depth.tokens
         self._typical_tokens = 128.0
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
@@ -116,9 +133,9 @@ class EmbeddingLoop:
                 await self._accept(lease)
 
     def _free_jobs(self) -> int:
-        """Return how many jobs of the usual size are missing for one full batch beyond the running one."""
+        """Return how many jobs of the usual size one full batch beyond the running one still lacks."""
         queued = sum(job.tokens for job in self._queue)
-        missing = self._pace.limits.tokens - queued
+        missing = self._capacity.limits.tokens - queued
         if missing <= 0 or len(self._queue) >= _MAX_JOBS:
             return 0
         return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
@@ -126,14 +143,14 @@ class EmbeddingLoop:
     async def _accept(self, lease: Lease) -> None:
         generation = self._consumer.generation
         try:
-            job = read_job(lease, self._model, generation, time.monotonic())
+            job = read_job(lease, self._model, generation, self._clock.monotonic())
         except SpillwayError as error:
             with tracing.use(self._consumer.spans.of(lease)):
                 _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
             await self._refuse(lease, error)
             return
         self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
-        operation = "embeddings" if isinstance(job.work, EmbedWork) else "rerank"
+        operation = "rerank" if job.input.scores else "embeddings"
         span = self._consumer.spans.of(lease)
         span.update_name(f"{operation} {self._model.name}")
         span.set_attributes(
@@ -148,7 +165,9 @@ class EmbeddingLoop:
         self._arrived.set()
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
-        with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
+        with contextlib.suppress(
+            BusDown
+        ):  # the lease is lost by then: another worker will have the job
             await self._consumer.refuse(lease, error)
 
     # -- computing -------------------------------------------------------------------------------------
@@ -166,14 +185,16 @@ class EmbeddingLoop:
             await self._run(batch)
 
     async def _form(self) -> list[EncodeJob]:
-        """Take the next batch off the queue; what was lost with a generation or has expired is dropped."""
+        """Take the next batch off the queue; drop expired jobs, and jobs lost with an incarnation."""
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._consumer.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
         chosen = set(
             next_batch(
-                fresh, self._pace.limits, lambda i, t: now_ms + 1000 * self._pace.surely(i, t)
+                fresh,
+                self._capacity.limits,
+                lambda i, t: now_ms + 1000 * self._capacity.surely(i, t),
             )
         )
         batch = [job for index, job in enumerate(fresh) if index in chosen]
@@ -185,41 +206,53 @@ class EmbeddingLoop:
 
     async def _run(self, batch: list[EncodeJob]) -> None:
         items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
-        predicted = self._pace.seconds(items, tokens)
+        predicted_s = self._capacity.seconds(items, tokens)
         self._running = batch
-        waited = time.monotonic() - min(job.read_at for job in batch)
-        ask_first = waited >= _ASK_FIRST_S
+        waited_s = self._clock.monotonic() - min(job.read_s for job in batch)
+        ask_first = waited_s >= _ASK_FIRST_S
         number = max(job.batch for job in batch)
-        until_ms = self._clock.now_ms() + int(1000 * predicted)
+        until_ms = self._clock.now_ms() + int(1000 * predicted_s)
         doing = RunningBatch(until_ms, number, items, tokens)
         if ask_first:
             batch = await self._drop_stopped(batch, doing)
             if not batch:
                 self._running = []
                 return
-        self._consumer.working(predicted)
-        started = time.monotonic()
+        self._consumer.working(predicted_s)
+        started_s = self._clock.monotonic()
         for job in batch:
-            self._metrics.batch_wait.observe(started - job.read_at)
+            self._metrics.batch_wait.observe(started_s - job.read_s)
         span = self._consumer.spans.batch(job.lease for job in batch)
-        computing = asyncio.create_task(self._thread.run(run_batch, self._model, batch))
+        computing = asyncio.create_task(self._compute(batch, predicted_s))
         wanted = batch if ask_first else await self._drop_stopped(batch, doing)
         ran = await computing
         span.end()
         self._consumer.progressed()
         self._running = []
-        self._observe(batch, ran, time.monotonic() - started)
+        self._observe(batch, ran, self._clock.monotonic() - started_s)
         if self._finishing is not None:
             await self._finishing
         self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
 
+    async def _compute(self, batch: list[EncodeJob], predicted_s: float) -> FinishedBatch:
+        """Queue the batch at the device, due when the first of its jobs is."""
+        left_ms = min(job.due_ms for job in batch) - self._clock.now_ms()
+        return await self._device.run(
+            run_jobs,
+            self._model,
+            batch,
+            kind=self._kind,
+            predicted_s=predicted_s,
+            deadline_s=self._clock.monotonic() + left_ms / 1000,
+        )
+
     async def _drop_stopped(self, batch: list[EncodeJob], doing: RunningBatch) -> list[EncodeJob]:
-        """Say what runs, and ask which held jobs were cancelled or fenced off; drop them from the queue and `batch`."""
+        """Tell the bus what runs, and drop the cancelled and fenced-off jobs from the queue and from `batch`."""
         held = [*batch, *self._queue]
         try:
             stopped = await self._consumer.step([job.lease for job in held], doing=doing)
         except BusDown:
-            return batch  # running work goes on; its results are fenced when they are written
+            return batch  # the batch goes on: its results are fenced when they are written
         if stopped:
             self._queue = deque(job for job in self._queue if job.lease.job not in stopped)
         return [job for job in batch if job.lease.job not in stopped]
@@ -227,9 +260,9 @@ class EmbeddingLoop:
     # -- ending ----------------------------------------------------------------------------------------
 
     async def _finish(
-        self, batch: Sequence[EncodeJob], ran: EncodeResult, wanted: Sequence[EncodeJob]
+        self, batch: Sequence[EncodeJob], ran: FinishedBatch, wanted: Sequence[EncodeJob]
     ) -> None:
-        """End the jobs that nobody stopped while they ran."""
+        """End the jobs of a batch that were not stopped while it ran."""
         kept = {job.lease.job for job in wanted}
         pairs = zip(batch, ran.outcomes, strict=True)
         await asyncio.gather(*(self._end(job, out) for job, out in pairs if job.lease.job in kept))
@@ -247,13 +280,13 @@ class EmbeddingLoop:
                 await self._consumer.finish(job.lease, outcome)
         except BusDown:
             _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
-        except Exception:  # noqa: BLE001 - it is this job's: the others of its batch go on
+        except Exception:  # noqa: BLE001 - the error is this job's: the others of the batch go on
             _log.exception("job_not_ended", job=job.lease.job)
             self._consumer.let_go(job.lease)
 
     # -- cost ------------------------------------------------------------------------------------------
 
-    def _observe(self, batch: Sequence[EncodeJob], ran: EncodeResult, seconds: float) -> None:
+    def _observe(self, batch: Sequence[EncodeJob], ran: FinishedBatch, seconds: float) -> None:
         metrics = self._metrics
         items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
         metrics.batch_size.observe(items)
@@ -264,21 +297,21 @@ class EmbeddingLoop:
         if ran.isolated:
             metrics.isolated.inc()
             return
-        metrics.step_ratio.observe(self._pace.observe(items, tokens, seconds))
-        record = self._consumer.record = self._pace.record(self._consumer.record)
-        self._metrics.tell(record)  # the bus is told with the next beat
+        metrics.step_ratio.observe(self._capacity.observe(items, tokens, seconds))
+        record = self._consumer.record = with_capacity(self._consumer.record, self._capacity)
+        self._metrics.publish(record)  # the bus learns of the record with the next heartbeat
         if abs(record.depth_tokens / self._logged_tokens - 1) > _DRIFT:
             self._logged_tokens = record.depth_tokens
             _log.info("depth_changed", items=record.depth_items, tokens=record.depth_tokens)
 
     def _judge(self, batch: Sequence[EncodeJob]) -> None:
-        """Compare the end of a batch with what the door foresaw, and with when its jobs were due."""
+        """Compare the end of a batch with the end that admission predicted, and with when its jobs were due."""
         now_ms = self._clock.now_ms()
         self._metrics.missed.inc(sum(job.due_ms < now_ms for job in batch))
-        foreseen = [job.lease for job in batch if job.lease.finish_ms and job.lease.attempts == 1]
-        if foreseen:
-            # Of a planned batch the last one admitted knew best what is in it.
-            last = max(foreseen, key=lambda lease: lease.finish_ms)
+        predicted = [job.lease for job in batch if job.lease.finish_ms and job.lease.attempts == 1]
+        if predicted:
+            # The job admitted last into a planned batch was predicted with all of it.
+            last = max(predicted, key=lambda lease: lease.finish_ms)
             admitted_ms = int(last.entry.partition("-")[0])
             ahead_s = (last.finish_ms - admitted_ms) / 1000
-            self._pace.ended((now_ms - last.finish_ms) / 1000, ahead_s)
+            self._capacity.ended((now_ms - last.finish_ms) / 1000, ahead_s)

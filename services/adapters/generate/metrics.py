@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from engine.decoder.executor.isolated_step import StepResult
 from engine.decoder.scheduler import Scheduler
-from services.adapters.metrics import WorkMetrics
+from services.adapters.metrics import LaneMetrics
 
 if TYPE_CHECKING:
     from engine.decoder.kv.offload import OffloadManager
@@ -88,7 +88,7 @@ class TierMetrics:
 class EngineMetrics:
     """Pages and sequences of one generator; `work` has its steps and tokens."""
 
-    def __init__(self, work: WorkMetrics, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, work: LaneMetrics, registry: CollectorRegistry = REGISTRY) -> None:
         self.work = work
         self._preempted = 0
         self._pages = Gauge(

@@ -18,8 +18,8 @@ from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event, decode_result
 from common.worker.consumer import Consumer
 from engine.device import DeviceQueue
-from engine.encoder.calibration import calibrate
-from services.adapters.encode.loop import EmbeddingLoop
+from engine.encoder.capacity import calibrate
+from services.adapters.encode.loop import EmbeddingLoop, with_capacity
 from services.adapters.metrics import WorkMetrics
 from tests.support.fake_encoders import NAN, POISON, TinyModel, work
 
@@ -57,7 +57,7 @@ class Worker:
     def __init__(self, bus: Bus) -> None:
         self.model = TinyModel()
         self.stopping = asyncio.Event()
-        pace = calibrate(self.model, 2.0)
+        capacity = calibrate(self.model, 2.0)
         self.model.batches.clear()
         self.model.entered.clear()
         record = WorkerRecord(
@@ -68,14 +68,14 @@ class Worker:
             depth_tokens=0,
             fingerprint=self.model.fingerprint,
         )
-        self.consumer = Consumer(bus, FAMILY, pace.record(record))
-        self.thread = DeviceQueue()
+        self.consumer = Consumer(bus, FAMILY, with_capacity(record, capacity))
+        self.device = DeviceQueue()
         self.loop = EmbeddingLoop(
             self.consumer,
             self.model,
-            pace,
+            capacity,
             clock=bus.clock,
-            thread=self.thread,
+            device=self.device,
             metrics=WorkMetrics(CollectorRegistry()).on(LANE, "tiny"),
         )
         self.task: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class Worker:
         assert self.task is not None
         async with asyncio.timeout(WAIT_S):
             await self.task
-        self.thread.close()
+        self.device.close()
 
 
 def ended(outcome: str) -> float:

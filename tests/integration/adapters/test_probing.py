@@ -15,10 +15,10 @@ from common.wire.message import decode
 from common.wire.registry import DepthRecord, WorkerRecord
 from common.worker.consumer import Consumer
 from engine.device import DeviceQueue
-from engine.encoder.calibration import calibrate
+from engine.encoder.capacity import calibrate
 from engine.encoder.simulated import SimulatedEncoder
 from services.adapters.encode.depth_finder import DepthFinder
-from services.adapters.encode.loop import EmbeddingLoop
+from services.adapters.encode.loop import EmbeddingLoop, with_capacity
 from services.adapters.metrics import WorkMetrics
 
 FAMILY = Family("embed.sim")
@@ -30,20 +30,20 @@ class Worker:
 
     def __init__(self, bus: Bus, lane: str, alpha_s: float, beta_s: float, slo_s: float) -> None:
         self.model = SimulatedEncoder(alpha_items_s=alpha_s, beta_s=beta_s)
-        self.pace = calibrate(self.model, slo_s, takes_all=True)
+        self.capacity = calibrate(self.model, slo_s, takes_all=True)
         record = WorkerRecord(
             worker=Consumer.incarnation(lane), classes=[lane], device="sim", depth_items=0,
             depth_tokens=0, fingerprint=self.model.fingerprint,
         )  # fmt: skip
-        record = msgspec.structs.replace(self.pace.record(record), closed=True)
+        record = msgspec.structs.replace(with_capacity(record, self.capacity), closed=True)
         self.consumer = Consumer(bus, FAMILY, record)
-        self.thread = DeviceQueue()
+        self.device = DeviceQueue()
         self.stopping = asyncio.Event()
         self.loop = EmbeddingLoop(
-            self.consumer, self.model, self.pace, clock=bus.clock, thread=self.thread,
+            self.consumer, self.model, self.capacity, clock=bus.clock, device=self.device,
             metrics=WorkMetrics(CollectorRegistry()).on(f"embed.sim/0:{lane}", "sim"),
         )  # fmt: skip
-        self.finder = DepthFinder(bus, self.consumer, self.model, self.pace)
+        self.finder = DepthFinder(bus, self.consumer, self.model, self.capacity)
 
     async def __aenter__(self) -> Self:
         await self.consumer.start()
@@ -54,7 +54,7 @@ class Worker:
         self.stopping.set()
         async with asyncio.timeout(WAIT_S):
             await self.task
-        self.thread.close()
+        self.device.close()
 
 
 async def ask(bus: Bus) -> str:

@@ -12,7 +12,8 @@ from common.wire.jobs import ScoreWork
 from common.wire.message import encode
 from common.wire.results import EmbedResult, ScoreResult
 from common.wire.search import DocumentsWork
-from services.adapters.encode.execution import EncodeFailure, EncodeJob, read_job, run_batch
+from engine.encoder.executor import EncodeFailure
+from services.adapters.encode.job import EncodeJob, read_job, run_jobs
 from tests.support.fake_encoders import FINGERPRINT, NAN, POISON, TinyModel, lease, work
 
 
@@ -35,7 +36,7 @@ def job(model: TinyModel, payload: bytes) -> EncodeJob:
 def test_only_the_guilty_fail(payloads: list[list[list[int]]]) -> None:
     """A job fails if and only if its own texts fail; every other job gets its own vectors."""
     model = TinyModel()
-    ran = run_batch(model, [job(model, work(*texts)) for texts in payloads])
+    ran = run_jobs(model, [job(model, work(*texts)) for texts in payloads])
 
     for texts, outcome in zip(payloads, ran.outcomes, strict=True):
         guilty = any(POISON in text or NAN in text for text in texts)
@@ -49,7 +50,7 @@ def test_only_the_guilty_fail(payloads: list[list[list[int]]]) -> None:
 def test_failures_are_explained() -> None:
     """A raised error keeps its kind, message and trace for the dead letter; NaN says so."""
     model = TinyModel()
-    raised, nan = run_batch(model, [job(model, work([POISON])), job(model, work([NAN]))]).outcomes
+    raised, nan = run_jobs(model, [job(model, work([POISON])), job(model, work([NAN]))]).outcomes
 
     assert isinstance(raised, EncodeFailure)
     assert raised.message == "RuntimeError: poisoned"
@@ -64,7 +65,7 @@ def test_scores_are_cosines() -> None:
     payload = encode(
         ScoreWork(fingerprint=FINGERPRINT, query=[3, 4], documents=[[3, 4], [9], [1, 1, 1]])
     )
-    (outcome,) = run_batch(model, [job(model, payload)]).outcomes
+    (outcome,) = run_jobs(model, [job(model, payload)]).outcomes
     assert isinstance(outcome, ScoreResult)
     query = np.array(model.row([3, 4]))
     rows = np.array([model.row(text) for text in ([3, 4], [9], [1, 1, 1])])

@@ -50,7 +50,6 @@ PENDING_ENGINE: set[str] = {
     "engine/decoder/kv/write_back.py imports common.config",
     "engine/decoder/kv/write_back.py imports common.tasks",
     "engine/decoder/output/choice.py imports common.wire",
-    "engine/encoder/capacity.py imports common.wire",
 }
 PENDING_SERVICES: set[str] = set()
 PENDING_NAMES: set[str] = {
@@ -78,12 +77,6 @@ PENDING_TIME: set[str] = {
     "engine/decoder/kv/offload.py",
     "engine/decoder/kv/prefetcher.py",
     "engine/decoder/kv/write_back.py",
-    "engine/encoder/calibration.py",
-    "engine/encoder/simulated.py",
-    "engine/models/encoders/precision.py",
-    "services/adapters/encode/depth_finder.py",
-    "services/adapters/encode/execution.py",
-    "services/adapters/encode/loop.py",
     "services/adapters/generate/cache_invalidation.py",
     "services/adapters/generate/job.py",
     "services/adapters/generate/loop.py",
@@ -134,9 +127,6 @@ PENDING_RIDDLES: set[str] = {
     "engine/decoder/kv/prefix_index.py",
     "engine/decoder/kv/tier_breaker.py",
     "engine/decoder/schedule.py",
-    "engine/encoder/batching.py",
-    "engine/encoder/capacity.py",
-    "engine/encoder/model.py",
     "engine/kernels/page_arrival.py",
     "engine/models/decoders/rope.py",
     "engine/models/decoders/spec.py",

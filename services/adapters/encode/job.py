@@ -1,0 +1,97 @@
+"""Encode jobs: leases decoded and checked for one model, and the results that the bus takes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.errors import InvalidRequest, Unavailable
+from common.wire.jobs import EmbedWork, ScoreWork, decode_work
+from common.wire.message import BadMessage
+from common.wire.results import EmbedResult, Result, ScoreResult
+from common.worker.leases import Lease
+from engine.encoder.executor import EncodeFailure, EncoderInput, Scores, run_batch
+from engine.encoder.model import EncoderModel, Floats
+
+
+class EncodeJob(NamedTuple):
+    """A lease with the token lists that its work wants computed; read at `read_s`, by the monotonic clock."""
+
+    lease: Lease
+    input: EncoderInput
+    items: int
+    tokens: int
+    generation: int
+    read_s: float
+
+    @property
+    def alone(self) -> bool:
+        """True if the job must share no batch."""
+        return self.lease.alone
+
+    @property
+    def batch(self) -> int:
+        """The batch that admission planned the job in; 0: in none."""
+        return self.lease.batch
+
+    @property
+    def due_ms(self) -> int:
+        """When the job should end, by the bus' clock."""
+        return self.lease.due_ms
+
+
+class FinishedBatch(NamedTuple):
+    """Each job's result or failure, the seconds that the device took, and whether the batch was run job by job."""
+
+    outcomes: list[Result | EncodeFailure]
+    seconds: float
+    isolated: bool
+
+
+def read_job(lease: Lease, model: EncoderModel, generation: int, now_s: float) -> EncodeJob:
+    """Decode and check a lease's payload for this model; SpillwayError says why the model cannot do the job."""
+    try:
+        work = decode_work(lease.payload)
+    except BadMessage as error:
+        raise InvalidRequest(
+            f"job {lease.job}: payload is no work this worker knows: {error}"
+        ) from error
+    if not isinstance(work, EmbedWork | ScoreWork):
+        raise InvalidRequest(f"job {lease.job}: {type(work).__name__} is no work for an encoder")
+    if work.fingerprint != model.fingerprint:
+        raise Unavailable(
+            f"job {lease.job} was made for encoder {work.fingerprint}, this worker has "
+            f"{model.name} {model.fingerprint}: the model was replaced meanwhile; send the request again"
+        )
+    found = _input(lease.job, work, model)
+    if not found.rows or (model.reranks and not found.scores):
+        raise InvalidRequest(f"job {lease.job}: nothing in it for model {model.name} to compute")
+    model.check(found.rows)
+    return EncodeJob(lease, found, len(found.rows), sum(map(len, found.rows)), generation, now_s)
+
+
+def _input(job: str, work: EmbedWork | ScoreWork, model: EncoderModel) -> EncoderInput:
+    if isinstance(work, EmbedWork):
+        return EncoderInput(work.tokens, [], scores=False)
+    if not model.reranks:
+        return EncoderInput([work.query, *work.documents], [], scores=True)
+    if work.types and [len(x) for x in work.types] != [len(x) for x in work.pairs]:
+        raise InvalidRequest(f"job {job}: token types differ in length from their pairs")
+    return EncoderInput(work.pairs, work.types, scores=True)
+
+
+def run_jobs(model: EncoderModel, jobs: Sequence[EncodeJob]) -> FinishedBatch:
+    """Compute a batch of jobs on the calling thread; nothing that a job causes is raised."""
+    ran = run_batch(model, [job.input for job in jobs])
+    outcomes = [
+        outcome if isinstance(outcome, EncodeFailure) else _result(model, job, outcome)
+        for job, outcome in zip(jobs, ran.outcomes, strict=True)
+    ]
+    return FinishedBatch(outcomes, ran.seconds, ran.isolated)
+
+
+def _result(model: EncoderModel, job: EncodeJob, outcome: Floats | Scores) -> Result:
+    if isinstance(outcome, Scores):
+        return ScoreResult(scores=outcome.scores, raw=outcome.raw, tokens=job.tokens)
+    vectors = outcome.astype("<f4", copy=False).tobytes()
+    return EmbedResult(dimension=model.dimension, vectors=vectors, tokens=job.tokens)
