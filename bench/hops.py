@@ -19,8 +19,9 @@ from common.wire.jobs import decode_work
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult
 from common.wire.workflows import ResponseOptions
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from engine.encoder.simulated import SimulatedEncoder
 from loadgen import bodies, stats
 from services.router.cards import Cards
@@ -44,15 +45,15 @@ HOPS = {
 class _Path:
     """One router's side and one worker's side of the bus, in one process, stepped by hand."""
 
-    def __init__(self, router: Bus, worker: Bus, cards: Cards) -> None:
-        self.router, self.worker, self.cards = router, worker, cards
+    def __init__(self, router: Bus, worker_bus: Bus, cards: Cards) -> None:
+        self.router, self.cards = router, cards
         self.journal = Notifications(router.connection, "hops")
         self.times: defaultdict[str, list[float]] = defaultdict(list)
         record = WorkerRecord(
-            worker=Consumer.incarnation("hops"), classes=["gpu"], device="sim",
+            worker=incarnation_name("hops"), classes=["gpu"], device="sim",
             depth_items=1000, depth_tokens=100_000, beta_s=0.005,
         )  # fmt: skip
-        self.consumer = Consumer(worker, FAMILY, record)
+        self.worker = Worker(worker_bus, FAMILY, record)
         self.at = 0.0
 
     def step(self, hop: str) -> None:
@@ -82,7 +83,9 @@ class _Path:
         self.step("wait in the lane")
         decode_work(lease.payload)
         self.step("read the job")
-        await self.consumer.finish(lease, EmbedResult(dimension=384, vectors=vector, tokens=16))
+        await self.worker.outbox.finish(
+            lease, EmbedResult(dimension=384, vectors=vector, tokens=16)
+        )
         self.step("finish")
         await outcome
         self.step("journal")
@@ -93,7 +96,7 @@ class _Path:
 
     async def _read(self) -> list[Lease]:
         while True:
-            leases = await self.consumer.read(128, 32_768)
+            leases = await self.worker.reader.read(128, 32_768)
             if leases:
                 return list(leases)
 
@@ -109,12 +112,12 @@ async def _path(folder: Path) -> AsyncIterator[_Path]:
         model = SimulatedEncoder(alpha_items_s=0.0, beta_s=0.005)
         await Models(worker).publish(model.card(), model.tokenizer_json())
         path = _Path(router, worker, Cards(router, str(folder)))
-        await path.consumer.start()
+        await path.worker.start()
         await path.journal.start()
         try:
             yield path
         finally:
-            await path.consumer.stop()
+            await path.worker.stop()
             await path.journal.stop()
             await router.close()
             await worker.close()

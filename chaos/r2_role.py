@@ -25,7 +25,8 @@ from common.wire.jobs import EmbedWork
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 
 FAMILY = Family("embed.r2", 0)
 CLASSES = ("gpu", "cpu")
@@ -99,28 +100,28 @@ async def route(bus: Bus, rng: random.Random, tally: Tallying, name: str) -> Non
 async def work(bus: Bus, rng: random.Random, lane: str) -> None:
     """Finish what is read, and publish another depth now and then."""
     record = WorkerRecord(
-        worker=Consumer.incarnation(lane), classes=[lane], device="sim", depth_items=300,
+        worker=incarnation_name(lane), classes=[lane], device="sim", depth_items=300,
         depth_tokens=20_000, depth_queries=200, alpha_items_s=1e-5, beta_s=1e-4, limit_items=64,
         limit_tokens=2000, slo_s=1.0,
     )  # fmt: skip
-    consumer = Consumer(bus, FAMILY, record, largest_items=8, largest_tokens=400)
-    await consumer.start()
+    worker = Worker(bus, FAMILY, record, largest_items=8, largest_tokens=400)
+    await worker.start()
     result = EmbedResult(dimension=1, vectors=b"\0\0\0\0", tokens=1)
     changed = time.monotonic()
     while True:
         try:
-            leases = await consumer.read(1024, 64_000)
-            await asyncio.gather(*(consumer.finish(lease, result) for lease in leases))
+            leases = await worker.reader.read(1024, 64_000)
+            await asyncio.gather(*(worker.outbox.finish(lease, result) for lease in leases))
             if time.monotonic() - changed > 0.5:
                 changed = time.monotonic()
                 items = rng.randint(20, 900)
                 fresh = msgspec.structs.replace(
-                    consumer.record,
+                    worker.record,
                     depth_items=items,
                     depth_tokens=items * rng.randint(20, 80),
                     depth_queries=rng.randint(10, items),
                 )
-                await consumer.publish(fresh)
+                await worker.incarnation.publish(fresh)
         except BusDown:
             await asyncio.sleep(0.1)
 

@@ -1,68 +1,59 @@
-"""How a worker comes by its leases: reading within its room, taking what was handed over, finding what got lost."""
+"""Reading of leases within a worker's room: new entries of its lanes, and work that was handed over."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
 
-from common import log
 from common.bus import Bus, keys, metrics
 from common.bus.connection import BLOCK_MS, BusDown
 from common.bus.keys import GROUP, RETURNED
 from common.bus.recovery import Entry
-from common.errors import DeadlineExceeded
 from common.ids import Family
-from common.redis.heartbeat import Heartbeat
 from common.tasks import wait
-from common.wire.registry import WorkerRecord
-from common.wire.results import error_event
+from common.worker.incarnation import Incarnation
 from common.worker.leases import HeldLeases, Lease
+from common.worker.outbox import Outbox
 
-FASTER, SLOWER = "gpu", "cpu"
-FULL_S = (
-    1.0  # a full worker is woken; should a wake be missed, its reader looks again after so long
-)
-RELIEF = 16  # entries looked at in one go
-_log = log.get("bus")
+# A full worker is woken; should a wake be missed, its reader looks again after so long.
+FULL_S = 1.0
 
 
-class LeaseReader(HeldLeases):
-    """Reads the lanes of one family for one worker; `generation` grows with every new incarnation."""
+class LeaseReader:
+    """Reads the lanes of one family for one worker; one caller at a time."""
 
     def __init__(
         self,
         bus: Bus,
         family: Family,
-        record: WorkerRecord,
+        incarnation: Incarnation,
+        leases: HeldLeases,
+        outbox: Outbox,
         *,
         largest_items: int,
         largest_tokens: int,
     ) -> None:
-        super().__init__(bus, family, record)
-        self.generation = 0
         self.largest_items, self.largest_tokens = largest_items, largest_tokens
-        self._pulse = Heartbeat(keys.heart(family, record.worker))
-        self._strange: set[tuple[str, str]] = set()
+        self._bus, self._family, self._incarnation = bus, family, incarnation
+        self._leases, self._outbox = leases, outbox
         self._inbox: list[Lease] = []
         self._arrived = asyncio.Event()
         self._reading: asyncio.Task[list[Lease]] | None = None
-        self._asked = 0  # how much of what the read in flight brings is kept
+        self._asked = 0  # how many leases of the read in flight are kept
         self._in_redis = False  # the read in flight has not been answered
-        self._awaited = False  # somebody waits in `read` for arrivals
-        self._room = 0  # how much the waiting reader would take beside it
+        self._awaited = False  # a caller waits in `read` for arrivals
+        self._room = 0  # how many leases the waiting caller would take beside the read in flight
         self._want_take = False  # one room, and something was handed over: take before reading on
-        self._orphans: tuple[str, ...] = ()  # lanes nobody living serves
-        self._spilled = False  # the accelerator's overflow holds work
         self._quiet = False  # a job waits to run alone: read nothing until idle, then take it
         self._draining = False
 
     @property
-    def lanes(self) -> tuple[str, ...]:
-        """Classes this worker reads: its own lane first."""
-        return (keys.own(self.worker), *self.record.classes)
+    def takes_more(self) -> bool:
+        """False while the worker drains, or waits to be idle for a job that runs alone."""
+        return not (self._draining or self._quiet)
 
     async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
         """Return new leases, none larger in number than the room given; waits up to a second.
@@ -71,13 +62,13 @@ class LeaseReader(HeldLeases):
         waits for the end of a lease, or for `wake`, and returns nothing: the caller then looks at its room again.
         """
         room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
-        if room <= 0 and not self._held:
+        if room <= 0 and not self._leases.held:
             room = 1  # an idle worker always has room for one parcel
         if room <= 0 or not self._may_read():
-            await wait(self._changed, FULL_S)
-            self._changed.clear()  # after the wait: what changed since the last read ends this one at once
+            await wait(self._leases.changed, FULL_S)
+            self._leases.changed.clear()  # after the wait: what changed since the last read ends this one at once
             return []
-        self._changed.clear()
+        self._leases.changed.clear()
         only_take = self._quiet or (self._want_take and room == 1)
         if self._reading is None and not self._inbox and not only_take:
             self._asked = max(1, room // 2)
@@ -96,8 +87,8 @@ class LeaseReader(HeldLeases):
 
     def _may_read(self) -> bool:
         """Whether a worker with room may read now; who could not is woken when that changes."""
-        blocked = self._quiet and bool(self._held) and self._reading is None
-        return not (blocked or self._draining or self._runs_alone())
+        blocked = self._quiet and bool(self._leases.held) and self._reading is None
+        return not (blocked or self._draining or self._leases.runs_alone)
 
     def _collected(self, room: int) -> list[Lease]:
         """Return what has arrived and fits in the room, leaving there what the read in flight may bring."""
@@ -107,10 +98,7 @@ class LeaseReader(HeldLeases):
         spare = max(0, room - (self._asked if self._reading is not None else 0))
         leases, self._inbox = self._inbox[:spare], self._inbox[spare:]
         self._arrived.clear()
-        return [lease for lease in leases if self._held.get(lease.job) == lease]
-
-    def _runs_alone(self) -> bool:
-        return any(lease.alone for lease in self._held.values())
+        return [lease for lease in leases if self._leases.held.get(lease.job) == lease]
 
     async def _await_arrivals(self) -> None:
         arrived = asyncio.create_task(self._arrived.wait())
@@ -127,7 +115,7 @@ class LeaseReader(HeldLeases):
         all of them: Redis counts per stream, so that read may bring an entry from each lane where several come at
         once. A wait on one lane alone would see the entries of the others late; what exceeds the room is handed back.
         """
-        lanes = self.lanes
+        lanes = self._incarnation.lanes
         try:
             if room >= 2 * len(lanes):
                 return await self._group_read(lanes, room // 2 // len(lanes) or 1, BLOCK_MS)
@@ -142,17 +130,17 @@ class LeaseReader(HeldLeases):
     async def _group_read(
         self, classes: Sequence[str], count: int, block: int | None
     ) -> list[Lease]:
-        lanes = {keys.lane(self.family, cls): cls for cls in classes}
+        lanes = {keys.lane(self._family, cls): cls for cls in classes}
         blocking = () if block is None else ("BLOCK", block)
-        worker, generation = self.worker, self.generation
+        worker, generation = self._incarnation.name, self._incarnation.generation
         command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
         self._in_redis = True
         try:
-            reply = await self.bus.connection.blocking(*command, *lanes, *([">"] * len(lanes)))
+            reply = await self._bus.connection.blocking(*command, *lanes, *([">"] * len(lanes)))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            self._pulse.lost.set()  # Redis was emptied: begin anew at the next beat
+            self._incarnation.lose()  # Redis was emptied: begin anew at the next beat
             await asyncio.sleep(0.2)
             return []
         finally:
@@ -160,23 +148,25 @@ class LeaseReader(HeldLeases):
         found = [
             (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
             for name, rows in reply or ()
-            for entry in await self.bus.recovery.sound(self.family, lanes[name.decode()], rows)
+            for entry in await self._bus.recovery.sound(self._family, lanes[name.decode()], rows)
         ]
-        gone = self._draining or generation != self.generation or self._runs_alone()
+        gone = (
+            self._draining or generation != self._incarnation.generation or self._leases.runs_alone
+        )
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
         if self._reading is not None:
             fit = fit[: self._asked]
         unfit = [lease for lease, _ in found if lease not in fit]
         for lease in fit:
-            self._hold(lease)
+            self._leases.hold(lease)
         with contextlib.suppress(BusDown):  # then they are found as lost deliveries
-            await self.give_back(unfit)
+            await self._outbox.give_back(unfit)
         return await self._unexpired(fit)
 
     def _lease(
         self, entry: Entry, cls: str, epoch: int, worker: str, *, alone: bool = False
     ) -> Lease:
-        metrics.JOB_ATTEMPTS.labels(metrics.lane_label(self.family, cls)).observe(epoch)
+        metrics.JOB_ATTEMPTS.labels(metrics.lane_label(self._family, cls)).observe(epoch)
         return Lease(
             entry.job,
             entry.payload,
@@ -197,28 +187,21 @@ class LeaseReader(HeldLeases):
         )
 
     async def _unexpired(self, leases: list[Lease]) -> list[Lease]:
-        """End what expired in the queue: it is dropped before it runs."""
-        now = self.bus.clock.now_ms()
+        """End the jobs that expired in the queue, before they run; return the others."""
+        now = self._bus.clock.now_ms()
         for lease in leases:
             if lease.deadline_ms < now:
-                error = DeadlineExceeded("the deadline passed before the job ran")
-                event = error_event(0, "expired", error)
-                try:
-                    await self._end(lease, event, timeout_s=2.0)
-                except BusDown:
-                    self._forget(lease)  # found as a lost delivery
+                await self._outbox.expire(lease)
         return [lease for lease in leases if lease.deadline_ms >= now]
 
-    # -- taking ----------------------------------------------------------------------------------------
-
-    async def _take(self) -> None:
-        """Take handed-over work for the reader that is waiting now, beside what it reads itself."""
+    async def take(self, orphans: Sequence[str]) -> None:
+        """Take handed-over work for the caller that waits in `read`, from this worker's lanes and from `orphans`."""
         waits = False
-        for cls in (*self.lanes, *self._orphans):
-            if self._draining or self._runs_alone():
+        for cls in (*self._incarnation.lanes, *orphans):
+            if self._draining or self._leases.runs_alone:
                 return
             if self._room <= 0:
-                pending = await self.bus.lanes.pending(self.family, cls)
+                pending = await self._bus.lanes.pending(self._family, cls)
                 self._want_take = self._want_take or RETURNED in pending
                 if not (RETURNED in pending and self._claims_room()):
                     continue
@@ -227,14 +210,19 @@ class LeaseReader(HeldLeases):
         if self._room > 0 and self._reading is not None and self._asked == 0:
             self._room, self._asked = self._room - 1, 1  # nothing needed the room that was claimed
         if self._room > 0:
-            self._hush(quiet=waits and not self._runs_alone())
+            self._hush(quiet=waits and not self._leases.runs_alone)
             if self._reading is None:
                 self._arrived.set()  # the reader waited for this alone
+
+    def nothing_handed_over(self) -> None:
+        """Read on: the family's lanes hold no work at all."""
+        self._want_take = False
+        self._hush(quiet=False)
 
     def _hush(self, *, quiet: bool) -> None:
         """Read nothing until idle, so that a job can run alone; or read on."""
         if self._quiet and not quiet:
-            self.wake()
+            self._leases.wake()
         self._quiet = quiet
 
     def _claims_room(self) -> bool:
@@ -246,85 +234,42 @@ class LeaseReader(HeldLeases):
 
     async def _take_from(self, cls: str) -> bool:
         """Take from one lane's handed-over work; True if a job there waits to run alone."""
-        worker, generation = self.worker, self.generation
-        idle = self._quiet and not self._held and self._reading is None
-        done = await self.bus.recovery.take(self.family, cls, worker, self._room, idle=idle)
+        worker, generation = self._incarnation.name, self._incarnation.generation
+        idle = self._quiet and not self._leases.held and self._reading is None
+        done = await self._bus.recovery.take(self._family, cls, worker, self._room, idle=idle)
         taken = []
         for entry, verdict in done:
             if verdict.startswith("taken:"):
                 _, epoch, single = verdict.split(":")
                 taken.append(self._lease(entry, cls, int(epoch), worker, alone=single == "1"))
         alone = any(lease.alone for lease in taken)
-        if generation != self.generation or self._draining or (alone and self._held):
-            await self.give_back(taken)
+        if (
+            generation != self._incarnation.generation
+            or self._draining
+            or (alone and self._leases.held)
+        ):
+            await self._outbox.give_back(taken)
             return False
         for lease in taken:
-            self._hold(lease)
+            self._leases.hold(lease)
         self._inbox += taken
         self._room -= len(taken)
         if taken:
             self._arrived.set()
         return any(verdict == "waits" for _, verdict in done)
 
-    async def _adopt(self, used: Iterable[str]) -> None:
-        """When idle, work for lanes that no living worker serves; and for the CPU's backlog where that is faster."""
-        served = {cls for w in await self.bus.workers.living(self.family) for cls in w.classes}
-        others = [c for c in used if not c.startswith("w.") and c not in self.record.classes]
-        self._orphans = tuple(cls for cls in others if cls not in served)
-        for cls in self._orphans:
-            await self.bus.recovery.settle(self.family, cls, self.worker)
-        self._spilled = SLOWER in others and self.record.classes[0] == FASTER
-        await self.relieve()
-        for cls in self._orphans:
-            if self._draining or self._quiet or self._held:
-                return
-            await self._move(cls, count=1)
-
-    async def relieve(self) -> None:
-        """Take back from the CPU's lane what would end sooner on the accelerator, if anything was spilled of late."""
-        if self._spilled and not (self._draining or self._quiet):
-            await self._move(SLOWER, count=RELIEF, sooner=True)
-
-    async def _move(self, cls: str, *, count: int, sooner: bool = False) -> None:
-        target = self.record.classes[0]
-        moved = await self.bus.recovery.move(
-            self.family, cls, target, self.worker, count=count, sooner=sooner
-        )
-        if moved:
-            _log.info("jobs_moved", source=cls, target=target, jobs=len(moved))
-
-    async def _reconcile(self) -> None:
-        """Hand over leases Redis says are ours but whose delivery was lost with a connection."""
-        strange: set[tuple[str, str]] = set()
-        for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
-            pending = (await self.bus.lanes.pending(self.family, cls)).get(self.worker, 0)
-            if pending <= sum(lease.cls == cls for lease in self._held.values()):
-                continue
-            rows = await self.bus.recovery.held_by(self.family, cls, self.worker, 1000)
-            strange |= {(cls, entry.job) for entry in rows if entry.job not in self._held}
-        for cls, job in strange & self._strange:
-            if job not in self._held:
-                await self._hand_over(cls, self.worker, [job])
-                _log.warning("lost_delivery_returned", worker=self.worker, job=job)
-        self._strange = strange
-
-    async def drain(self) -> None:
-        """Take no more work, and hand over every lease still held, uncharged."""
+    def stop(self) -> None:
+        """Read and take nothing from now on; wakes a waiting reader."""
         self._draining = True
-        self.wake()
-        await self._announce_drain()
-        await self._await_reading()
-        for cls in {*self.lanes, *(lease.cls for lease in self._held.values())}:
-            await self._hand_over(cls, self.worker, None)
-        self._drop_all("returned")
-        self._inbox.clear()
+        self._leases.wake()
 
-    async def _await_reading(self) -> None:
-        """Let the read in flight end; what it still brings is handed over."""
+    async def join(self) -> None:
+        """Wait for the read in flight; the leases of a late reply are handed over."""
         if self._reading is not None:
             with contextlib.suppress(BusDown, ResponseError):
                 await self._reading
             self._reading = None
 
-    async def _announce_drain(self) -> None:
-        raise NotImplementedError
+    def clear(self) -> None:
+        """Forget arrived leases that nobody has read: they are no longer held."""
+        self._inbox.clear()

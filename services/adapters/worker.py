@@ -22,7 +22,8 @@ from common.ids import Family
 from common.registry.models import Models
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from engine.device import DeviceQueue
 from engine.encoder.capacity import EncoderCapacity, calibrate
 from engine.encoder.model import EncoderModel
@@ -209,7 +210,7 @@ class _Worker:
         family = Family(card.family, config.partition)
         finds_depth = counts_queries(config) and not model.reranks
         record = WorkerRecord(
-            worker=Consumer.incarnation(self._lane),
+            worker=incarnation_name(self._lane),
             classes=[self._lane],
             device=model.device,
             depth_items=0,
@@ -220,15 +221,15 @@ class _Worker:
             pid=os.getpid(),
             service=self._health.service,
         )
-        consumer = Consumer(bus, family, with_capacity(record, capacity))
-        await consumer.start()
+        worker = Worker(bus, family, with_capacity(record, capacity))
+        await worker.start()
         if finds_depth:
-            self._finders.append(DepthFinder(bus, consumer, model, capacity))
+            self._finders.append(DepthFinder(bus, worker, model, capacity))
         metrics = self._metrics.on(lane_label(family, self._lane), model.name)
-        metrics.publish(consumer.record)
+        metrics.publish(worker.record)
         self._loops.append(
             EmbeddingLoop(
-                consumer, model, capacity, clock=bus.clock, device=self._device, metrics=metrics
+                worker, model, capacity, clock=bus.clock, device=self._device, metrics=metrics
             )
         )
 

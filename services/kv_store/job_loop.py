@@ -15,8 +15,8 @@ from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Event
 from common.wire.sessions import SessionResult, SessionWork
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from services.kv_store import metrics
 from services.kv_store.pages.page_locations import PageLocations
 from services.kv_store.sessions.session_store import SessionStore
@@ -32,16 +32,14 @@ _log = log.get("kv_store")
 class SessionJobLoop:
     """Serves jobs on sessions until told to stop."""
 
-    def __init__(self, consumer: Consumer, store: SessionStore, places: PageLocations) -> None:
-        self.consumer, self._store, self._places = consumer, store, places
+    def __init__(self, worker: Worker, store: SessionStore, places: PageLocations) -> None:
+        self.worker, self._store, self._places = worker, store, places
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end what runs within `drain_s` and hand over the rest."""
-        supervisor = (
-            self.consumer.bus.supervisor
-        )  # it sets `stopping` if one of these ends by itself
+        supervisor = self.worker.bus.supervisor  # it sets `stopping` if one of these ends by itself
         tasks = [
             supervisor.process(self._read(), "read"),
             supervisor.process(self._step(), "step"),
@@ -52,19 +50,21 @@ class SessionJobLoop:
             await asyncio.wait(self._running.values(), timeout=drain_s)
         await supervisor.end(*tasks, *self._running.values())
         with contextlib.suppress(BusDown):
-            await self.consumer.drain()
-            await self.consumer.stop()
+            await self.worker.drain()
+            await self.worker.stop()
 
     async def _read(self) -> None:
-        generation = self.consumer.generation
+        generation = self.worker.generation
         while not self._stopping:
             try:
-                leases = await self.consumer.read(max(AT_ONCE - len(self._running), 0), _TOKENS)
+                leases = await self.worker.reader.read(
+                    max(AT_ONCE - len(self._running), 0), _TOKENS
+                )
             except BusDown:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if generation != self.consumer.generation:
-                generation = self.consumer.generation
+            if generation != self.worker.generation:
+                generation = self.worker.generation
                 for task in self._running.values():
                     task.cancel()  # leases of an incarnation that was given up
             for lease in leases:
@@ -75,19 +75,19 @@ class SessionJobLoop:
     def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
         if self._running.get(lease.job) is task:
             del self._running[lease.job]
-            self.consumer.wake()
+            self.worker.leases.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("session_job_failed", job=lease.job, exc_info=error)
-            self.consumer.let_go(lease)
+            self.worker.leases.let_go(lease)
 
     async def _step(self) -> None:
         """Tell the heartbeat that the loop goes on, and stop what was cancelled or fenced off."""
         while True:
             await asyncio.sleep(_STEP_S)
-            self.consumer.working(_PREDICTED_S)
-            held = [lease for job, lease in self.consumer.held.items() if job in self._running]
+            self.worker.incarnation.working(_PREDICTED_S)
+            held = [lease for job, lease in self.worker.leases.held.items() if job in self._running]
             try:
-                for job in await self.consumer.step(held):
+                for job in await self.worker.outbox.emit(held):
                     if job in self._running:
                         self._running[job].cancel()
             except BusDown:
@@ -102,16 +102,16 @@ class SessionJobLoop:
         try:
             work = _understood(lease)
             op = work.op
-            self.consumer.spans.of(lease).update_name(f"{op} session")
+            self.worker.leases.spans.of(lease).update_name(f"{op} session")
             body = await self._persist(lease, work)
             logged = len(await self._store.bus.jobs.log(lease.job))
-            await self.consumer.finish(lease, SessionResult(body=body), index=logged)
+            await self.worker.outbox.finish(lease, SessionResult(body=body), index=logged)
         except SpillwayError as error:
             await self._refuse(lease, error)
         except Exception as error:  # noqa: BLE001 - a bug in one job must not end the service
             _log.exception("session_job_failed", job=lease.job, op=op)
             with contextlib.suppress(BusDown):
-                await self.consumer.fail(
+                await self.worker.outbox.fail(
                     lease, "internal_error", str(error), traceback.format_exc()
                 )
         finally:
@@ -136,12 +136,12 @@ class SessionJobLoop:
         """Keep in the job's own log what must outlive a kill."""
         index = len(await self._store.bus.jobs.log(lease.job))
         event = Event(index=index, kind="progress", data=data)
-        await self.consumer.step([lease], {lease.job: event})
+        await self.worker.outbox.emit([lease], {lease.job: event})
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
         try:
             logged = len(await self._store.bus.jobs.log(lease.job))
-            await self.consumer.refuse(lease, error, index=logged)
+            await self.worker.outbox.refuse(lease, error, index=logged)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))
 

@@ -17,7 +17,8 @@ from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from services.kv_store.deletion.page_eraser import PageEraser
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
@@ -80,7 +81,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     below = PageEraser(bus, pages, keeper) if pages and keeper else None
     eraser = SessionEraser(bus, below, WorkerEraser(bus))
     record = WorkerRecord(
-        worker=Consumer.incarnation("kv"),
+        worker=incarnation_name("kv"),
         classes=[CLASS],
         device="cpu",
         depth_items=8 * AT_ONCE,
@@ -92,8 +93,8 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     )
     index = TraceIndex(bus)
     await index.begin()
-    consumer = Consumer(bus, FAMILY, record, largest_items=1, largest_tokens=1)
-    await consumer.start()
+    worker = Worker(bus, FAMILY, record, largest_items=1, largest_tokens=1)
+    await worker.start()
     health.set("bus", ready=True)
     health.set("lane", ready=True)
     tasks = [
@@ -107,7 +108,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         tasks.append(bus.supervisor.process(pins.run(), "pins"))
     try:
         await SessionJobLoop(
-            consumer, SessionStore(bus, eraser, pins), PageLocations(bus, pages)
+            worker, SessionStore(bus, eraser, pins), PageLocations(bus, pages)
         ).run(stopping, config.drain_s)
     finally:
         await bus.supervisor.end(*tasks)

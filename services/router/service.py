@@ -19,7 +19,7 @@ from common.health import Health
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
 from services.router.admission.controller import AdmissionController
 from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import DeliveryLatency, LanePolicy
@@ -79,7 +79,7 @@ def _no_password() -> str:
 async def _assemble(
     config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
 ) -> Router:
-    name = Consumer.incarnation("router")
+    name = incarnation_name("router")
     hops = DeliveryLatency()
     policy = LanePolicy(config.admission, hops)
     journal = Notifications(bus.connection, name, hops.heard, bus.supervisor)

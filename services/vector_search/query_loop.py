@@ -24,8 +24,8 @@ from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Result
 from common.wire.search import DocumentsWork, SearchWork
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from services.vector_search.execute import alike, execute
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
@@ -61,13 +61,13 @@ class QueryLoop:
     def __init__(
         self,
         holdings: ShardManager,
-        consumer: Consumer,
+        worker: Worker,
         pool: Executor,
         clock: Clock,
         *,
         threads: int,
     ) -> None:
-        self.consumer = consumer
+        self.worker = worker
         self._holdings = holdings
         self._pool = pool
         self._clock = clock
@@ -82,7 +82,7 @@ class QueryLoop:
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end what runs and hand over the rest. The consumer has started."""
+        """Work until `stopping`; then end what runs and hand over the rest. The worker has started."""
         reader = asyncio.create_task(self._read())
         runners = [asyncio.create_task(self._work()) for _ in range(self._runners)]
         stop = asyncio.create_task(stopping.wait())
@@ -92,8 +92,8 @@ class QueryLoop:
         self._room.set()
         try:
             await asyncio.wait(runners, timeout=drain_s)
-            await self.consumer.drain()
-            await self.consumer.stop()
+            await self.worker.drain()
+            await self.worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error))
         finally:
@@ -108,7 +108,7 @@ class QueryLoop:
 
     async def _read(self) -> None:
         while not self._stopping:
-            held = len(self.consumer.held)
+            held = len(self.worker.leases.held)
             room = min(MAX_JOBS - (held - self._parked), MOST_HELD - held)
             if room <= 0:
                 self._room.clear()
@@ -116,9 +116,9 @@ class QueryLoop:
                 continue
             # The bus halves the room for handed-over work and shares it between lanes.
             room *= 4
-            consumer = self.consumer
-            leases = await consumer.read(
-                room * consumer.largest_items, room * consumer.largest_tokens
+            worker = self.worker
+            leases = await worker.reader.read(
+                room * worker.reader.largest_items, room * worker.reader.largest_tokens
             )
             if self._stopping:
                 return  # drain hands these over
@@ -133,7 +133,7 @@ class QueryLoop:
         except SpillwayError as error:
             self._spawn(self._refuse(lease, error))
             return
-        generation = self.consumer.generation
+        generation = self.worker.generation
         unit = self._holdings.units.get((work.collection, work.shard))
         if unit is None or work.after is not None:
             self._spawn(self._prepare(lease, work, generation))
@@ -203,14 +203,14 @@ class QueryLoop:
                 continue
             self._running += 1
             self._busy[batch[0].unit] += 1
-            self.consumer.working(_PREDICTED_S)
+            self.worker.incarnation.working(_PREDICTED_S)
             try:
                 await self._run(batch)
             finally:
                 self._running -= 1
                 self._rest(batch[0].unit)
                 if not self._running:
-                    self.consumer.idle()
+                    self.worker.incarnation.idle()
                 self._room.set()
 
     def _rest(self, unit: ShardHandle) -> None:
@@ -225,7 +225,7 @@ class QueryLoop:
 
         Jobs of a shard that has as many batches running as it may wait, and others go before them.
         """
-        held = [job for job in self._pending if job.generation == self.consumer.generation]
+        held = [job for job in self._pending if job.generation == self.worker.generation]
         first = next((job for job in held if self._busy[job.unit] < _RUNNERS), None)
         if first is None:
             self._pending = held
@@ -253,11 +253,13 @@ class QueryLoop:
         await asyncio.gather(*(self._refuse(job.lease, error) for job in late))
         if not batch:
             return
-        began, span = time.monotonic(), self.consumer.spans.batch(job.lease for job in batch)
+        began, span = time.monotonic(), self.worker.leases.spans.batch(job.lease for job in batch)
         outcomes = await self._compute(execute, batch[0].unit, [job.work for job in batch])
         span.end()
-        self.consumer.progressed()
-        self.consumer.ran(sum(job.lease.items for job in batch), 0, time.monotonic() - began)
+        self.worker.incarnation.idle()
+        self.worker.incarnation.ran(
+            sum(job.lease.items for job in batch), 0, time.monotonic() - began
+        )
         if time.monotonic() - began > _ASK_FIRST_S:
             batch, outcomes = await self._without_stopped(batch, outcomes)
         await asyncio.gather(
@@ -269,7 +271,7 @@ class QueryLoop:
     ) -> tuple[list[SearchJob], list[Result | SpillwayError]]:
         """Leave out jobs that were cancelled or lost while a long batch ran."""
         try:
-            stopped = await self.consumer.step([job.lease for job in batch])
+            stopped = await self.worker.outbox.emit([job.lease for job in batch])
         except BusDown:
             return batch, outcomes
         pairs = zip(batch, outcomes, strict=True)
@@ -285,7 +287,7 @@ class QueryLoop:
             await self._refuse(job.lease, outcome)
             return
         try:
-            await self.consumer.finish(job.lease, outcome)
+            await self.worker.outbox.finish(job.lease, outcome)
         except ValueError as error:
             too_large = TooLarge(f"{error}; ask for less at once (smaller k or limit, or no text)")
             await self._refuse(job.lease, too_large)
@@ -294,6 +296,6 @@ class QueryLoop:
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
         try:
-            await self.consumer.refuse(lease, error)
+            await self.worker.outbox.refuse(lease, error)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))

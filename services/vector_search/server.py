@@ -17,7 +17,8 @@ from common.config import SearchConfig
 from common.ids import Family
 from common.tasks import wait
 from common.wire.registry import WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from services.vector_search.calibration import Costs, largest, measure, outgrown
 from services.vector_search.query_loop import MAX_QUERIES, QueryLoop
 from services.vector_search.shard import Shard
@@ -71,13 +72,11 @@ class Server:
 
     async def _serve(self, stopping: asyncio.Event) -> None:
         self._costs = await self._measured(self._largest())
-        consumer = Consumer(self._bus, self.family, self._record())
-        await consumer.start()
+        worker = Worker(self._bus, self.family, self._record())
+        await worker.start()
         self._has_begun()
-        loop = QueryLoop(
-            self._holdings, consumer, self._pool, self._bus.clock, threads=self._threads
-        )
-        keeping = asyncio.create_task(self._keep_costs(consumer, stopping))
+        loop = QueryLoop(self._holdings, worker, self._pool, self._bus.clock, threads=self._threads)
+        keeping = asyncio.create_task(self._keep_costs(worker, stopping))
         try:
             await loop.run(stopping, self._config.drain_s)
         finally:
@@ -101,7 +100,7 @@ class Server:
         slo_s = self._config.search_slo_s
         return await measure(shard, self._run, slo_s=slo_s, batch_items=MAX_QUERIES)
 
-    async def _keep_costs(self, consumer: Consumer, stopping: asyncio.Event) -> None:
+    async def _keep_costs(self, worker: Worker, stopping: asyncio.Event) -> None:
         """Measure again whenever the largest shard has outgrown what was measured."""
         while not stopping.is_set():
             await wait(stopping, _LOOK_S)
@@ -110,12 +109,12 @@ class Server:
                 continue
             self._costs = await self._measured(shard)
             with contextlib.suppress(BusDown, BusFull):  # the next heartbeat publishes the record
-                await consumer.publish(self._with_costs(consumer.record))
+                await worker.incarnation.publish(self._with_costs(worker.record))
 
     def _record(self) -> WorkerRecord:
         return self._with_costs(
             WorkerRecord(
-                worker=Consumer.incarnation("search"),
+                worker=incarnation_name("search"),
                 classes=["cpu"],
                 device="cpu",
                 depth_items=0,

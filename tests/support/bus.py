@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from common.bus import Admission, Bus, NewJob, keys
@@ -14,8 +15,8 @@ from common.wire.jobs import EmbedWork
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event
-from common.worker.consumer import Consumer as PlainConsumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 
 EMBED = Family("embed.test")
 WORK = encode(EmbedWork(fingerprint="f", tokens=[[1, 2, 3]]))
@@ -44,21 +45,52 @@ def record(worker: str, *classes: str, items: int = 100, tokens: int = 10_000, *
     )
 
 
-class Hand(PlainConsumer):
+class Hand:
     """A worker without loops: it beats, settles and takes when told to."""
 
     def __init__(self, bus: Bus, family: Family, name: str, *classes: str, **depth: Any) -> None:
-        super().__init__(bus, family, record(name, *classes, **depth), heartbeats=NoHeart())  # type: ignore[arg-type]
+        made = record(name, *classes, **depth)
+        self.bus, self.family = bus, family
+        self.parts = Worker(bus, family, made, heartbeats=NoHeart())  # type: ignore[arg-type]
+        outbox = self.parts.outbox
+        self.step, self.finish, self.refuse = outbox.emit, outbox.finish, outbox.refuse
+        self.fail, self.give_back, self.hand_over = outbox.fail, outbox.give_back, outbox.hand_over
+        self.let_go, self.reconcile = self.parts.leases.let_go, self.parts.recovery.reconcile
+        self.drain, self.stop = self.parts.drain, self.parts.stop
+
+    @property
+    def worker(self) -> str:
+        """The present incarnation's name."""
+        return self.parts.name
+
+    @property
+    def generation(self) -> int:
+        """How many names were given up."""
+        return self.parts.generation
+
+    @property
+    def held(self) -> Mapping[str, Lease]:
+        """Job id -> lease."""
+        return self.parts.leases.held
+
+    @property
+    def record(self) -> WorkerRecord:
+        """What the worker publishes."""
+        return self.parts.record
+
+    @record.setter
+    def record(self, record: WorkerRecord) -> None:
+        self.parts.incarnation.record = record
 
     async def join(self) -> Hand:
         """Register, with a heartbeat that outlasts the test: only `die` ends it, however slow the machine."""
-        await self._register()
+        await self.parts.incarnation.register()
         await self._last()
         return self
 
     async def beat(self) -> list[str]:
         """Beat once; the verdict and the jobs to stop."""
-        said = await self._beat("keep")
+        said = await self.parts.incarnation.beat("keep")
         await self._last()
         return said
 
@@ -67,7 +99,7 @@ class Hand(PlainConsumer):
 
     async def pull(self, count: int = 1, cls: str = "") -> list[Lease]:
         """Read up to `count` unread entries of one lane."""
-        return await self._group_read([cls or self.record.classes[0]], count, None)
+        return await self.parts.reader._group_read([cls or self.record.classes[0]], count, None)
 
     async def take(self, count: int = 1, cls: str = "", *, idle: bool = False) -> list[Any]:
         """Take handed-over entries; leases, or the verdict where nothing was taken."""
@@ -78,8 +110,10 @@ class Hand(PlainConsumer):
         ):
             if verdict.startswith("taken:"):
                 _, epoch, alone = verdict.split(":")
-                lease = self._lease(entry, cls, int(epoch), self.worker, alone=alone == "1")
-                self._held[lease.job] = lease
+                lease = self.parts.reader._lease(
+                    entry, cls, int(epoch), self.worker, alone=alone == "1"
+                )
+                self.parts.leases._held[lease.job] = lease
                 out.append(lease)
             else:
                 out.append(verdict)
@@ -101,7 +135,7 @@ class Hand(PlainConsumer):
 
     async def revive(self) -> None:
         """One beat of the real loop: a lost heartbeat begins a new incarnation."""
-        await self._beat_once()
+        await self.parts.beat_once()
 
 
 def reached(bus: Any, seconds: float = 60.0) -> None:

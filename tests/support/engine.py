@@ -19,7 +19,8 @@ from common.wire.jobs import GenerateWork
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event, GenerateResult, Piece, decode_delta, decode_result
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker as FamilyWorker
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
 from engine.decoder.executor.simulated_executor import NAME, SimulatedExecutor
@@ -168,7 +169,7 @@ class Worker:
             self.runner.batches.clear()
         pace = DecoderCapacity(measured, slo_s=60.0, context=self.runner.shape.context)
         record = WorkerRecord(
-            worker=Consumer.incarnation("gpu"),
+            worker=incarnation_name("gpu"),
             classes=["gpu"],
             device=self.runner.device,
             depth_items=0,
@@ -176,7 +177,7 @@ class Worker:
             fingerprint=self.runner.fingerprint,
         )
         card = self.runner.card(created_ms=0, partitions=1)
-        self.consumer = Consumer(
+        self.consumer = FamilyWorker(
             bus, Family(card.family), pace.record(record), largest_items=1, largest_tokens=1
         )
         self.thread = DeviceQueue()

@@ -25,8 +25,9 @@ from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import Delta, Event, GenerateResult, Piece
 from common.wire.sessions import Turn
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 
 NAME = "scripted"
 FAMILY = Family(f"chat.{NAME}")
@@ -80,7 +81,7 @@ def card(name: str = NAME, **changes: object) -> ModelCard:
 class Scene:
     """One job as a script sees it: what was asked, and ways to say something."""
 
-    def __init__(self, consumer: Consumer, lease: Lease, work: GenerateWork, logged: int) -> None:
+    def __init__(self, consumer: Worker, lease: Lease, work: GenerateWork, logged: int) -> None:
         self.consumer, self.lease, self.work = consumer, lease, work
         self.index = logged
         self.pieces: list[Piece] = []
@@ -101,8 +102,8 @@ class Scene:
         self.pieces += fresh
         data = encode(Delta(pieces=self.pieces if fold else fresh))
         event = Event(index=self.index, kind="progress", data=data)
-        self.consumer.working(60)
-        self.stopped = self.lease.job in await self.consumer.step(
+        self.consumer.incarnation.working(60)
+        self.stopped = self.lease.job in await self.consumer.outbox.emit(
             [self.lease], {self.lease.job: event}, fold=fold
         )
         self.index += 1
@@ -136,7 +137,7 @@ class Scene:
                 at_ms=0,
                 shown=work.turn.shown,
             )
-        await self.consumer.finish(
+        await self.consumer.outbox.finish(
             self.lease, result, index=self.index, turn=turn, session=work.turn
         )
 
@@ -158,7 +159,7 @@ async def echo(scene: Scene) -> None:
 class Generator:
     """A worker in the test's own process; `script` plays each job it is given, also one that another left."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Worker) -> None:
         self.consumer = consumer
         self.script: Script = echo
         self.works: list[GenerateWork] = []
@@ -166,7 +167,7 @@ class Generator:
 
     async def run(self) -> None:
         while True:
-            for lease in await self.consumer.read(32, 1 << 30):
+            for lease in await self.consumer.reader.read(32, 1 << 30):
                 task = asyncio.create_task(self._play(lease))
                 self._scenes.add(task)
                 task.add_done_callback(self._scenes.discard)
@@ -180,7 +181,7 @@ class Generator:
         try:
             await self.script(scene)
         except SpillwayError as error:
-            await self.consumer.refuse(lease, error, index=scene.index)
+            await self.consumer.outbox.refuse(lease, error, index=scene.index)
 
 
 @contextlib.asynccontextmanager
@@ -188,7 +189,7 @@ async def generator(url: str, directory: Path, **changes: object) -> AsyncIterat
     """Serve the scripted model on a bus until the block ends."""
     bus = await Bus.open(StoreConfig(redis_url=url, data_dir=str(directory)), SystemClock())
     record = WorkerRecord(
-        worker=Consumer.incarnation("gpu_worker"),
+        worker=incarnation_name("gpu_worker"),
         classes=["gpu"],
         device="sim",
         depth_items=64,
@@ -196,7 +197,7 @@ async def generator(url: str, directory: Path, **changes: object) -> AsyncIterat
         service="gpu_worker",
     )
     made = card(**changes)  # type: ignore[arg-type]
-    consumer = Consumer(bus, Family(made.family), record, largest_items=1, largest_tokens=1)
+    consumer = Worker(bus, Family(made.family), record, largest_items=1, largest_tokens=1)
     await Models(bus).publish(made, byte_tokenizer().to_str().encode())
     await consumer.start()
     found = Generator(consumer)

@@ -23,7 +23,8 @@ from common.ids import Family, job_id, ulid
 from common.wire.jobs import EmbedWork
 from common.wire.message import decode, encode
 from common.wire.registry import DepthRecord, WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
 from services.adapters.encode.loop import with_capacity
@@ -44,7 +45,7 @@ class Prober:
 
     def __init__(self, bus: Bus, family: Family, model: EncoderModel) -> None:
         self._bus, self._family, self._model = bus, family, model
-        self._journal = Notifications(bus.connection, Consumer.incarnation("probe"))
+        self._journal = Notifications(bus.connection, incarnation_name("probe"))
 
     async def close(self) -> None:
         """End the subscription to the answers."""
@@ -102,13 +103,13 @@ class DepthFinder:
     """Finds one worker's depth: reads a known one, else probes; for an overflow worker also beside the accelerator."""
 
     def __init__(
-        self, bus: Bus, consumer: Consumer, model: EncoderModel, capacity: EncoderCapacity
+        self, bus: Bus, worker: Worker, model: EncoderModel, capacity: EncoderCapacity
     ) -> None:
-        self._bus, self._consumer, self._model, self._capacity = bus, consumer, model, capacity
+        self._bus, self._worker, self._model, self._capacity = bus, worker, model, capacity
 
     async def find(self, stopping: asyncio.Event) -> None:
         """Find the depth, publish it, and open the worker to all lanes."""
-        family, name = self._consumer.family, self._name()
+        family, name = self._worker.family, self._name()
         raw = await self._bus.connection.call("HGET", keys.depths(family), name)
         if raw is not None:
             found = decode(raw, DepthRecord)
@@ -124,9 +125,9 @@ class DepthFinder:
             await self._bus.connection.call("HSET", keys.depths(family), name, encode(found))
         self._capacity.queries = found.depth
         record = msgspec.structs.replace(
-            with_capacity(self._consumer.record, self._capacity), closed=False
+            with_capacity(self._worker.record, self._capacity), closed=False
         )
-        await self._consumer.publish(record)
+        await self._worker.incarnation.publish(record)
         line = {k: getattr(found, k) for k in ("alpha_s", "beta_s", "r2", "by_line", "depth")}
         _log.info("depth_found", probed=raw is None, **line)
 
@@ -134,14 +135,12 @@ class DepthFinder:
         """Return the conditions under which a depth holds, as the name of its record."""
         model, cores = self._model, len(os.sched_getaffinity(0))
         known = model.known_cost and ",".join(f"{part:g}" for part in model.known_cost)
-        parts = (self._consumer.record.classes[0], model.device, model.dtype, cores, known or "")
+        parts = (self._worker.record.classes[0], model.device, model.dtype, cores, known or "")
         return " ".join(map(str, (*parts, model.fingerprint, f"{self._capacity.slo_s:g}s")))
 
     async def _probe(self) -> DepthRecord:
-        family, me, slo_s = self._consumer.family, self._consumer.worker, self._capacity.slo_s
-        accelerator = (
-            await self._accelerator() if self._consumer.record.classes[0] == "cpu" else None
-        )
+        family, me, slo_s = self._worker.family, self._worker.name, self._capacity.slo_s
+        accelerator = await self._accelerator() if self._worker.record.classes[0] == "cpu" else None
         prober = Prober(self._bus, family, self._model)
 
         async def alone(queries: int) -> float:
@@ -149,9 +148,9 @@ class DepthFinder:
 
         async def device(queries: int) -> float:
             """Return the seconds of the device alone: the open-loop depth counts the hops beside the line."""
-            before_s = self._consumer.busy_s
+            before_s = self._worker.incarnation.busy_s
             answered = await alone(queries)
-            return min(answered, self._consumer.busy_s - before_s)
+            return min(answered, self._worker.incarnation.busy_s - before_s)
 
         async def both(there: int, here: int) -> tuple[float, float]:
             assert accelerator is not None
@@ -181,7 +180,7 @@ class DepthFinder:
         clock = self._bus.clock
         appear, give_up = clock.monotonic() + _APPEAR_S, clock.monotonic() + _OPEN_S
         while clock.monotonic() < give_up:
-            workers = await self._bus.workers.living(self._consumer.family)
+            workers = await self._bus.workers.living(self._worker.family)
             found = [w for w in workers if "gpu" in w.classes and not w.draining]
             if found and not found[0].closed:
                 return found[0]

@@ -22,8 +22,9 @@ from common.errors import DeadlineExceeded, SpillwayError
 from common.tasks import wait
 from common.wire.registry import WorkerRecord
 from common.wire.results import Result
-from common.worker.consumer import Consumer
-from common.worker.leases import Lease, RunningBatch
+from common.worker.leases import Lease
+from common.worker.outbox import RunningBatch
+from common.worker.worker import Worker
 from engine.device import DeviceQueue
 from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
@@ -62,11 +63,11 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
 
 
 class EmbeddingLoop:
-    """The loop of one consumer: it runs until told to stop, ends the running batch and hands over the rest."""
+    """The loop of one worker: it runs until told to stop, ends the running batch and hands over the rest."""
 
     def __init__(
         self,
-        consumer: Consumer,
+        worker: Worker,
         model: EncoderModel,
         capacity: EncoderCapacity,
         *,
@@ -74,7 +75,7 @@ class EmbeddingLoop:
         device: DeviceQueue,
         metrics: LaneMetrics,
     ) -> None:
-        self._consumer = consumer
+        self._worker = worker
         self._model = model
         self._capacity = capacity
         self._clock = clock
@@ -104,8 +105,8 @@ class EmbeddingLoop:
         if worker.done() and self._finishing is not None:
             await asyncio.wait({self._finishing}, timeout=drain_s)
         try:
-            await self._consumer.drain()
-            await self._consumer.stop()
+            await self._worker.drain()
+            await self._worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
         for task in (reader, worker, stop):
@@ -126,7 +127,7 @@ class EmbeddingLoop:
                 continue
             # The bus halves its count for handed-over work and shares it between lanes.
             room = 4 * jobs
-            leases = await self._consumer.read(room * PARCEL_ITEMS, room * PARCEL_TOKENS)
+            leases = await self._worker.reader.read(room * PARCEL_ITEMS, room * PARCEL_TOKENS)
             if self._stopping:
                 return  # drain hands these over
             for lease in leases:
@@ -141,17 +142,17 @@ class EmbeddingLoop:
         return max(1, min(_MAX_JOBS - len(self._queue), int(missing / self._typical_tokens)))
 
     async def _accept(self, lease: Lease) -> None:
-        generation = self._consumer.generation
+        generation = self._worker.generation
         try:
             job = read_job(lease, self._model, generation, self._clock.monotonic())
         except SpillwayError as error:
-            with tracing.use(self._consumer.spans.of(lease)):
+            with tracing.use(self._worker.leases.spans.of(lease)):
                 _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
             await self._refuse(lease, error)
             return
         self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
         operation = "rerank" if job.input.scores else "embeddings"
-        span = self._consumer.spans.of(lease)
+        span = self._worker.leases.spans.of(lease)
         span.update_name(f"{operation} {self._model.name}")
         span.set_attributes(
             {
@@ -168,7 +169,7 @@ class EmbeddingLoop:
         with contextlib.suppress(
             BusDown
         ):  # the lease is lost by then: another worker will have the job
-            await self._consumer.refuse(lease, error)
+            await self._worker.outbox.refuse(lease, error)
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class EmbeddingLoop:
                 self._arrived.clear()
                 if not self._queue:
                     with contextlib.suppress(BusDown):
-                        await self._consumer.relieve()
+                        await self._worker.recovery.relieve()
                     await wait(self._arrived, _WAIT_S)
                 continue
             await self._run(batch)
@@ -187,7 +188,7 @@ class EmbeddingLoop:
     async def _form(self) -> list[EncodeJob]:
         """Take the next batch off the queue; drop expired jobs, and jobs lost with an incarnation."""
         now_ms = self._clock.now_ms()
-        held = [job for job in self._queue if job.generation == self._consumer.generation]
+        held = [job for job in self._queue if job.generation == self._worker.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
         chosen = set(
@@ -218,16 +219,16 @@ class EmbeddingLoop:
             if not batch:
                 self._running = []
                 return
-        self._consumer.working(predicted_s)
+        self._worker.incarnation.working(predicted_s)
         started_s = self._clock.monotonic()
         for job in batch:
             self._metrics.batch_wait.observe(started_s - job.read_s)
-        span = self._consumer.spans.batch(job.lease for job in batch)
+        span = self._worker.leases.spans.batch(job.lease for job in batch)
         computing = asyncio.create_task(self._compute(batch, predicted_s))
         wanted = batch if ask_first else await self._drop_stopped(batch, doing)
         ran = await computing
         span.end()
-        self._consumer.progressed()
+        self._worker.incarnation.idle()
         self._running = []
         self._observe(batch, ran, self._clock.monotonic() - started_s)
         if self._finishing is not None:
@@ -250,7 +251,7 @@ class EmbeddingLoop:
         """Tell the bus what runs, and drop the cancelled and fenced-off jobs from the queue and from `batch`."""
         held = [*batch, *self._queue]
         try:
-            stopped = await self._consumer.step([job.lease for job in held], doing=doing)
+            stopped = await self._worker.outbox.emit([job.lease for job in held], doing=doing)
         except BusDown:
             return batch  # the batch goes on: its results are fenced when they are written
         if stopped:
@@ -271,18 +272,18 @@ class EmbeddingLoop:
     async def _end(self, job: EncodeJob, outcome: Result | EncodeFailure) -> None:
         try:
             if isinstance(outcome, EncodeFailure):
-                with tracing.use(self._consumer.spans.of(job.lease)):
+                with tracing.use(self._worker.leases.spans.of(job.lease)):
                     _log.error(
                         "job_failed", job=job.lease.job, code=outcome.code, why=outcome.message
                     )
-                await self._consumer.fail(job.lease, *outcome)
+                await self._worker.outbox.fail(job.lease, *outcome)
             else:
-                await self._consumer.finish(job.lease, outcome)
+                await self._worker.outbox.finish(job.lease, outcome)
         except BusDown:
             _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
         except Exception:  # noqa: BLE001 - the error is this job's: the others of the batch go on
             _log.exception("job_not_ended", job=job.lease.job)
-            self._consumer.let_go(job.lease)
+            self._worker.leases.let_go(job.lease)
 
     # -- cost ------------------------------------------------------------------------------------------
 
@@ -293,12 +294,14 @@ class EmbeddingLoop:
         metrics.batch_tokens.observe(tokens)
         metrics.input.inc(tokens)
         metrics.step.observe(ran.seconds)
-        self._consumer.ran(items, tokens, seconds)
+        self._worker.incarnation.ran(items, tokens, seconds)
         if ran.isolated:
             metrics.isolated.inc()
             return
         metrics.step_ratio.observe(self._capacity.observe(items, tokens, seconds))
-        record = self._consumer.record = with_capacity(self._consumer.record, self._capacity)
+        record = self._worker.incarnation.record = with_capacity(
+            self._worker.record, self._capacity
+        )
         self._metrics.publish(record)  # the bus learns of the record with the next heartbeat
         if abs(record.depth_tokens / self._logged_tokens - 1) > _DRIFT:
             self._logged_tokens = record.depth_tokens

@@ -14,7 +14,7 @@ from common.pages.identity import PAGE, PageId
 from common.pages.prefix_hashes import marks_of
 from common.registry.cache_directory import HELD_S, CacheDirectory
 from common.wire.registry import Held
-from common.worker.consumer import Consumer
+from common.worker.worker import Worker
 from engine.decoder.kv.page_table import PageTable
 from engine.decoder.kv.prefix_index import PrefixIndex
 
@@ -26,8 +26,8 @@ _log = log.get("engine")
 class CacheAnnouncer:
     """One engine's word on its pages; all of it is lost with Redis, and said again as turns end."""
 
-    def __init__(self, consumer: Consumer, table: PageTable, residents: PrefixIndex) -> None:
-        self._consumer, self._table, self._residents = consumer, table, residents
+    def __init__(self, worker: Worker, table: PageTable, residents: PrefixIndex) -> None:
+        self._worker, self._table, self._residents = worker, table, residents
         self._told: dict[str, Held] = {}
         self._names: set[str] = set()  # this worker's, of all its incarnations
         self._at = 0
@@ -40,15 +40,13 @@ class CacheAnnouncer:
 
     async def mark(self, ids: Sequence[PageId]) -> None:
         """Say that a chain was computed here, unless nobody else could be asked instead, or the bus is away."""
-        consumer = self._consumer
+        worker = self._worker
         with contextlib.suppress(BusDown, BusFull):
             if (marks := marks_of(ids)) and not await self._alone():
-                await CacheDirectory(consumer.bus).publish_marks(
-                    consumer.family, consumer.worker, marks
-                )
+                await CacheDirectory(worker.bus).publish_marks(worker.family, worker.name, marks)
 
     async def _alone(self) -> bool:
-        return len(await self._consumer.bus.workers.registered(self._consumer.family)) < 2
+        return len(await self._worker.bus.workers.registered(self._worker.family)) < 2
 
     async def run(self) -> None:
         """Look at some of all that is remembered, again and again."""
@@ -73,14 +71,14 @@ class CacheAnnouncer:
             await self._look_at_marks()
 
     async def _look_at_marks(self) -> None:
-        consumer, marks = self._consumer, self._residents.some_marks(MARKS)
+        worker, marks = self._worker, self._residents.some_marks(MARKS)
         there = [mark for mark in marks if self._table.keeps(mark)]
         gone = set(marks).difference(there)
         self._residents.unmark(gone)
-        await CacheDirectory(consumer.bus).publish_marks(
-            consumer.family, consumer.worker, there, sorted(gone)
+        await CacheDirectory(worker.bus).publish_marks(
+            worker.family, worker.name, there, sorted(gone)
         )
-        await CacheDirectory(consumer.bus).trim_marks(consumer.family)
+        await CacheDirectory(worker.bus).trim_marks(worker.family)
 
     async def _look_at(self, session: str) -> None:
         told, held = self._told.get(session), self._held(session)
@@ -89,7 +87,7 @@ class CacheAnnouncer:
         same = replace(held, at_ms=told.at_ms) == told
         if same and held.at_ms - told.at_ms < 1000 * HELD_S / 2:
             return
-        known = await CacheDirectory(self._consumer.bus).held(session)
+        known = await CacheDirectory(self._worker.bus).held(session)
         ours = known is not None and known.worker in self._names
         if not ours or not self._residents.chain(session):
             self._told.pop(session, None)  # it is gone, or has gone on elsewhere
@@ -99,16 +97,16 @@ class CacheAnnouncer:
     async def _tell(self, session: str) -> None:
         held = self._held(session)
         self._names.add(held.worker)
-        await CacheDirectory(self._consumer.bus).publish_held(session, held)
+        await CacheDirectory(self._worker.bus).publish_held(session, held)
         self._told[session] = held
 
     def _held(self, session: str) -> Held:
         chain = self._residents.chain(session)
         device, host = self._table.resident(chain)
         return Held(
-            worker=self._consumer.worker,
+            worker=self._worker.name,
             device_tokens=device * PAGE,
             host_tokens=host * PAGE,
             page=chain[-1] if chain else b"",
-            at_ms=self._consumer.bus.clock.now_ms(),
+            at_ms=self._worker.bus.clock.now_ms(),
         )

@@ -11,7 +11,7 @@ from common.bus import BusDown, BusFull
 from common.registry.cache_directory import CacheDirectory
 from common.registry.deletion import KEEP_S, MOST, DeletedSession, Deletions, digest_of
 from common.wire.registry import Forgot
-from common.worker.consumer import Consumer
+from common.worker.worker import Worker
 from engine.decoder.kv.offload import OffloadManager
 from engine.decoder.kv.prefix_index import PrefixIndex
 
@@ -24,12 +24,12 @@ class CacheInvalidation:
 
     def __init__(
         self,
-        consumer: Consumer,
+        worker: Worker,
         tiering: OffloadManager,
         residents: PrefixIndex,
         leave: Callable[[bytes], None],
     ) -> None:
-        self._consumer, self._tiering, self._residents = consumer, tiering, residents
+        self._worker, self._tiering, self._residents = worker, tiering, residents
         self._leave = leave
 
     async def run(self) -> None:
@@ -37,7 +37,7 @@ class CacheInvalidation:
         after, read_at = "0-0", time.monotonic()
         while True:
             try:
-                found = await Deletions(self._consumer.bus).read(self._consumer.family, after)
+                found = await Deletions(self._worker.bus).read(self._worker.family, after)
                 if len(found) >= MOST or time.monotonic() - read_at > KEEP_S:
                     _log.warning("pages_forgotten", why="deletions may have been missed")
                     await self._tiering.forget()
@@ -53,12 +53,12 @@ class CacheInvalidation:
                 await asyncio.sleep(_RETRY_S)
 
     async def _do(self, forget: DeletedSession) -> None:
-        consumer, bus = self._consumer, self._consumer.bus
+        worker, bus = self._worker, self._worker.bus
         self._leave(forget.session)
         named = (name for name in self._residents.sessions if digest_of(name) == forget.session)
         ids = self._residents.delete(next(named, ""), forget.ids)
         device, host = await self._tiering.forget(ids)
-        answer = Forgot(worker=consumer.worker, looked=len(ids), device=device, host=host)
-        await Deletions(bus).answer(consumer.family, forget.entry, answer)
-        await CacheDirectory(bus).publish_marks(consumer.family, consumer.worker, (), ids)
+        answer = Forgot(worker=worker.name, looked=len(ids), device=device, host=host)
+        await Deletions(bus).answer(worker.family, forget.entry, answer)
+        await CacheDirectory(bus).publish_marks(worker.family, worker.name, (), ids)
         _log.info("session_forgotten", pages=len(ids), device=device, host=host)

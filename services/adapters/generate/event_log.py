@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from common.bus import BusDown
 from common.wire.results import Event
 from common.wire.sessions import SessionTurn, Turn
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from services.adapters.generate.job import GenerationJob
 
 
 class EventLog:
     """One family's events of one worker."""
 
-    def __init__(self, consumer: Consumer, now_ms: Callable[[], int]) -> None:
-        self._consumer = consumer
+    def __init__(self, worker: Worker, now_ms: Callable[[], int]) -> None:
+        self._worker = worker
         self._now_ms = now_ms
 
     async def emit(self, jobs: Iterable[GenerationJob]) -> set[str]:
@@ -61,7 +61,7 @@ class EventLog:
 
         leases = [lease for job in group if (lease := self._lease(job)) is not None]
         mine = {lease.job: events[lease.job] for lease in leases if lease.job in events}
-        stopped = await self._consumer.step(leases, mine, fold=fold, partial=partial)
+        stopped = await self._worker.outbox.emit(leases, mine, fold=fold, partial=partial)
         for lease in leases:
             if lease.job in mine and lease.job not in stopped:
                 by_id[lease.job].acknowledged()
@@ -74,15 +74,15 @@ class EventLog:
             return "fenced"
         try:
             if job.failure is not None:
-                return await self._consumer.fail(lease, *job.failure)
+                return await self._worker.outbox.fail(lease, *job.failure)
             turn, session = job.turn(self._now_ms()), job.work.turn
             if job.refusal is not None:
                 kept = job.turn(self._now_ms(), partial=True) if _keeps(session) else None
                 index = job.next_index
-                return await self._consumer.refuse(
+                return await self._worker.outbox.refuse(
                     lease, job.refusal, index=index, turn=kept, session=session
                 )
-            return await self._consumer.finish(
+            return await self._worker.outbox.finish(
                 lease, job.result(), index=job.next_index, turn=turn, session=session
             )
         except BusDown:
@@ -92,12 +92,12 @@ class EventLog:
         """Hand over jobs that have not begun, uncharged."""
         leases = [lease for job in jobs if (lease := self._lease(job)) is not None]
         if leases:
-            await self._consumer.give_back(leases)
+            await self._worker.outbox.give_back(leases)
 
     def _lease(self, job: GenerationJob) -> Lease | None:
         """Return the lease a job runs under; None if it was lost, even if the same job was leased again since."""
-        current = job.generation == self._consumer.generation
-        return self._consumer.held.get(job.id) if current else None
+        current = job.generation == self._worker.generation
+        return self._worker.leases.held.get(job.id) if current else None
 
 
 def _keeps(session: SessionTurn | None) -> bool:

@@ -14,7 +14,8 @@ from common.ids import Family
 from common.pages.store import PageStore
 from common.registry.models import Models
 from common.wire.registry import WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.executor.interface import Executor
 from engine.decoder.schedule import StepLimits
@@ -75,7 +76,7 @@ class Generator:
         card = runner.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
         await Models(bus).publish(card, runner.tokenizer_json())
         record = WorkerRecord(
-            worker=Consumer.incarnation(LANE),
+            worker=incarnation_name(LANE),
             classes=[LANE],
             device=runner.device,
             depth_items=0,
@@ -86,8 +87,8 @@ class Generator:
             service=self._service,
         )
         family = Family(card.family, config.partition)
-        consumer = Consumer(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
-        await consumer.start()
+        worker = Worker(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
+        await worker.start()
         metrics = EngineMetrics(self._work.on(lane_label(family, LANE), runner.name))
         shape = runner.shape
         for tier, pages in (("device", shape.pages), ("host", shape.host_pages)):
@@ -95,7 +96,7 @@ class Generator:
         metrics.work.depth_items.set(pace.depth.items)
         metrics.work.depth_tokens.set(pace.depth.tokens)
         return GenerationLoop(
-            consumer,
+            worker,
             runner,
             pace,
             StepLimits(config.step_tokens, config.max_running),

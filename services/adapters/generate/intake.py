@@ -11,8 +11,8 @@ from common.bus import BusDown
 from common.errors import InternalError, SpillwayError, Unprocessable
 from common.wire.message import BadMessage
 from common.wire.results import Event
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from engine.decoder.executor.interface import Executor
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.sequence import TokenSequence
@@ -27,26 +27,26 @@ class Intake:
 
     def __init__(
         self,
-        consumer: Consumer,
+        worker: Worker,
         runner: Executor,
         fits: Callable[[TokenSequence], bool],
         metrics: EngineMetrics,
     ) -> None:
-        self._consumer, self._runner, self._fits, self._metrics = consumer, runner, fits, metrics
+        self._worker, self._runner, self._fits, self._metrics = worker, runner, fits, metrics
         self._vocabulary = Vocabulary(runner.tokenizer_json())
         self._order = 0
 
     async def read(self, room: int) -> list[Lease]:
         """Return at most `room` new leases; waits up to a second."""
-        return await self._consumer.read(room, room)
+        return await self._worker.reader.read(room, room)
 
     async def accept(self, leases: list[Lease]) -> list[GenerationJob]:
         """Return the generations of these leases, each where its log ends; those that cannot be done are ended."""
-        generation = self._consumer.generation
+        generation = self._worker.generation
         logs = await asyncio.gather(*(self._log_of(lease, generation) for lease in leases))
         jobs = []
         for lease, events in zip(leases, logs, strict=True):
-            if events is None or generation != self._consumer.generation:
+            if events is None or generation != self._worker.generation:
                 continue  # lost with its incarnation
             try:
                 job = self._build(lease, events, generation)
@@ -54,9 +54,9 @@ class Intake:
                 await self._refuse(lease, error)
                 continue
             if job.taken_over:
-                with tracing.use(self._consumer.spans.of(lease)):
+                with tracing.use(self._worker.leases.spans.of(lease)):
                     _log.info("job_taken_over", job=job.id, index=job.next_index)
-            span = self._consumer.spans.of(lease)
+            span = self._worker.leases.spans.of(lease)
             span.update_name(f"generate_content {self._runner.name}")
             span.set_attributes(
                 {
@@ -70,9 +70,9 @@ class Intake:
         return jobs
 
     async def _log_of(self, lease: Lease, generation: int) -> list[Event] | None:
-        while generation == self._consumer.generation and lease.job in self._consumer.held:
+        while generation == self._worker.generation and lease.job in self._worker.leases.held:
             try:
-                return await self._consumer.bus.jobs.log(lease.job)
+                return await self._worker.bus.jobs.log(lease.job)
             except BusDown:
                 continue  # until it is back, or the lease is lost
         return None
@@ -91,10 +91,10 @@ class Intake:
         return job
 
     async def _refuse(self, lease: Lease, error: SpillwayError | BadMessage) -> None:
-        with tracing.use(self._consumer.spans.of(lease)):
+        with tracing.use(self._worker.leases.spans.of(lease)):
             _log.warning("job_refused", job=lease.job, why=str(error))
         with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
             if isinstance(error, BadMessage | InternalError):  # its log cannot be understood
-                await self._consumer.fail(lease, "log_damaged", str(error))
+                await self._worker.outbox.fail(lease, "log_damaged", str(error))
             else:
-                await self._consumer.refuse(lease, error)
+                await self._worker.outbox.refuse(lease, error)

@@ -22,7 +22,7 @@ FOLD_EVERY = 512
 
 
 class GenerationJob:
-    """A job being generated; `generation` is the incarnation of the consumer that leased it.
+    """A job being generated; `generation` is the incarnation of the worker that leased it.
 
     `next_index` is its log's length as far as it is acknowledged; `pieces` is everything logged so far. It ends with
     `failure` (charged to it), with `refusal` (another try would not help), or with its result.

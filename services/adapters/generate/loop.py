@@ -21,8 +21,8 @@ from common.errors import DeadlineExceeded
 from common.pages.store import PageStore
 from common.registry.deletion import digest_of
 from common.tasks import wait
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
 from engine.decoder.executor.interface import Executor, SampledToken, SequenceInput
 from engine.decoder.executor.isolated_step import StepFailure, StepResult, failure_of, run_step
@@ -52,7 +52,7 @@ class GenerationLoop:
 
     def __init__(
         self,
-        consumer: Consumer,
+        worker: Worker,
         runner: Executor,
         pace: DecoderCapacity,
         bounds: StepLimits,
@@ -64,20 +64,20 @@ class GenerationLoop:
         store: PageStore | None = None,
     ) -> None:
         """`config` says how pages are kept; `store` are the tiers of pages below the host, if there are any."""
-        self._consumer, self._runner, self._pace, self._bounds = consumer, runner, pace, bounds
+        self._worker, self._runner, self._pace, self._bounds = worker, runner, pace, bounds
         self._clock, self._thread, self._metrics = clock, thread, metrics
         self._tiering = OffloadManager(runner, bounds, pace.recompute_s, config, store, self._wake)
         self._scheduler = self._tiering.scheduler
         self._residents = PrefixIndex()
-        self._holding = CacheAnnouncer(consumer, self._scheduler.table, self._residents)
+        self._holding = CacheAnnouncer(worker, self._scheduler.table, self._residents)
         self._forgetting = CacheInvalidation(
-            consumer, self._tiering, self._residents, self._leave_session
+            worker, self._tiering, self._residents, self._leave_session
         )
-        self._intake = Intake(consumer, runner, self._scheduler.fits, metrics)
-        self._emitter = EventLog(consumer, clock.now_ms)
+        self._intake = Intake(worker, runner, self._scheduler.fits, metrics)
+        self._emitter = EventLog(worker, clock.now_ms)
         self._jobs: dict[str, GenerationJob] = {}
         self._teller = OutputEmitter(
-            consumer, self._emitter, self._holding, metrics, self._jobs, self._leave
+            worker, self._emitter, self._holding, metrics, self._jobs, self._leave
         )
         self._observed_at = 0.0
         self._work = asyncio.Event()  # something to compute may have come
@@ -106,8 +106,8 @@ class GenerationLoop:
         await asyncio.wait({loops[1]}, timeout=_CLOSE_S)  # the step that runs
         await self._teller.flush(_CLOSE_S)
         try:
-            await self._consumer.drain()
-            await self._consumer.stop()
+            await self._worker.drain()
+            await self._worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._jobs))
         await self._tiering.drain(_CLOSE_S)
@@ -123,8 +123,8 @@ class GenerationLoop:
         """Say that no more is taken, give back what has not begun, and let the rest go on until it is done."""
         give_up = time.monotonic() + drain_s
         try:
-            record = msgspec.structs.replace(self._consumer.record, draining=True)
-            await self._consumer.publish(record)
+            record = msgspec.structs.replace(self._worker.record, draining=True)
+            await self._worker.incarnation.publish(record)
             fresh = [job for job in self._jobs.values() if not job.started and not job.over]
             for job in fresh:
                 self._leave(job)
@@ -203,13 +203,13 @@ class GenerationLoop:
         rows = [self._rows(job, part) for job, part in zip(jobs, parts, strict=True)]
         size = size_of(rows, self._runner.shape.windows)
         predicted = self._pace.cost.seconds(size)
-        self._consumer.working(predicted)
+        self._worker.incarnation.working(predicted)
         self._note_waits(jobs)
         loading = self._tiering.load()
         ran = await self._thread.run(
             run_step, self._runner, rows, [job.id for job in jobs], loading
         )
-        self._consumer.progressed()
+        self._worker.incarnation.idle()
         self._observe(size, ran, predicted)
         self._tiering.loaded(loading)
         for job, part, outcome in zip(jobs, parts, ran.outcomes, strict=True):
@@ -247,14 +247,14 @@ class GenerationLoop:
             return
         self._metrics.work.output.inc()
         if len(choice.tokens) == 1:
-            self._consumer.span(job.id).add_event("first token")
+            self._worker.leases.span(job.id).add_event("first token")
             self._teller.hurry()
         if choice.finish is not None:
             self._tiering.drop([part.sequence])
             self._teller.hurry()
 
     def _fail(self, job: GenerationJob, failure: StepFailure) -> None:
-        with tracing.use(self._consumer.span(job.id)):
+        with tracing.use(self._worker.leases.span(job.id)):
             _log.error("job_failed", job=job.id, code=failure.code, why=failure.message)
         job.failure = failure
         self._tiering.drop([choice.sequence for choice in job.choices])
@@ -263,7 +263,7 @@ class GenerationLoop:
     def _drop_lost(self) -> None:
         """Forget jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
         for job in list(self._jobs.values()):
-            if job.generation != self._consumer.generation:
+            if job.generation != self._worker.generation:
                 self._leave(job)
 
     def _expire(self) -> None:
@@ -293,7 +293,7 @@ class GenerationLoop:
 
     def _observe(self, size: Step, ran: StepResult, predicted: float) -> None:
         self._metrics.observe_step(ran, predicted, sequences=size.sequences, rows=size.rows)
-        self._consumer.ran(size.sequences, size.rows, ran.seconds)
+        self._worker.incarnation.ran(size.sequences, size.rows, ran.seconds)
         if time.monotonic() >= self._observed_at + STATE_S:
             self._observe_state()
         if not ran.isolated:
@@ -309,7 +309,7 @@ class GenerationLoop:
         if not self._pace.moved() or self._stopping:
             return
         try:
-            await self._consumer.publish(self._pace.record(self._consumer.record))
+            await self._worker.incarnation.publish(self._pace.record(self._worker.record))
         except BusDown:
             return
         depth = self._pace.depth

@@ -10,7 +10,7 @@ from functools import partial
 from common import log
 from common.bus import BusDown, BusFull
 from common.tasks import wait
-from common.worker.consumer import Consumer
+from common.worker.worker import Worker
 from services.adapters.generate.cache_directory import CacheAnnouncer
 from services.adapters.generate.event_log import EventLog
 from services.adapters.generate.job import GenerationJob
@@ -30,14 +30,14 @@ class OutputEmitter:
 
     def __init__(
         self,
-        consumer: Consumer,
+        worker: Worker,
         emitter: EventLog,
         holding: CacheAnnouncer,
         metrics: EngineMetrics,
         jobs: Mapping[str, GenerationJob],
         leave: Callable[[GenerationJob], None],
     ) -> None:
-        self._consumer, self._emitter, self._holding = consumer, emitter, holding
+        self._worker, self._emitter, self._holding = worker, emitter, holding
         self._metrics, self._jobs, self._leave = metrics, jobs, leave
         self.steps = self.acked = 0
         self._ending: set[asyncio.Task[None]] = set()
@@ -109,7 +109,7 @@ class OutputEmitter:
         """Tell what the last steps gave, if the bus can be reached, for at most so long."""
         self._news.set()
         give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up and self._consumer.bus.connection.reachable:
+        while time.monotonic() < give_up and self._worker.bus.connection.reachable:
             waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
             if not waiting and not self._ending:
                 return
@@ -140,12 +140,12 @@ class OutputEmitter:
             return
         _log.error("job_not_ended", job=job.id, exc_info=error)
         self._leave(job)
-        lease = self._consumer.held.get(job.id)
-        if lease is not None and job.generation == self._consumer.generation:
-            self._consumer.let_go(lease)
+        lease = self._worker.leases.held.get(job.id)
+        if lease is not None and job.generation == self._worker.generation:
+            self._worker.leases.let_go(lease)
 
     async def _end(self, job: GenerationJob) -> None:
-        self._consumer.span(job.id).set_attributes(job.usage())
+        self._worker.leases.span(job.id).set_attributes(job.usage())
         if job.session and job.failure is None and job.refusal is None:
             await self._holding.ended(job.session, job.choices[0].sequence.ids)
         await self._emitter.end(job)

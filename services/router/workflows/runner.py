@@ -20,8 +20,9 @@ from common.wire.message import BadMessage
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event
 from common.wire.workflows import RequestWork, decode_plan
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from services.router.admission.policy import REQUEST_CLASSES
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.steps import perform
@@ -35,14 +36,14 @@ _log = log.get("router")
 
 
 class WorkflowRunner:
-    """This router's part in `request/<n>`, one consumer per partition."""
+    """This router's part in `request/<n>`, one worker per partition."""
 
     def __init__(self, context: WorkflowContext, partitions: int) -> None:
         self._context, self._admission = context, context.admission
         self._supervisor = context.bus.supervisor
         self._families = [Family("request", n) for n in range(partitions)]
-        self._consumers: list[Consumer] = []
-        self._runs: dict[str, tuple[Consumer, Workflow, asyncio.Task[None]]] = {}
+        self._workers: list[Worker] = []
+        self._runs: dict[str, tuple[Worker, Workflow, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._poked = asyncio.Event()
@@ -52,7 +53,7 @@ class WorkflowRunner:
         """Register in every partition and begin to read."""
         for family in self._families:
             record = WorkerRecord(
-                worker=Consumer.incarnation("router"),
+                worker=incarnation_name("router"),
                 classes=list(REQUEST_CLASSES),
                 device="cpu",
                 depth_items=AT_ONCE,
@@ -60,13 +61,11 @@ class WorkflowRunner:
                 started_ms=self._context.bus.clock.now_ms(),
                 service="router",
             )
-            consumer = Consumer(
-                self._context.bus, family, record, largest_items=1, largest_tokens=1
-            )
-            await consumer.start()
-            self._consumers.append(consumer)
-            self._admission.prefer(family, consumer.worker)
-            self._tasks.append(self._supervisor.process(self._read(consumer), f"read {family}"))
+            worker = Worker(self._context.bus, family, record, largest_items=1, largest_tokens=1)
+            await worker.start()
+            self._workers.append(worker)
+            self._admission.prefer(family, worker.name)
+            self._tasks.append(self._supervisor.process(self._read(worker), f"read {family}"))
         self._tasks.append(self._supervisor.process(self._step(), "step requests"))
 
     def family(self, seed: int) -> Family:
@@ -76,9 +75,11 @@ class WorkflowRunner:
     async def drain(self, seconds: float) -> None:
         """Take no more requests, finish what runs within `seconds`, hand over the rest, deregister."""
         self._stopping = True
-        for consumer in self._consumers:
+        for worker in self._workers:
             with contextlib.suppress(BusDown):
-                await consumer.publish(msgspec.structs.replace(consumer.record, draining=True))
+                await worker.incarnation.publish(
+                    msgspec.structs.replace(worker.record, draining=True)
+                )
         running = [task for _, _, task in self._runs.values()]
         if running:
             await asyncio.wait(running, timeout=seconds)
@@ -87,41 +88,41 @@ class WorkflowRunner:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        for consumer in self._consumers:
+        for worker in self._workers:
             with contextlib.suppress(BusDown):
-                await consumer.drain()
-                await consumer.stop()
+                await worker.drain()
+                await worker.stop()
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    async def _read(self, consumer: Consumer) -> None:
-        generation = consumer.generation
+    async def _read(self, worker: Worker) -> None:
+        generation = worker.generation
         while not self._stopping:
             try:
                 free = max(AT_ONCE - len(self._runs), 0)
-                leases = await consumer.read(free, TOKENS)
+                leases = await worker.reader.read(free, TOKENS)
             except BusDown:
                 await asyncio.sleep(0.2)
                 continue
-            if consumer.generation != generation:
-                generation = consumer.generation
-                self._admission.prefer(consumer.family, consumer.worker)
-                await self._forget(consumer)
+            if worker.generation != generation:
+                generation = worker.generation
+                self._admission.prefer(worker.family, worker.name)
+                await self._forget(worker)
             for lease in leases:
-                self._begin(consumer, lease)
+                self._begin(worker, lease)
 
-    async def _forget(self, consumer: Consumer) -> None:
+    async def _forget(self, worker: Worker) -> None:
         """Drop the runs of an incarnation that was given up: another router, or this one anew, goes on with them."""
-        lost = [task for owner, _, task in self._runs.values() if owner is consumer]
+        lost = [task for owner, _, task in self._runs.values() if owner is worker]
         for task in lost:
             task.cancel()
         await asyncio.gather(*lost, return_exceptions=True)
 
-    def _begin(self, consumer: Consumer, lease: Lease) -> None:
+    def _begin(self, worker: Worker, lease: Lease) -> None:
         run = Workflow(self._context, lease, "", 0)
         run.on_progress = self._poked.set
-        task = asyncio.create_task(self._drive(consumer, run))
-        self._runs[lease.job] = (consumer, run, task)
+        task = asyncio.create_task(self._drive(worker, run))
+        self._runs[lease.job] = (worker, run, task)
         task.add_done_callback(lambda done: self._ended(lease.job, done))
 
     def _ended(self, job: str, task: asyncio.Task[None]) -> None:
@@ -130,40 +131,40 @@ class WorkflowRunner:
             run = None
         else:
             del self._runs[job]
-            for consumer in self._consumers:  # they share the room
-                consumer.wake()
+            for worker in self._workers:  # they share the room
+                worker.leases.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("request_run_failed", request_id=job, exc_info=error)
             if run is not None:
-                run[0].let_go(run[1].lease)
+                run[0].leases.let_go(run[1].lease)
 
-    async def _drive(self, consumer: Consumer, run: Workflow) -> None:
+    async def _drive(self, worker: Worker, run: Workflow) -> None:
         lease = run.lease
         try:
             work = decode_work(lease.payload)
             if not isinstance(work, RequestWork):
                 raise BadMessage(f"{type(work).__name__} on the lane of requests")
             run.tenant = work.tenant
-            span = consumer.spans.of(lease)
+            span = worker.leases.spans.of(lease)
             span.update_name(f"request {work.kind}")
             with tracing.use(span):
                 if lease.attempts > 1:
                     run.index = len(await self._context.bus.jobs.log(lease.job))
                 result = await perform(run, decode_plan(work.body))
-            await consumer.finish(lease, result, index=run.index)
+            await worker.outbox.finish(lease, result, index=run.index)
         except SpillwayError as error:
             if isinstance(error, BusDown):
                 _log.warning("request_interrupted", request_id=lease.job, error=error.message)
-                await consumer.give_back([lease])
+                await worker.outbox.give_back([lease])
                 return
-            if await consumer.refuse(lease, error, index=run.index) != "fenced":
+            if await worker.outbox.refuse(lease, error, index=run.index) != "fenced":
                 await run.cancel_jobs()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug in one request must not end the router
             _log.exception("request_failed", request_id=lease.job)
             await run.cancel_jobs()
-            await consumer.fail(lease, "internal_error", str(error), traceback.format_exc())
+            await worker.outbox.fail(lease, "internal_error", str(error), traceback.format_exc())
 
     # -- stepping --------------------------------------------------------------------------------------
 
@@ -185,22 +186,22 @@ class WorkflowRunner:
                 next_at = loop.time() + STEP_S
             self._poked.clear()
             self._flagged = False
-            for consumer in self._consumers:
-                consumer.working(STEP_PREDICTED_S)
+            for worker in self._workers:
+                worker.incarnation.working(STEP_PREDICTED_S)
                 try:
-                    await self._step_one(consumer, every=due)
+                    await self._step_one(worker, every=due)
                 except BusDown:
                     continue
                 except Exception:  # noqa: BLE001 - stepping must outlive a bad reply
                     _log.exception("request_step_failed")
 
-    async def _step_one(self, consumer: Consumer, *, every: bool) -> None:
+    async def _step_one(self, worker: Worker, *, every: bool) -> None:
         mine = {
             job: run
             for job, (owner, run, _) in self._runs.items()
-            if owner is consumer and (every or run.has_progress)
+            if owner is worker and (every or run.has_progress)
         }
-        held = [lease for job, lease in consumer.held.items() if job in mine]
+        held = [lease for job, lease in worker.leases.held.items() if job in mine]
         if not held:
             return
         events: dict[str, Event] = {}
@@ -208,7 +209,7 @@ class WorkflowRunner:
             event = mine[lease.job].event()
             if event is not None:
                 events[lease.job] = event
-        for job in await consumer.step(held, events):
+        for job in await worker.outbox.emit(held, events):
             entry = self._runs.get(job)
             if entry is not None:
                 entry[2].cancel()

@@ -326,7 +326,7 @@ class Driver(Chaos):
             cls, other = self.random.sample(["gpu", "cpu"], 2)
             ops: list[Callable[[], Awaitable[Any]]] = [
                 hand.settle,
-                hand._reconcile,
+                hand.reconcile,
                 lambda: hand.take(2, self.random.choice(hand.record.classes)),
                 lambda: hand.bus.recovery.move(self.family, other, cls, hand.worker),
                 lambda: hand.bus.recovery.reap(self.family, ("gpu", "cpu")),
@@ -347,7 +347,7 @@ class Driver(Chaos):
     async def reconcile(self, hurt: str) -> None:
         """A worker looks for deliveries it never got."""
         for hand in self.workers:
-            await self.step(Act("reconcile"), hand._reconcile, hurt=hurt)
+            await self.step(Act("reconcile"), hand.reconcile, hurt=hurt)
 
     async def clock(self, hurt: str) -> None:
         """A process' clock is off by up to an hour, either way."""

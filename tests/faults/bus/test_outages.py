@@ -17,8 +17,8 @@ from common.config import Common
 from common.ids import Family, job_id, ulid
 from common.registry.idempotency import Idempotency
 from common.wire.results import Event
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from tests.conftest import PROFILE
 from tests.support.bus import (
     EMBED,
@@ -65,30 +65,30 @@ class Mesh:
         self.hold.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[asyncio.Task[Event]] = []
-        self.consumers: list[Consumer] = []
+        self.consumers: list[Worker] = []
 
-    async def add(self, name: str, *classes: str) -> Consumer:
+    async def add(self, name: str, *classes: str) -> Worker:
         """Start a worker that finishes all it reads while `hold` is set."""
-        made = Consumer(self.bus, EMBED, record(name, *classes), largest_items=1, largest_tokens=10)
+        made = Worker(self.bus, EMBED, record(name, *classes), largest_items=1, largest_tokens=10)
         await made.start()
         self.consumers.append(made)
         self._tasks.append(asyncio.create_task(self._work(made)))
         return made
 
-    async def _work(self, consumer: Consumer) -> None:
+    async def _work(self, consumer: Worker) -> None:
         while True:
-            leases = await consumer.read(8, 80)
+            leases = await consumer.reader.read(8, 80)
             await self.hold.wait()
             try:
-                stop = await consumer.step(leases)
+                stop = await consumer.outbox.emit(leases)
                 await asyncio.gather(
                     *(self._finish(consumer, x) for x in leases if x.job not in stop)
                 )
             except BusDown:
                 continue
 
-    async def _finish(self, consumer: Consumer, lease: Lease) -> None:
-        if await consumer.finish(lease, RESULT) in {"ok", "done"}:
+    async def _finish(self, consumer: Worker, lease: Lease) -> None:
+        if await consumer.outbox.finish(lease, RESULT) in {"ok", "done"}:
             self.worked += 1
 
     async def offer(self, count: int, pause_s: float = 0.0, left_s: float = 60.0) -> None:

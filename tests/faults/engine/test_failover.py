@@ -144,10 +144,10 @@ async def test_a_new_incarnation_drops_its_sequences(bus: Any, desk: Desk) -> No
     async with running(bus, HeldRunner(beta_s=0.005)) as worker:
         job = await desk.admit(work("x", max_new=300))
         before = await desk.until(job, 10)
-        name = worker.consumer.worker
+        name = worker.consumer.name
         await bus.connection.call("DEL", f"{{{FAMILY}}}:heart:{name}")
         pieces, _ = await desk.result(job)
-        assert worker.consumer.worker != name
+        assert worker.consumer.name != name
         assert text_of(pieces) == said("x", 300)
         assert pieces[: len(before)] == before
         assert worker.no_page_held()

@@ -16,7 +16,8 @@ from common.ids import Family, job_id, ulid
 from common.registry.dead_letters import DeadLetters
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event, decode_result
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker as FamilyWorker
 from engine.device import DeviceQueue
 from engine.encoder.capacity import calibrate
 from services.adapters.encode.loop import EmbeddingLoop, with_capacity
@@ -61,14 +62,14 @@ class Worker:
         self.model.batches.clear()
         self.model.entered.clear()
         record = WorkerRecord(
-            worker=Consumer.incarnation("gpu"),
+            worker=incarnation_name("gpu"),
             classes=["gpu"],
             device="cpu",
             depth_items=0,
             depth_tokens=0,
             fingerprint=self.model.fingerprint,
         )
-        self.consumer = Consumer(bus, FAMILY, with_capacity(record, capacity))
+        self.consumer = FamilyWorker(bus, FAMILY, with_capacity(record, capacity))
         self.device = DeviceQueue()
         self.loop = EmbeddingLoop(
             self.consumer,
@@ -157,7 +158,7 @@ async def test_a_job_whose_end_cannot_be_told(
 ) -> None:
     """An unexpected error as a job is ended costs one more try of this job; its neighbours end as always."""
     async with running(bus) as worker:
-        finish, failed = worker.consumer.finish, []
+        finish, failed = worker.consumer.outbox.finish, []
 
         async def breaks(lease: Any, result: Any) -> str:
             if not failed:
@@ -165,7 +166,7 @@ async def test_a_job_whose_end_cannot_be_told(
                 raise RuntimeError("boom")
             return await finish(lease, result)
 
-        monkeypatch.setattr(worker.consumer, "finish", breaks)
+        monkeypatch.setattr(worker.consumer.outbox, "finish", breaks)
         jobs = [await desk.admit([n]) for n in range(2, 6)]
 
         for n, job in zip(range(2, 6), jobs, strict=True):
@@ -196,7 +197,7 @@ async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) 
         cancelled = await desk.admit([2])
         late = await desk.admit([3], seconds=0.2)
         async with asyncio.timeout(WAIT_S):
-            while len(worker.consumer.held) < 3:  # noqa: ASYNC110 - the bus has no event for it
+            while len(worker.consumer.leases.held) < 3:  # noqa: ASYNC110 - the bus has no event for it
                 await asyncio.sleep(0.01)
         assert await bus.control.cancel(cancelled) == "flagged"
         await asyncio.sleep(0.3)

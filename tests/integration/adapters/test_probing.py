@@ -13,7 +13,8 @@ from common.bus.admission import Terms
 from common.ids import Family, job_id, ulid
 from common.wire.message import decode
 from common.wire.registry import DepthRecord, WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker as FamilyWorker
 from engine.device import DeviceQueue
 from engine.encoder.capacity import calibrate
 from engine.encoder.simulated import SimulatedEncoder
@@ -32,11 +33,11 @@ class Worker:
         self.model = SimulatedEncoder(alpha_items_s=alpha_s, beta_s=beta_s)
         self.capacity = calibrate(self.model, slo_s, takes_all=True)
         record = WorkerRecord(
-            worker=Consumer.incarnation(lane), classes=[lane], device="sim", depth_items=0,
+            worker=incarnation_name(lane), classes=[lane], device="sim", depth_items=0,
             depth_tokens=0, fingerprint=self.model.fingerprint,
         )  # fmt: skip
         record = msgspec.structs.replace(with_capacity(record, self.capacity), closed=True)
-        self.consumer = Consumer(bus, FAMILY, record)
+        self.consumer = FamilyWorker(bus, FAMILY, record)
         self.device = DeviceQueue()
         self.stopping = asyncio.Event()
         self.loop = EmbeddingLoop(

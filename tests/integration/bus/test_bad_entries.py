@@ -121,7 +121,7 @@ async def test_no_job(bus: Bus, family: Family, kind: str, how: str) -> None:
     elif how == "told of":
         assert await hand.step([lease]) == {lease.job}
         assert not hand.held
-        await hand._hand_over("gpu", "w", [lease.job])  # as a delivery that was lost
+        await hand.hand_over("gpu", "w", [lease.job])  # as a delivery that was lost
     elif how == "handed over":
         await hand.give_back([lease])
     else:

@@ -57,7 +57,7 @@ async def test_a_lease_let_go_is_tried_again(bus: Bus, family: Family) -> None:
     hand.let_go(lease)
     assert not hand.held
     for _ in range(2):  # strange once may be on its way
-        await hand._reconcile()
+        await hand.reconcile()
 
     assert await bus.lanes.pending(family, "gpu") == {keys.RETURNED: 1}
     (again,) = await hand.take()

@@ -17,8 +17,8 @@ from common.ids import Family
 from common.redis.heartbeat import Heartbeat
 from common.wire.message import encode
 from common.wire.results import Event
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from tests.support.bus import (
     EMBED,
     RESULT,
@@ -44,9 +44,9 @@ async def bus(shared_redis: Server, tmp_path: Path) -> AsyncIterator[Bus]:
     await opened.close()
 
 
-def worker(bus: Bus, name: str, *classes: str) -> Consumer:
+def worker(bus: Bus, name: str, *classes: str) -> Worker:
     """Return a worker for jobs of one item."""
-    return Consumer(bus, EMBED, record(name, *classes), largest_items=1, largest_tokens=10)
+    return Worker(bus, EMBED, record(name, *classes), largest_items=1, largest_tokens=10)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -58,12 +58,12 @@ async def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def read_until(consumer: Consumer, count: int, room: int = 8) -> list[Lease]:
+async def read_until(consumer: Worker, count: int, room: int = 8) -> list[Lease]:
     """Read until so many leases came."""
     leases: list[Lease] = []
     async with asyncio.timeout(30):
         while len(leases) < count:
-            leases += await consumer.read(room, room * 10)
+            leases += await consumer.reader.read(room, room * 10)
     return leases
 
 
@@ -81,10 +81,10 @@ async def test_a_real_death(bus: Bus, shared_redis: Server, tmp_path: Path) -> N
     await good.start()
     taken = await read_until(good, 4)
     assert {x.job for x in taken} == {job.id for job in jobs}
-    zombies = [await dead.finish(lease, RESULT) for lease in leases]
+    zombies = [await dead.outbox.finish(lease, RESULT) for lease in leases]
     assert zombies == ["fenced"] * 4
-    assert [await good.finish(lease, RESULT) for lease in taken] == ["ok"] * 4
-    await dead._await_reading()
+    assert [await good.outbox.finish(lease, RESULT) for lease in taken] == ["ok"] * 4
+    await dead.reader.join()
     await other.close()
     await good.drain()
     await good.stop()
@@ -105,14 +105,14 @@ async def test_a_suspect_runs_alone(bus: Bus) -> None:
     async with asyncio.timeout(20):
         while not any(lease.alone for lease in seen):
             await admit(bus, *(new_job() for _ in range(4)))
-            leases = await consumer.read(8, 80)
+            leases = await consumer.reader.read(8, 80)
             seen += leases
             running += leases
             if any(lease.alone for lease in running):
-                assert len(running) == len(consumer.held) == 1
-            if len(running) > 3 or (consumer._quiet and running):
-                await consumer.finish(running.pop(0), RESULT)
-    assert await consumer.finish(running[0], RESULT) == "ok"
+                assert len(running) == len(consumer.leases.held) == 1
+            if len(running) > 3 or (consumer.reader._quiet and running):
+                await consumer.outbox.finish(running.pop(0), RESULT)
+    assert await consumer.outbox.finish(running[0], RESULT) == "ok"
     assert (await outcome(bus, suspect)).kind == "result"
     await consumer.drain()
     await consumer.stop()
@@ -130,10 +130,10 @@ async def test_never_more_than_room(bus: Bus) -> None:
     done = 0
     async with asyncio.timeout(40):
         for room in (1, 1, 2, 3, 1, 4, 8, 1, *([16] * 1000)):
-            leases = await consumer.read(room, room * 10)
+            leases = await consumer.reader.read(room, room * 10)
             assert len(leases) <= room
             for lease in leases:
-                done += await consumer.finish(lease, RESULT) == "ok"
+                done += await consumer.outbox.finish(lease, RESULT) == "ok"
             if done == 36:
                 break
     assert done == 36
@@ -155,8 +155,8 @@ async def test_a_lane_nobody_serves(bus: Bus) -> None:
     async with asyncio.timeout(20):
         while len(done) < 4:
             reached(bus)
-            for lease in await cpu.read(4, 40):
-                assert await cpu.finish(lease, RESULT) == "ok"
+            for lease in await cpu.reader.read(4, 40):
+                assert await cpu.outbox.finish(lease, RESULT) == "ok"
                 done.add(lease.job)
     assert done == {job.id for job in jobs}
     await cpu.drain()
@@ -174,7 +174,7 @@ async def test_back_to_the_accelerator(bus: Bus) -> None:
     await gpu.start()
     (lease,) = await read_until(gpu, 1)
     assert (lease.job, lease.cls) == (job.id, "gpu")
-    await gpu.finish(lease, RESULT)
+    await gpu.outbox.finish(lease, RESULT)
     await gpu.drain()
     await gpu.stop()
 
@@ -182,7 +182,7 @@ async def test_back_to_the_accelerator(bus: Bus) -> None:
 async def test_expired_work_never_runs(bus: Bus) -> None:
     """A job whose deadline passed in the queue is ended instead of delivered."""
     consumer = worker(bus, "gpu-a")
-    await consumer._register()
+    await consumer.incarnation.register()
     (late,) = await must(bus, new_job(), left_s=0.5)
     (fine,) = await must(bus, new_job())
     await asyncio.sleep(0.55)
@@ -199,7 +199,7 @@ async def test_draining_mid_read(bus: Bus) -> None:
     """What a read in flight brings while the worker drains is handed over, not lost."""
     consumer = worker(bus, "gpu-a")
     await consumer.start()
-    reading = asyncio.create_task(consumer.read(8, 80))
+    reading = asyncio.create_task(consumer.reader.read(8, 80))
     await asyncio.sleep(0.1)
     draining = asyncio.create_task(consumer.drain())
     hand = await Hand(bus, EMBED, "hand").join()
@@ -219,7 +219,7 @@ async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.Monkey
     await consumer.start()
     (job,) = await must(bus, new_job())
     (lease,) = await read_until(consumer, 1)
-    consumer.working(0.01)
+    consumer.incarnation.working(0.01)
     hand = await Hand(bus, EMBED, "hand").join()
     async with asyncio.timeout(20):
         while await bus.connection.call("EXISTS", keys.heart(EMBED, "gpu-hung")):
@@ -230,8 +230,8 @@ async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.Monkey
     found = await bus.jobs.get(job.id)
     assert found is not None
     assert found.suspicions == 1
-    consumer.progressed()
-    assert await consumer.finish(lease, RESULT) == "fenced"
+    consumer.incarnation.idle()
+    assert await consumer.outbox.finish(lease, RESULT) == "fenced"
     await eventually(lambda: consumer.generation == 1)
     await consumer.stop()
 
@@ -291,7 +291,7 @@ async def test_blocked_loop_keeps_its_leases(bus: Bus) -> None:
     await must(bus, new_job())
     (lease,) = await read_until(consumer, 1)
     time.sleep(5.5)  # noqa: ASYNC251 - the very thing under test
-    assert await consumer.finish(lease, RESULT) == "ok"
+    assert await consumer.outbox.finish(lease, RESULT) == "ok"
     await asyncio.sleep(1.2)
     assert consumer.generation == 0
     await consumer.drain()
@@ -332,7 +332,7 @@ async def test_with_a_password(redis_server: Server, tmp_path: Path) -> None:
     pulse = Heartbeat(keys.heart(EMBED, "nobody"))
     bus.heartbeats.add(pulse)
     await eventually(pulse.lost.is_set)
-    assert await consumer.finish(lease, RESULT) == "ok"
+    assert await consumer.outbox.finish(lease, RESULT) == "ok"
     await consumer.drain()
     await consumer.stop()
     await bus.close()

@@ -13,7 +13,7 @@ from common.bus.admission import Terms
 from common.cost.finish import Queue, Tail, place
 from common.cost.linear import LinearCost
 from common.ids import Family
-from common.worker.leases import RunningBatch
+from common.worker.outbox import RunningBatch
 from tests.conftest import PROFILE, SEED
 from tests.support.bus import Hand, admit, differences, must, new_job, state
 

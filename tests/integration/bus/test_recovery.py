@@ -111,7 +111,7 @@ async def test_lost_delivery(bus: Bus, family: Family) -> None:
         await bus.connection.blocking(*command, keys.lane(family, cls), ">")
     (lease,) = await hand.pull()
     for _ in range(2):
-        await hand._reconcile()
+        await hand.reconcile()
     taken = [*await hand.take(5), *await hand.pull(5)]
     assert {lease.job for lease in taken} == {job.id for job in jobs}
     assert await hand.finish(lease, RESULT) == "ok"

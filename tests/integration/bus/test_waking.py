@@ -12,8 +12,8 @@ import pytest
 from common.bus import Bus, Notifications
 from common.bus.events import BELL_EVENTS
 from common.wire.results import Event
-from common.worker.consumer import Consumer
 from common.worker.leases import Lease
+from common.worker.worker import Worker
 from tests.support.bus import EMBED, RESULT, Hand, differences, must, new_job, open_bus, record
 from tests.support.servers import Server
 
@@ -29,9 +29,9 @@ async def bus(shared_redis: Server, tmp_path: Path) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-async def consumer(bus: Bus) -> AsyncIterator[Consumer]:
+async def consumer(bus: Bus) -> AsyncIterator[Worker]:
     """A worker for jobs of one item, which beats and recovers."""
-    made = Consumer(bus, EMBED, record("gpu-a"), largest_items=1, largest_tokens=10)
+    made = Worker(bus, EMBED, record("gpu-a"), largest_items=1, largest_tokens=10)
     await made.start()
     yield made
     await made.drain()
@@ -53,44 +53,44 @@ async def turns(bus: Bus, count: int) -> None:
         await bus.connection.call("PING")
 
 
-async def read_one(consumer: Consumer) -> Lease:
+async def read_one(consumer: Worker) -> Lease:
     """Read one lease with room for one."""
     async with asyncio.timeout(60):
         while True:
-            if leases := await consumer.read(1, 10):
+            if leases := await consumer.reader.read(1, 10):
                 return leases[0]
 
 
-async def _hold(bus: Bus, consumer: Consumer) -> Lease:
+async def _hold(bus: Bus, consumer: Worker) -> Lease:
     await must(bus, new_job())
     return await read_one(consumer)
 
 
 async def test_a_full_worker_waits(
-    bus: Bus, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, consumer: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read without room returns when a lease has ended, and not before."""
     monkeypatch.setattr("common.worker.lease_reader.FULL_S", FOR_EVER_S)
     lease = await _hold(bus, consumer)
-    reading = asyncio.create_task(consumer.read(0, 0))
+    reading = asyncio.create_task(consumer.reader.read(0, 0))
     await turns(bus, 200)
     assert not reading.done()
-    assert await consumer.finish(lease, RESULT) == "ok"
+    assert await consumer.outbox.finish(lease, RESULT) == "ok"
     async with asyncio.timeout(60):
         assert await reading == []
 
 
 async def test_what_makes_room_wakes_a_full_worker(
-    bus: Bus, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, consumer: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lease handed over, a word of the worker's owner and a drain end a read without room."""
     monkeypatch.setattr("common.worker.lease_reader.FULL_S", FOR_EVER_S)
     lease = await _hold(bus, consumer)
-    ways = (lambda: consumer.give_back([lease]), consumer.wake, consumer.drain)
+    ways = (lambda: consumer.outbox.give_back([lease]), consumer.leases.wake, consumer.drain)
     for way in ways:
-        reading = asyncio.create_task(consumer.read(0, 0))
+        reading = asyncio.create_task(consumer.reader.read(0, 0))
         await turns(bus, 50)
-        if consumer.held:
+        if consumer.leases.held:
             assert not reading.done()
         done = way()
         if done is not None:
@@ -102,36 +102,36 @@ async def test_what_makes_room_wakes_a_full_worker(
 
 
 async def test_a_job_alone_keeps_the_reader_waiting(
-    bus: Bus, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, consumer: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a job runs alone a read with room waits; the end of that job wakes the reader."""
     monkeypatch.setattr("common.worker.lease_reader.FULL_S", FOR_EVER_S)
     lease = await _hold(bus, consumer)
-    consumer._held[lease.job] = lease = lease._replace(alone=True)
-    reading = asyncio.create_task(consumer.read(8, 80))
+    consumer.leases._held[lease.job] = lease = lease._replace(alone=True)
+    reading = asyncio.create_task(consumer.reader.read(8, 80))
     await turns(bus, 200)
     assert not reading.done()
-    await consumer.finish(lease, RESULT)
+    await consumer.outbox.finish(lease, RESULT)
     async with asyncio.timeout(60):
         assert await reading == []
 
 
-def _count_reads(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def _count_reads(consumer: Worker, monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Note the BLOCK of every read of the lanes from now on."""
     blocks: list[int | None] = []
-    read = consumer._group_read
+    read = consumer.reader._group_read
 
     async def noted(classes: Sequence[str], count: int, block: int | None) -> list[Lease]:
         blocks.append(block)
         return await read(classes, count, block)
 
-    monkeypatch.setattr(consumer, "_group_read", noted)
+    monkeypatch.setattr(consumer.reader, "_group_read", noted)
     return blocks
 
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_room_for_one_waits_on_every_lane(
-    bus: Bus, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, own: bool
+    bus: Bus, consumer: Worker, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """A worker with room for one job is woken by its own lane and by the shared one alike, in one blocked read."""
     monkeypatch.setattr("common.worker.lease_reader.BLOCK_MS", 5000)
@@ -144,31 +144,33 @@ async def test_room_for_one_waits_on_every_lane(
     lease = await reading
     assert (lease.job, lease.cls) == (job.id, "w.gpu-a" if own else "gpu")
     assert blocks == before  # it was in the read that waited
-    await consumer.finish(lease, RESULT)
+    await consumer.outbox.finish(lease, RESULT)
 
 
-async def test_what_comes_on_two_lanes_at_once_is_handed_back(bus: Bus, consumer: Consumer) -> None:
+async def test_what_comes_on_two_lanes_at_once_is_handed_back(bus: Bus, consumer: Worker) -> None:
     """A read of several lanes may bring a job from each: what exceeds its room goes back, uncharged; own lane first."""
     (shared,) = await must(bus, new_job())
     (mine,) = await must(bus, new_job(), prefer="gpu-a")
-    consumer._asked = 1
-    consumer._reading = asyncio.create_task(consumer._group_read(consumer.lanes, 1, None))
-    (lease,) = await consumer._reading
-    consumer._reading = None
+    consumer.reader._asked = 1
+    consumer.reader._reading = asyncio.create_task(
+        consumer.reader._group_read(consumer.incarnation.lanes, 1, None)
+    )
+    (lease,) = await consumer.reader._reading
+    consumer.reader._reading = None
     assert lease.job == mine.id
-    assert list(consumer.held) == [mine.id]
-    await consumer.finish(lease, RESULT)
+    assert list(consumer.leases.held) == [mine.id]
+    await consumer.outbox.finish(lease, RESULT)
     again = await read_one(consumer)
     assert again.job == shared.id
     found = await bus.jobs.get(shared.id)
     assert found is not None
     assert found.suspicions == 0
-    await consumer.finish(again, RESULT)
+    await consumer.outbox.finish(again, RESULT)
     assert await differences(bus) == []
 
 
 async def test_handed_over_work_does_not_wait_for_the_read_in_flight(
-    bus: Bus, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, consumer: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one room of a worker goes to handed-over work though a read waits in Redis; what that brings goes back."""
     monkeypatch.setattr("common.worker.lease_reader.BLOCK_MS", 5000)
@@ -182,12 +184,12 @@ async def test_handed_over_work_does_not_wait_for_the_read_in_flight(
     taken = await reading
     assert taken.job == job.id
     (late,) = await must(bus, new_job())
-    await until(lambda: consumer._reading is not None and consumer._reading.done())
-    assert list(consumer.held) == [taken.job]
-    await consumer.finish(taken, RESULT)
+    await until(lambda: consumer.reader._reading is not None and consumer.reader._reading.done())
+    assert list(consumer.leases.held) == [taken.job]
+    await consumer.outbox.finish(taken, RESULT)
     again = await read_one(consumer)
     assert again.job == late.id
-    await consumer.finish(again, RESULT)
+    await consumer.outbox.finish(again, RESULT)
     assert await differences(bus) == []
 
 

@@ -16,7 +16,8 @@ from common.wire.jobs import EmbedWork
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from tests.support.servers import Server
 
 FAMILY = Family("embed.test")
@@ -46,17 +47,17 @@ def test_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["keys", "create", "--tenant", "A b"]) == 2
 
 
-async def _consumer(bus: Bus) -> Consumer:
-    name = Consumer.incarnation("gpu")
+async def _consumer(bus: Bus) -> Worker:
+    name = incarnation_name("gpu")
     record = WorkerRecord(
         worker=name, classes=["gpu"], device="cpu", depth_items=100, depth_tokens=10_000, beta_s=0.1
     )
-    consumer = Consumer(bus, FAMILY, record)
+    consumer = Worker(bus, FAMILY, record)
     await consumer.start()
     return consumer
 
 
-async def _convict(bus: Bus, consumer: Consumer) -> str:
+async def _convict(bus: Bus, consumer: Worker) -> str:
     """Let one job fail until it is convicted; return its id."""
     job = job_id(FAMILY, ulid())
     payload = encode(EmbedWork(fingerprint="f", tokens=[[1]]))
@@ -66,8 +67,8 @@ async def _convict(bus: Bus, consumer: Consumer) -> str:
     )
     assert admission.outcome == "admitted"
     while not await DeadLetters(bus).all(FAMILY):
-        for lease in await consumer.read(10, 100):
-            await consumer.fail(lease, "model_error", "it broke", "Traceback: line 1")
+        for lease in await consumer.reader.read(10, 100):
+            await consumer.outbox.fail(lease, "model_error", "it broke", "Traceback: line 1")
     return job
 
 
@@ -89,10 +90,10 @@ async def test_dead_letters(bus: Bus, capsys: pytest.CaptureFixture[str]) -> Non
     replay = asyncio.create_task(command("replay", job, "--timeout", "20"))
     states: list[Any] = []
     while not replay.done():
-        for lease in await consumer.read(10, 100):
+        for lease in await consumer.reader.read(10, 100):
             states.append(await bus.jobs.get(lease.job))
             result = EmbedResult(dimension=1, vectors=b"\0\0\0\0", tokens=1)
-            await consumer.finish(lease, result)
+            await consumer.outbox.finish(lease, result)
     assert (await replay)[0] == 0
     assert [state.replay_of for state in states] == [job]
     assert (await command("list"))[1] == "no dead letters\n"

@@ -73,7 +73,7 @@ async def test_what_others_refer_to_stays(bus: Bus, desk: Desk) -> None:
         assert done.pages >= len(mine) - len(shared) + len(left)
         (told,) = done.stores
         assert (told["store"], told["servers"]) == ("workers", 1)
-        assert told["searched"][0]["in"] == f"device and host of {worker.consumer.worker}"
+        assert told["searched"][0]["in"] == f"device and host of {worker.consumer.name}"
         assert there(worker, mine) == (len(shared), 0)
         assert there(worker, left) == (0, 0)
         assert there(worker, other) == (len(other), 0)

@@ -58,7 +58,7 @@ async def test_a_job_whose_end_cannot_be_told(
 ) -> None:
     """An unexpected error as a generation is ended costs one more try: its client gets the same answer, and its end."""
     async with running(bus) as worker:
-        finish, failed = worker.consumer.finish, []
+        finish, failed = worker.consumer.outbox.finish, []
 
         async def breaks(lease: Any, result: Any, **more: Any) -> str:
             if not failed:
@@ -66,7 +66,7 @@ async def test_a_job_whose_end_cannot_be_told(
                 raise RuntimeError("boom")
             return await finish(lease, result, **more)
 
-        monkeypatch.setattr(worker.consumer, "finish", breaks)
+        monkeypatch.setattr(worker.consumer.outbox, "finish", breaks)
         job = await desk.admit(work("hello", max_new=10))
 
         pieces, result = await desk.result(job)

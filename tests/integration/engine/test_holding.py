@@ -64,7 +64,7 @@ async def holder(desk: Desk, record: SessionRecord, work_: Any) -> dict[str, Any
 
 def own(worker: Worker) -> str:
     """Return the class of a worker's own lane."""
-    return f"w.{worker.consumer.worker}"
+    return f"w.{worker.consumer.name}"
 
 
 async def test_turns_stay_with_the_holder(bus: Bus, desk: Desk) -> None:
@@ -99,7 +99,7 @@ async def test_an_overloaded_holder_loses_the_turn(bus: Bus, desk: Desk) -> None
             assert lane == own(one)
             one.runner.gate.clear()
             busy = [
-                await desk.admit(work("other work " * 40, max_new=60), prefer=one.consumer.worker)
+                await desk.admit(work("other work " * 40, max_new=60), prefer=one.consumer.name)
                 for _ in range(4)
             ]
             lane, tokens, _ = await say(desk, record, "then")
@@ -109,7 +109,7 @@ async def test_an_overloaded_holder_loses_the_turn(bus: Bus, desk: Desk) -> None
                 await desk.result(job)
             held = await CacheDirectory(bus).held(record.id)
             assert held is not None
-            assert held.worker == two.consumer.worker
+            assert held.worker == two.consumer.name
             expected = await twin(desk, record, tokens)
             assert tokens == expected
 
@@ -156,12 +156,12 @@ async def test_plain_prompts_find_their_prefix(bus: Bus, desk: Desk) -> None:
     async with running(bus) as one, running(bus):
         prompt = list((LONG * 4).encode())
         first = work(prompt, max_new=2)
-        pieces, _ = await desk.result(await desk.admit(first, prefer=one.consumer.worker))
+        pieces, _ = await desk.result(await desk.admit(first, prefer=one.consumer.name))
         await one.loop._holding.look()
         again = work([*prompt, *b" more"], max_new=2)
         found = await holder(desk, None, again)  # type: ignore[arg-type]
         pages = len(prompt) // PAGE // STRIDE * STRIDE
-        assert found["prefer"] == one.consumer.worker
+        assert found["prefer"] == one.consumer.name
         value = pages * PAGE * one.consumer.record.alpha_tokens_s
         assert abs(found["value_s"] - value) < 1e-9
         assert tokens_of(pieces)
@@ -177,13 +177,13 @@ async def test_a_hint_that_is_over(bus: Bus, desk: Desk) -> None:
         await say(desk, record, LONG)
         held = await CacheDirectory(bus).held(record.id)
         assert held is not None
-        first, second = (one, two) if held.worker == one.consumer.worker else (two, one)
+        first, second = (one, two) if held.worker == one.consumer.name else (two, one)
         await CacheDirectory(bus).publish_held(
-            record.id, type(held)(second.consumer.worker, 64, 0, b"", 0)
+            record.id, type(held)(second.consumer.name, 64, 0, b"", 0)
         )
         first.scheduler.table.tiers.forget(list(first.scheduler.table.pools[0]))
         await first.loop._holding.look()
-        assert (await CacheDirectory(bus).held(record.id)).worker == second.consumer.worker  # type: ignore[union-attr]
+        assert (await CacheDirectory(bus).held(record.id)).worker == second.consumer.name  # type: ignore[union-attr]
         await CacheDirectory(bus).publish_held(record.id, type(held)("gpu-gone", 64, 0, b"", 0))
         lane, *_ = await say(desk, record, "x")
         assert lane == "gpu"

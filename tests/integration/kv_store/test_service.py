@@ -64,7 +64,7 @@ def small() -> Any:
 async def model(small: Small) -> AsyncIterator[Generator]:
     """A generator that says what it is told, or says back."""
     async with generator(small.redis.url, small.directory) as made:
-        made.consumer.record = type(made.consumer.record)(
+        made.consumer.incarnation.record = type(made.consumer.record)(
             **{
                 **{
                     n: getattr(made.consumer.record, n)

@@ -19,7 +19,8 @@ from common.ids import Family
 from common.registry.models import Models
 from common.types.model_card import ModelCard
 from common.wire.registry import WorkerRecord
-from common.worker.consumer import Consumer
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from engine.models.encoders.files import find
 from tests.support.mesh import Mesh
 
@@ -210,11 +211,11 @@ async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
     )
     await Models(bus).publish(card, find("").tokenizer_json())
     record = WorkerRecord(
-        worker=Consumer.incarnation("gpu"), classes=["gpu"], device="cpu", depth_items=64,
+        worker=incarnation_name("gpu"), classes=["gpu"], device="cpu", depth_items=64,
         depth_tokens=100_000, alpha_items_s=0.05, fingerprint=card.fingerprint, limit_items=256,
         limit_tokens=8192, slo_s=2.0,
     )  # fmt: skip
-    worker = Consumer(bus, Family(f"embed.{name}"), record)
+    worker = Worker(bus, Family(f"embed.{name}"), record)
     await worker.start()
     await shown(http, name, status=200)
     yield name

@@ -132,7 +132,7 @@ async def test_every_charge_ends_as_a_dead_letter_with_its_code(
 
     async def charged(scene: Scene) -> None:
         code = code_asked(scene)
-        await scene.consumer.fail(scene.lease, code, f"it is {code}", "a trace")
+        await scene.consumer.outbox.fail(scene.lease, code, f"it is {code}", "a trace")
 
     model.script = charged
     known = {letter.job for letter in await DeadLetters(bus).all(FAMILY)}

@@ -278,7 +278,7 @@ async def test_full_lanes_are_a_status(
 
     model.script = wait
     consumer = model.consumer
-    await consumer.publish(msgspec.structs.replace(consumer.record, depth_items=1))
+    await consumer.incarnation.publish(msgspec.structs.replace(consumer.record, depth_items=1))
     await asyncio.sleep(1.2)  # the router reads who is there once a second
     first = asyncio.create_task(post(http, grounded(pages)))
     async with asyncio.timeout(20):

@@ -34,7 +34,7 @@ class Told:
         for index, word in enumerate(WORDS):
             self.index = index
             while index == self.before and not self.go.is_set() and not scene.stopped:
-                scene.stopped = bool(await scene.consumer.step([scene.lease]))
+                scene.stopped = bool(await scene.consumer.outbox.emit([scene.lease]))
                 await asyncio.sleep(0.02)
             await scene.text(word, finish="stop" if index == len(WORDS) - 1 else None)
         await scene.end()

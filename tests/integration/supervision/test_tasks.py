@@ -22,9 +22,12 @@ FLAGS = {
     "gpu_worker": (*SIM, "--embed-model", "none", "--chat-model", "sim"),
     "vector_search": ("--drain-s", "1"),
 }
-CONSUMER = [
-    f"common.worker.consumer:Consumer.{name}"
-    for name in ("_turns", "_beats", "_recovers", "_reconciles", "_reaps")
+WORKER = [
+    *(f"common.worker.worker:Worker.{name}" for name in ("_turns", "_beats")),
+    *(
+        f"common.worker.lane_recovery:LaneRecovery.{name}"
+        for name in ("_recovers", "_reconciles", "_reaps")
+    ),
 ]
 TASKS = {
     "router": [
@@ -34,7 +37,7 @@ TASKS = {
         "services.router.http.mesh:MeshView._note_metrics",
         "services.router.http.mesh:MeshView._note_batches",
         "common.health:Health.beat",
-        *CONSUMER,
+        *WORKER,
     ],
     "kv_store": [
         "services.kv_store.job_loop:SessionJobLoop._read",

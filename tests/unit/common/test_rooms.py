@@ -56,8 +56,6 @@ PENDING_NAMES: set[str] = {
     "Server",
 }
 PENDING_BASES: set[str] = {
-    "common/worker/consumer.py:Consumer(LeaseReader)",
-    "common/worker/lease_reader.py:LeaseReader(HeldLeases)",
     "services/vector_search/index/index.py:Index(Upkeep)",
 }
 PENDING_CIRCLES: set[str] = {
@@ -68,7 +66,6 @@ PENDING_TIME: set[str] = {
     "common/health.py",
     "common/ids.py",
     "common/redis/heartbeat.py",
-    "common/worker/consumer.py",
     "common/worker/spans.py",
     "engine/decoder/capacity.py",
     "engine/decoder/executor/isolated_step.py",

@@ -1,0 +1,252 @@
+"""Results of leased jobs on their way to the bus: emit, finish, refuse, fail, give back; each fenced by its epoch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from common.bus import Bus, keys, metrics
+from common.bus.connection import BusDown, BusFull
+from common.errors import Cancelled, DeadlineExceeded, SpillwayError
+from common.ids import Family
+from common.wire.message import encode
+from common.wire.results import Event, Result, error_event
+from common.wire.sessions import SessionTurn, Turn
+from common.worker.incarnation import Incarnation
+from common.worker.leases import HeldLeases, Lease
+
+MAX_ERRORS = 3
+SessionPart = tuple[Turn, SessionTurn]
+
+
+def _part(turn: Turn | None, session: SessionTurn | None) -> SessionPart | None:
+    return (turn, session) if turn is not None and session is not None else None
+
+
+class RunningBatch(NamedTuple):
+    """The batch a worker runs: when the batch should be over, its number in the lane's plan, and its size."""
+
+    until_ms: int
+    batch: int
+    items: int
+    tokens: int
+
+    def line(self) -> str:
+        """Return the batch as the heartbeat's value."""
+        return f"{max(0, self.until_ms)} {self.batch} {self.items} {self.tokens}"
+
+
+class Outbox:
+    """Writes the events and the ends of one worker's leased jobs."""
+
+    def __init__(
+        self, bus: Bus, family: Family, incarnation: Incarnation, leases: HeldLeases
+    ) -> None:
+        self._bus, self._family = bus, family
+        self._incarnation, self._leases = incarnation, leases
+
+    async def emit(
+        self,
+        leases: Iterable[Lease],
+        events: Mapping[str, Event] | None = None,
+        *,
+        fold: bool = False,
+        partial: Callable[[Lease], SessionPart | None] | None = None,
+        doing: RunningBatch | None = None,
+    ) -> set[str]:
+        """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
+
+        Jobs returned as cancelled are ended here; jobs fenced off are forgotten; a job whose log has another length
+        than its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
+        `partial` returns the turn that a cancelled job's session keeps, if its client asked for that. `doing` tells
+        admission which batch runs from now on.
+        """
+        batch = list(leases)
+        if not batch:
+            return set()
+        names = [keys.use(self._family), keys.heart(self._family, self._incarnation.name)]
+        args: list[object] = [self._incarnation.name, doing.line() if doing else "", len(batch)]
+        for lease in batch:
+            event = (events or {}).get(lease.job)
+            names += self._keys(lease)
+            args += [lease.job, lease.entry, lease.epoch, lease.router]
+            args += [event.index, event.kind, encode(event)] if event else [-1, "", b""]
+            args.append("1" if fold else "0")
+        reply = await self._bus.connection.script("emit", names, args)
+        stop: dict[str, bytes] = {}
+        for lease, verdict, router in zip(batch, reply[::2], reply[1::2], strict=True):
+            if verdict != b"ok":
+                stop[lease.job] = verdict
+            elif router.decode() != lease.router:
+                self._leases.reroute(lease, router.decode())
+        for lease in batch:
+            if (verdict := stop.get(lease.job)) is not None:
+                await self._stop(lease, verdict, partial)
+        return set(stop)
+
+    async def _stop(
+        self,
+        lease: Lease,
+        verdict: bytes,
+        partial: Callable[[Lease], SessionPart | None] | None,
+    ) -> None:
+        if verdict == b"cancelled":
+            kept = partial(lease) if partial is not None else None
+            cancelled = error_event(0, "cancelled", Cancelled("the request was cancelled"))
+            await self._end(lease, cancelled, part=kept)
+        elif verdict == b"gap":
+            await self.fail(lease, "log_gap", "an event's index was not its log's length")
+        else:
+            self._leases.spans.end(lease, verdict.decode())
+            self._leases.forget(lease)
+
+    async def finish(
+        self,
+        lease: Lease,
+        result: Result,
+        *,
+        index: int = 0,
+        turn: Turn | None = None,
+        session: SessionTurn | None = None,
+    ) -> str:
+        """End a job with its result; "fenced" if the lease was another worker's by then, and nothing was written.
+
+        `index` is where the log should end; where the log ends elsewhere, the event takes the log's index. `turn` is
+        appended to the `session` in the same script; "deleted" or "changed" if the session does not wait for the turn
+        any more: the job then ended with the error `session_deleted` or `session_changed` instead of its result.
+        """
+        event = Event(index=index, kind="result", data=encode(result))
+        return await self._end(lease, event, part=_part(turn, session))
+
+    async def refuse(
+        self,
+        lease: Lease,
+        error: SpillwayError,
+        *,
+        index: int = 0,
+        turn: Turn | None = None,
+        session: SessionTurn | None = None,
+    ) -> str:
+        """End a job with an error that another try would not change.
+
+        `turn` is the part of the answer that the session keeps, if the client asked for that.
+        """
+        kind: Literal["expired", "error"] = (
+            "expired" if error.code == "deadline_exceeded" else "error"
+        )
+        return await self._end(lease, error_event(index, kind, error), part=_part(turn, session))
+
+    async def expire(self, lease: Lease) -> None:
+        """End a job whose deadline passed before it ran; while Redis is away the lease is only forgotten."""
+        error = DeadlineExceeded("the deadline passed before the job ran")
+        try:
+            await self._end(lease, error_event(0, "expired", error), timeout_s=2.0)
+        except BusDown:
+            self._leases.forget(lease)  # found as a lost delivery
+
+    async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
+        """Charge a job with its own error: another try, or after 3 errors a dead letter."""
+        names = [keys.use(self._family), keys.dead(self._family), keys.letters(self._family)]
+        names += [*self._keys(lease), keys.room(self._family)]
+        args = [lease.worker, lease.job, lease.entry, lease.epoch]
+        args += [code, message[:2000], trace[-8000:], MAX_ERRORS, lease.cls]
+        reply = await self._bus.connection.script("fail", names, args, timeout_s=120.0)
+        verdict = str(reply.decode())
+        self._leases.forget(lease)
+        if verdict == "bad":  # the entry was no job's
+            metrics.BAD_ENTRIES.labels(metrics.lane_label(self._family, lease.cls)).inc()
+        self._count(lease, verdict, verdict, code)
+        return verdict
+
+    async def give_back(self, leases: Iterable[Lease]) -> None:
+        """Hand over some leases; their jobs are not charged."""
+        batch = list(leases)
+        for worker, cls in {(lease.worker, lease.cls) for lease in batch}:
+            jobs = [x.job for x in batch if (x.worker, x.cls) == (worker, cls)]
+            await self.hand_over(cls, worker, jobs)
+        for lease in batch:
+            self._leases.spans.end(lease, "returned")
+            self._leases.forget(lease)
+
+    async def hand_over(self, cls: str, worker: str, jobs: Iterable[str] | None) -> None:
+        """Hand over the leases that `worker` holds on a lane (`jobs` None: all), uncharged.
+
+        Leases of an own lane, which has no other reader, go to the shared lane.
+        """
+        shared = self._incarnation.record.classes[0] if cls == keys.own(worker) else None
+        await self._bus.recovery.hand_over(self._family, cls, worker, jobs, shared=shared)
+
+    def _keys(self, lease: Lease) -> list[str]:
+        lane = keys.lane(self._family, lease.cls)
+        journal = keys.journal(self._family, lease.router)
+        return [keys.job(lease.job), keys.log(lease.job), lane, journal]
+
+    async def _end(
+        self,
+        lease: Lease,
+        event: Event,
+        *,
+        timeout_s: float = 120.0,
+        part: SessionPart | None = None,
+    ) -> str:
+        lease = self._leases.current(lease)
+        head = [lease.worker, 1, lease.job, lease.entry, lease.epoch, lease.router]
+        session, tail = await self._session_args(part, timeout_s)
+        names = [keys.use(self._family), *self._keys(lease), *session, keys.room(self._family)]
+        while True:
+            args = [*head, event.index, event.kind, encode(event), *tail]
+            verdict, router = await self._bus.connection.script(
+                "finish", names, args, timeout_s=timeout_s
+            )
+            if not verdict.startswith(b"gap:"):
+                break
+            event = msgspec.structs.replace(event, index=int(verdict[4:]))
+        if verdict == b"early":
+            await self.give_back([lease])  # this process' clock is ahead: another try, uncharged
+        self._leases.forget(lease)
+        self._count(lease, verdict.decode(), event.kind, event.code)
+        if verdict == b"ok" and router.decode() != lease.router:
+            await self._notify(lease, router.decode(), event)
+        return str(verdict.decode())
+
+    def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
+        ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
+        self._leases.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
+        # Another try follows; the end was counted at the first call; the entry was no job's.
+        again = {"early", "returned", "done", "bad"}
+        if ended not in again:
+            metrics.ended(self._family, lease.cls, ended)
+
+    async def _session_args(
+        self, part: SessionPart | None, timeout_s: float
+    ) -> tuple[list[str], list[object]]:
+        """Return the keys and arguments by which `finish` appends a turn to its session."""
+        if part is None:
+            return [], [""]
+        turn, session = part
+        name = session.session
+        tenant = await self._bus.connection.call(
+            "HGET", keys.session(name), "tenant", timeout_s=timeout_s
+        )
+        index = keys.sessions(self._family, (tenant or b"").decode())
+        names = [keys.session(name), keys.turns(name), keys.jobs(name), index]
+        return names, self._turn_args(turn, session)
+
+    def _turn_args(self, turn: Turn, session: SessionTurn) -> list[object]:
+        part = msgspec.structs.replace(turn, partial=True) if session.keep_partial else None
+        tokens = turn.history + len(turn.prompt) + len(turn.output)
+        # Without a history this turn is all that the session has: the fingerprint is this worker's.
+        fingerprint = "" if turn.history else self._incarnation.record.fingerprint
+        args: list[object] = [session.session, session.version, encode(turn)]
+        return [*args, encode(part) if part else b"", tokens, fingerprint]
+
+    async def _notify(self, lease: Lease, router: str, event: Event) -> None:
+        journal = keys.journal(self._family, router)
+        with contextlib.suppress(BusDown, BusFull):  # routers find the end in the log each second
+            await self._bus.connection.call(
+                "XADD", journal, "*", "j", lease.job, "i", event.index, "e", ""
+            )
+            await self._bus.connection.call("PEXPIRE", journal, 60_000)

@@ -1,0 +1,138 @@
+"""One worker in one family: builds its parts, runs their loops, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from common import log
+from common.bus import Bus, keys, metrics
+from common.bus.connection import BusDown
+from common.ids import Family
+from common.redis.heartbeat import HeartbeatThread
+from common.wire.registry import WorkerRecord
+from common.worker.incarnation import Incarnation
+from common.worker.lane_recovery import LaneRecovery
+from common.worker.lease_reader import LeaseReader
+from common.worker.leases import HeldLeases
+from common.worker.outbox import Outbox
+
+BEAT_S = 1.0
+_log = log.get("bus")
+
+
+class Worker:
+    """Reads lanes of one family and ends the jobs it leased; all methods belong to one event loop.
+
+    `reader` reads leases, `leases` holds them, `outbox` writes events and ends, `incarnation` is the registration,
+    `recovery` settles what dead workers held. After a lost heartbeat the worker hands over what it held, uncharged,
+    and goes on under a new name with `generation` one higher.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        family: Family,
+        record: WorkerRecord,
+        *,
+        heartbeats: HeartbeatThread | None = None,
+        largest_items: int = 32,
+        largest_tokens: int = 8192,
+    ) -> None:
+        """`largest_items` and `largest_tokens` bound one job of the family."""
+        self.bus, self.family = bus, family
+        self.leases = HeldLeases(family)
+        self.incarnation = Incarnation(
+            bus, family, record, self.leases, heartbeats or bus.heartbeats
+        )
+        self.outbox = Outbox(bus, family, self.incarnation, self.leases)
+        self.reader = LeaseReader(
+            bus,
+            family,
+            self.incarnation,
+            self.leases,
+            self.outbox,
+            largest_items=largest_items,
+            largest_tokens=largest_tokens,
+        )
+        self.recovery = LaneRecovery(
+            bus, family, self.incarnation, self.leases, self.reader, self.outbox
+        )
+        self._former: list[str] = []  # names given up whose leases are not all handed over
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        """The present incarnation's name."""
+        return self.incarnation.name
+
+    @property
+    def record(self) -> WorkerRecord:
+        """The record as last published."""
+        return self.incarnation.record
+
+    @property
+    def generation(self) -> int:
+        """Number of names given up so far: a lease of an earlier generation is lost."""
+        return self.incarnation.generation
+
+    async def start(self) -> None:
+        """Create the groups, register, and begin to beat, to recover and to reap."""
+        metrics.served(self.family, self.record.classes)
+        await self.incarnation.register()
+        loops = {"turns": self._turns(), "beats": self._beats(), **self.recovery.loops()}
+        self._tasks = [
+            self.bus.supervisor.process(loop, f"{name} {self.family}")
+            for name, loop in loops.items()
+        ]
+
+    async def drain(self) -> None:
+        """Take no more work, and hand over every lease still held, uncharged."""
+        self.reader.stop()
+        await self.incarnation.publish(msgspec.structs.replace(self.record, draining=True))
+        await self.reader.join()
+        held = {lease.cls for lease in self.leases.held.values()}
+        for cls in {*self.incarnation.lanes, *held}:
+            await self.outbox.hand_over(cls, self.name, None)
+        self.leases.drop_all("returned")
+        self.reader.clear()
+
+    async def stop(self) -> None:
+        """Deregister; others reclaim the leases not handed over when the heartbeat lapses."""
+        self.reader.stop()
+        await self.bus.supervisor.end(*self._tasks)
+        await self.reader.join()
+        try:
+            await self.incarnation.deregister()
+        except BusDown:
+            _log.warning("worker_left_unregistered", worker=self.name)
+
+    async def _turns(self) -> None:
+        while True:  # a loop that hangs shows no progress to the heartbeat thread
+            self.incarnation.heartbeat.turn()
+            await asyncio.sleep(BEAT_S)
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self.incarnation.heartbeat.overdue:
+                continue  # as the heartbeat thread does: a hung step must lose its leases
+            try:
+                await self.beat_once()
+            except BusDown:
+                continue
+            except Exception:  # noqa: BLE001 - the loop must outlive a bad reply
+                _log.exception("beat_failed", worker=self.name)
+
+    async def beat_once(self) -> None:
+        """Renew the leases; after a lost heartbeat register anew and hand over what the old name held."""
+        if not await self.incarnation.keep():
+            self.leases.drop_all("lease_lost")
+            self.reader.clear()
+            self._former.append(self.name)
+            await self.incarnation.renew()
+        while self._former:  # until it has succeeded: what was lost to an outage is not charged
+            for cls in (keys.own(self._former[0]), *self.record.classes):
+                await self.outbox.hand_over(cls, self._former[0], None)
+            self._former.pop(0)
