@@ -83,6 +83,13 @@ class WorkMetrics:
             ("lane",),
             registry=registry,
         )
+        self._device_wait = Histogram(
+            "spillway_device_wait_seconds",
+            "From queueing a task at the device to its start.",
+            ("kind",),
+            buckets=SHORT_S,
+            registry=registry,
+        )
         self._cost = Gauge(
             "spillway_cost_seconds",
             "What a batch costs: beta, alpha_items and alpha_tokens each, and the margin for being late.",
@@ -101,6 +108,10 @@ class WorkMetrics:
             ("lane", "unit"),
             registry=registry,
         )
+
+    def device_waited(self, kind: str, seconds: float) -> None:
+        """Note how long a task of one kind waited for the device."""
+        self._device_wait.labels(kind).observe(seconds)
 
     def on(self, lane: str, model: str) -> LaneMetrics:
         """Return these metrics under the labels of one lane and one model."""

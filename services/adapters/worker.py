@@ -150,7 +150,7 @@ class _Worker:
     ) -> None:
         self._config, self._stopping, self._health = config, stopping, health
         self._lane, self._metrics, self._beside = lane, metrics, beside
-        self._device = DeviceQueue()
+        self._device = DeviceQueue(waited=metrics.device_waited)
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []
@@ -179,7 +179,7 @@ class _Worker:
         """Load and measure all models, on the device's thread."""
         config, health, device = self._config, self._health, self._device
         health.set("model", ready=False, why="loading weights, choosing the precision")
-        models = await device.run(load_models, config)
+        models = await device.run(load_models, config, kind="start")
         if not models and self._beside is None:
             raise ConfigError(
                 f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {health.service} would serve "
@@ -187,10 +187,12 @@ class _Worker:
             )
         health.set("model", ready=False, why="measuring its speed")
         measure = partial(calibrate, slo_s=config.embed_slo_s, takes_all=counts_queries(config))
-        self._encoders = [(model, await device.run(measure, model)) for model in models]
+        self._encoders = [
+            (model, await device.run(measure, model, kind="start")) for model in models
+        ]
         if self._beside is not None:
             health.set("model", ready=False, why="loading the generator, measuring its speed")
-            await device.run(self._beside.load)
+            await device.run(self._beside.load, kind="start")
         health.set("model", ready=True)
         for model, capacity in self._encoders:
             _log.info(
