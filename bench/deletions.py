@@ -1,6 +1,6 @@
 """How long the deletion of a session takes beside few and beside many others, by the indexes and by a walk.
 
-`python -m bench.deletions redis://127.0.0.1:6379` prints the table of docs/benchmarks.md, D1. The server must be
+`python -m bench.deletions redis://127.0.0.1:6379` prints the table of docs/benchmarks/D1.md. The server must be
 empty; it is left as it is found. A walk is what sessions from before the indexes take.
 """
 

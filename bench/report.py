@@ -1,4 +1,7 @@
-"""Writes the tables of docs/benchmarks.md from the JSON of the runs; `--check` only compares, `--html` draws them."""
+"""Write the tables of docs/benchmarks.md and docs/benchmarks/*.md from the JSON of the runs.
+
+`--check` only compares; `--html` draws the tables with plots.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def _origin(found: dict[str, Any]) -> str:
     return (
         f"Measured {found['measured_at'][:10]} at commit `{found['commit'][:12]}`{state} on "
         f"{box['cores']} cores of {box['cpu']}, Python {box['python']}; raw samples: "
-        f"[`benchmarks/{found['id']}.json`](benchmarks/{found['id']}.json), repeat with "
+        f"[`{found['id']}.json`]({found['id']}.json), repeat with "
         f"`spillway bench {found['id']}`.{quick}\n"
     )
 
@@ -91,15 +94,14 @@ def summary(results: Path = RESULTS) -> str:
             cells = figure.cells(read(path) if path.exists() else None)
         except _BAD as error:
             raise _unusable(path, error) from error
-        cells[0] = f"[{figure.row}](#{anchor(figure.row)})"
+        cells[0] = f"[{figure.row}](benchmarks/{figure.row}.md)"
         lines.append(_line(cells))
     return "\n".join(lines) + "\n"
 
 
-def anchor(identifier: str) -> str:
-    """Return what a row's section is linked by, as GitHub makes it of the heading."""
-    words = f"{identifier} {SUITES[identifier].title}".lower()
-    return "".join(c for c in words if c.isalnum() or c in " -").replace(" ", "-")
+def pages() -> list[Path]:
+    """Return the pages with generated tables: the summary first, then one page a row."""
+    return [DOCS, *sorted(RESULTS.glob("*.md"))]
 
 
 def rewrite(text: str, results: Path = RESULTS) -> str:
@@ -143,7 +145,7 @@ def _html(path: Path) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Rewrite the page, or with `--check` return 1 if it does not match the JSON."""
+    """Rewrite the pages, or with `--check` return 1 if one does not match its JSON."""
     parser = argparse.ArgumentParser("python -m bench.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it differs")
     parser.add_argument("--html", type=Path, help="write a report of all rows, with plots, here")
@@ -151,18 +153,19 @@ def main(argv: list[str] | None = None) -> int:
     check = args.check
     if args.html:
         return _html(args.html)
-    before = DOCS.read_text(encoding="utf-8")
+    before = {page: page.read_text(encoding="utf-8") for page in pages()}
     try:
-        after = rewrite(before)
+        after = {page: rewrite(text) for page, text in before.items()}
     except ReportError as error:
         print(error, file=sys.stderr)
         return 2
-    if check:
-        if before != after:
-            print("docs/benchmarks.md does not match docs/benchmarks/*.json", file=sys.stderr)
-        return int(before != after)
-    DOCS.write_text(after, encoding="utf-8")
-    return 0
+    changed = [page for page in before if before[page] != after[page]]
+    for page in changed:
+        if check:
+            print(f"{page.relative_to(ROOT)} does not match its JSON", file=sys.stderr)
+        else:
+            page.write_text(after[page], encoding="utf-8")
+    return int(check and bool(changed))
 
 
 if __name__ == "__main__":
