@@ -2,7 +2,7 @@
 # Starts the Kubernetes overlay `cpu` on this machine without a cluster, by `podman play kube` (through the overlay
 # `podman`, which says what differs), and shows that it works: every Deployment starts and becomes ready, strangers are
 # refused, a chat and a search are answered, a killed container comes back, and all end in order. Leaves nothing behind.
-# Needs root, podman, kubectl and the images spillway-mesh:0.1.0 and spillway-worker:0.1.0 (docs/operations.md).
+# Needs root, podman, kubectl and the images spillway-mesh:0.1.0 and spillway-worker:0.1.0 (docs/deployment.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,7 +57,7 @@ for program in podman kubectl curl python3; do
 done
 [ "$(id -u)" = 0 ] || fail "needs root: the containers' user gets directories of its own"
 for image in spillway-mesh:0.1.0 spillway-worker:0.1.0; do
-    podman image exists "$image" || fail "there is no image $image; docs/operations.md says how to build it"
+    podman image exists "$image" || fail "there is no image $image; docs/deployment.md says how to build it"
 done
 mkdir -m 755 "$state" 2>/dev/null || fail "$state exists: another run is under way, or was killed (then remove it)"
 

@@ -37,7 +37,7 @@ CUSTOM = {"ScaledObject", "PodMonitor"}  # checked in test_kubernetes_scaling.py
 # compose.yaml builds ours under these names.
 IMAGES = {"spillway-mesh:0.1.0", "spillway-worker:0.1.0", "spillway-worker:0.1.0-cuda"}
 WITHOUT_TORCH = {"router", "kv-store", "vector-search"}
-OLDEST = "1.30"  # the first with preStop.sleep; docs/operations.md names it
+OLDEST = "1.30"  # the first with preStop.sleep; docs/deployment.md names it
 COMPOSE = (ROOT / "compose.yaml").read_text()
 URL = "redis://:password@redis-bus:6379"
 
@@ -227,8 +227,8 @@ def test_stateful_sets_are_named_as_their_services(cluster: list[Object]) -> Non
 
 
 def test_the_documented_overlay_works(tmp_path: Path) -> None:
-    """An overlay as operations.md shows it changes the images and the settings, with all that belongs to them."""
-    text = (ROOT / "docs" / "operations.md").read_text()
+    """An overlay as deployment.md shows it changes the images and the settings, with all that belongs to them."""
+    text = (ROOT / "docs" / "deployment.md").read_text()
     (example,) = re.findall(r"```yaml\n(namespace: spillway\n.*?)```", text, re.DOTALL)
     tree = os.path.relpath(K8S, tmp_path)
     (tmp_path / "kustomization.yaml").write_text(example.replace("../spillway/k8s", tree))
@@ -242,5 +242,5 @@ def test_the_documented_overlay_works(tmp_path: Path) -> None:
 
 
 def test_the_oldest_version_is_the_documented_one() -> None:
-    """What is validated is what operations.md promises."""
-    assert f"for Kubernetes {OLDEST} or newer" in (ROOT / "docs" / "operations.md").read_text()
+    """What is validated is what deployment.md promises."""
+    assert f"for Kubernetes {OLDEST} or newer" in (ROOT / "docs" / "deployment.md").read_text()

@@ -23,7 +23,7 @@ from tests.support.manifests import (
     with_optional,
 )
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
 BUS, CLUSTER_BUS = 6379, 16379
 
 
@@ -82,7 +82,7 @@ def test_volumes_are_declared(objects: list[Object]) -> None:
 
 
 def test_secrets_are_the_operators(objects: list[Object]) -> None:
-    """No Secret is in the tree; those that pods ask for are the ones that operations.md tells how to make."""
+    """No Secret is in the tree; those that pods ask for are the ones that deployment.md tells how to make."""
     asked = set()
     for _, template in pods(objects):
         for variable in template["spec"]["containers"][0].get("env", ()):
@@ -93,8 +93,8 @@ def test_secrets_are_the_operators(objects: list[Object]) -> None:
     assert not of_kind(objects, "Secret")
     assert {("redis-bus", "password"), ("redis-bus", "url")} <= asked
     for name, key in asked:
-        assert f"create secret generic {name} " in OPERATIONS
-        assert f"--from-literal={key}=" in OPERATIONS
+        assert f"create secret generic {name} " in DEPLOYMENT
+        assert f"--from-literal={key}=" in DEPLOYMENT
 
 
 def _redis(objects: list[Object], name: str) -> dict[str, str]:

@@ -163,17 +163,17 @@ def test_whatever_is_told_is_asked_for(told: Series) -> None:
 
 
 def test_every_alert_says_what_to_do() -> None:
-    """Each has a severity, a sentence and a paragraph in operations.md under its name; no name twice."""
-    manual = (ROOT / "docs" / "operations.md").read_text()
+    """Each has a severity, a sentence and a paragraph in alerts.md under its name; no name twice."""
+    manual = (ROOT / "docs" / "alerts.md").read_text()
     rules = [rule for group in RULES for rule in group["rules"]]
-    headings = re.findall(r"^### (Spillway\w+)$", manual, re.MULTILINE)
+    headings = re.findall(r"^## (Spillway\w+)$", manual, re.MULTILINE)
 
     assert [rule["alert"] for rule in rules] == headings
     for rule in rules:
         name = rule["alert"]
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
 
 
 def test_panels_can_be_read() -> None:
