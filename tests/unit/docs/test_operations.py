@@ -33,12 +33,24 @@ def test_every_metric_is_documented() -> None:
 
 def test_documents_link_to_files_that_exist() -> None:
     """Every relative link and every path in backquotes that looks like ours exists."""
-    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
         text = path.read_text()
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
         for name in re.findall(
-            r"`((?:common|engine|services|cli|loadgen|bench|chaos|client|scripts|docs)/[\w./-]+)`",
+            r"`((?:common|engine|services|cli|loadgen|bench|chaos|client|scripts|docs|tests|deploy|k8s|models|examples)/[\w./-]+)`",
             text,
         ):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def test_architecture_is_short_and_names_each_file_of_a_turn_once() -> None:
+    """The page has at most 120 lines; a chat turn is eight steps through at most 12 files, none named twice."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    turn = text[text.index("## A chat turn") : text.index("## I want to")]
+    files = re.findall(r"`([\w/]+\.(?:py|lua))`", turn)
+
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"^(\d)\. ", turn, re.MULTILINE) == list("12345678")
+    assert len(files) <= 12
+    assert len(set(files)) == len(files)
