@@ -261,7 +261,6 @@ def test_whose_pages(turns: list[tuple[str, tuple[int, int]]], most: int) -> Non
 
 async def test_marks_expire(bus: Bus) -> None:
     """Marks of a worker are found until they are taken back; those of others are not its."""
-    assert isinstance(bus, CacheDirectory)
     marks = [bytes([n]) * 16 for n in range(3)]
     await CacheDirectory(bus).publish_marks(FAMILY, "a", marks)
     await CacheDirectory(bus).publish_marks(FAMILY, "b", marks[:1])
