@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConfigError
+from common.types.pages import Eviction, PageForm, PagePublish
 
 PREFIX = "SPILLWAY_"
 _FILE_BYTES = 1 << 20
@@ -28,9 +29,6 @@ Workers = Literal["auto"] | Annotated[int, Meta(ge=0, le=256)]
 Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
 # Bytes; auto: a share of what is free.
 Share = Literal["auto"] | Count
-Eviction = Literal["lru", "lru-conversation", "s3fifo", "pensieve", "spillway"]
-PageForm = Literal["exact", "int8"]
-PagePublish = Literal["through", "selective", "back"]
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]

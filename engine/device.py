@@ -69,10 +69,27 @@ class DeviceQueue:
         predicted_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> T:
-        """Return what `function(*args)` returns, or raise what it raises, on the device's thread.
+        """Return what `function(*args)` returns, or raise what it raises, on the device's thread (see `submit`).
+
+        A caller that is cancelled leaves its task in the queue.
+        """
+        future = self.submit(
+            function, *args, kind=kind, predicted_s=predicted_s, deadline_s=deadline_s
+        )
+        return await asyncio.shield(future)
+
+    def submit(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        kind: str = "",
+        predicted_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> asyncio.Future[T]:
+        """Queue a task at once and return the future of what `function(*args)` returns or raises.
 
         `deadline_s` is by the queue's monotonic clock; without one the task is due when it would end if it began now,
-        so that no task waits forever. A caller that is cancelled leaves its task in the queue.
+        so that no task waits forever.
         """
         now_s = self._clock.monotonic()
         due_s = now_s + predicted_s if deadline_s is None else deadline_s
@@ -80,7 +97,7 @@ class DeviceQueue:
         future: asyncio.Future[T] = loop.create_future()
         task = DeviceTask(kind, due_s, now_s)
         self._arriving.put(_Call(task, lambda: function(*args), future, loop))
-        return await asyncio.shield(future)
+        return future
 
     def close(self) -> None:
         """Let the thread end after the tasks that are in the queue."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from common.pages.identity import root_id
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import PageMove, SampledToken, SamplingRequest, SequenceInput
-from engine.decoder.executor.isolated_step import run_step
+from engine.decoder.executor.step import run_step
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import ScheduledRows, Scheduler
+from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 GREEDY = SamplingParams(temperature=0.0)

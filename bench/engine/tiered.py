@@ -13,23 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bench.engine.driver import rows_of
+from bench.engine.driver import GREEDY
 from bench.mesh import proc
 from cli import embedded
 from common.clock import SystemClock
 from common.config import SupervisorConfig, WorkerConfig
 from common.pages.identity import root_id
 from common.pages.store import PageKey, PageStore
-from engine.decoder.capacity import DecoderCapacity, measure, size_of
-from engine.decoder.executor.interface import SampledToken
-from engine.decoder.executor.isolated_step import run_step
+from engine.decoder.capacity import DecoderCapacity, measure
+from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.kv.offload import OffloadManager
-from engine.decoder.schedule import StepLimits
+from engine.decoder.generation import Generation, GenerationRequest
+from engine.decoder.kv.offload import CachePolicy
+from engine.decoder.output.choice import StopRules
+from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.scheduler import StepLimits
 from engine.decoder.sequence import TokenSequence
 from engine.device import DeviceQueue
 
 START_S, PUT_S = 10.0, 30.0
+_WAIT_S = 1.0
 
 
 class PagesRedis:
@@ -75,7 +78,7 @@ class Turn(NamedTuple):
 
 
 class Tiered:
-    """A runner with all its tiers; the pages of a turn can be forgotten in some of them."""
+    """An executor with all its tiers; the pages of a turn can be forgotten in some of them."""
 
     def __init__(
         self,
@@ -86,19 +89,23 @@ class Tiered:
     ) -> None:
         """`pace` is another engine's of the same model; None: it is measured."""
         self.runner, self.config = runner, config
-        self.bounds = StepLimits(config.step_tokens, config.max_running)
         self.pace = pace or DecoderCapacity(
             measure(runner, config.step_tokens, config.max_running),
             slo_s=config.chat_slo_s,
             context=runner.shape.context,
         )
         self.store = PageStore.of(config, SystemClock())
-        self._work = asyncio.Event()
-        self.tiering = OffloadManager(
-            runner, self.bounds, self.pace.recompute_s, config, self.store, self._work.set
+        self._device = DeviceQueue()
+        self.engine = DecoderEngine(
+            runner,
+            self.pace,
+            StepLimits(config.step_tokens, config.max_running),
+            self._device,
+            cache=CachePolicy(config.eviction, config.page_publish, config.pages_ttl_s),
+            store=self.store,
         )
-        self.scheduler, self.tiers = self.tiering.scheduler, self.tiering.tiers
-        self._thread = DeviceQueue()
+        self.tiering, self.tiers = self.engine.offload, self.engine.offload.tiers
+        self._vocabulary = Vocabulary(runner.tokenizer_json())
         self._order = 0
 
     async def __aenter__(self) -> Self:
@@ -108,56 +115,30 @@ class Tiered:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.close()
+        self._device.close()
 
     async def turn(self, prompt: Sequence[int], new: int = 1) -> Turn:
         """Generate; RuntimeError if a step fails."""
-        sequence = TokenSequence(
+        request = GenerationRequest(
             str(self._order),
-            0,
-            self._order,
-            prompt,
-            root=root_id(self.runner.fingerprint, ""),
-            most=len(prompt) + new,
+            [prompt],
+            StopRules(new),
+            root_id(self.runner.fingerprint, ""),
+            sampling=GREEDY,
         )
+        generation = Generation(request, self._vocabulary, self._order)
         self._order += 1
+        (choice,) = generation.choices
         began, first_s = time.perf_counter(), 0.0
-        self.scheduler.add(sequence)
-        self.tiering.begin([sequence])
-        while not sequence.over:
-            drawn = await self._step()
-            if drawn and not first_s:
+        self.engine.add(generation)
+        while not generation.over:
+            if not await self.engine.step():
+                await self.engine.wait(_WAIT_S)
+            elif not first_s and choice.tokens:
                 first_s = time.perf_counter() - began
-        return Turn(first_s, sequence.output, sequence.cached)
-
-    async def _step(self) -> int:
-        """Run a step; return how many tokens it drew."""
-        self._work.clear()
-        parts = self.scheduler.step(now_s=time.monotonic())
-        if not parts and not self.scheduler.loads:
-            try:
-                async with asyncio.timeout(self.tiering.patience_s()):
-                    await self._work.wait()
-            except TimeoutError:
-                pass
-            return 0
-        loading = self.tiering.load()
-        rows, jobs = [rows_of(part) for part in parts], [part.sequence.job for part in parts]
-        ran = await self._thread.run(run_step, self.runner, rows, jobs, loading)
-        if rows:
-            self.pace.cost.observe(size_of(rows, self.runner.shape.windows), ran.seconds)
-        self.tiering.loaded(loading)
-        count = 0
-        for part, outcome in zip(parts, ran.outcomes, strict=True):
-            if outcome is not None and not isinstance(outcome, SampledToken):
-                raise RuntimeError(f"{outcome.code}: {outcome.message}")
-            if part.sequence.pages:
-                self.scheduler.commit(part, None if outcome is None else outcome.token)
-                count += outcome is not None
-                if part.sequence.length >= part.sequence.most:
-                    self.tiering.drop([part.sequence])
-        self.tiering.save()
-        return count
+        if generation.failure is not None:
+            raise RuntimeError(f"{generation.failure.code}: {generation.failure.message}")
+        return Turn(first_s, list(choice.tokens), choice.sequence.cached)
 
     def ids(self, prompt: Sequence[int]) -> list[bytes]:
         """Return the ids of a prompt's full pages."""

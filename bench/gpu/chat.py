@@ -28,7 +28,7 @@ from bench.engine.driver import Driver
 from bench.gpu import shapes
 from bench.gpu.record import Record, arguments
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 
 STREAMS = (1, 8, 32)
 STEP_TOKENS = (512, 4096)  # the worker's default, and what keeps a large device busy

@@ -17,8 +17,7 @@ from common.pages.store import TierDown
 from engine.decoder.executor.interface import ModelShape
 from engine.decoder.kv.prefetcher import Prefetcher
 from engine.decoder.kv.tiers import TierPolicy
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import Scheduler
+from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 TIMEOUT_S = 2.0
@@ -75,6 +74,13 @@ class _Store:
         return [key.id for key in keys]
 
 
+class _LoopClock:
+    """The virtual clock of the running event loop."""
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 class _Mover:
     async def fill(self, _pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
         """Nothing is to be copied, and all is sound."""
@@ -93,8 +99,8 @@ class Bench:
         if fetches:
             store: Any = _Store(self._held, speed)
             mover: Any = _Mover()
-            now = asyncio.get_running_loop().time
-            self.fetcher = Prefetcher(store, self._scheduler, mover, price, lambda: None, now)
+            clock: Any = _LoopClock()
+            self.fetcher = Prefetcher(store, self._scheduler, mover, price, lambda: None, clock)
 
     async def turn(self, prompt: Sequence[int], hits: float, seed: int) -> Outcome:
         """Compute one token after a prompt of which the tier has a share of the pages."""

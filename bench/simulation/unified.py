@@ -16,8 +16,7 @@ from bench.workloads.conversations import Scale, Turn, conversations
 from bench.workloads.turns import Asked, Point, point
 from common.pages.identity import PAGE, root_id
 from engine.decoder.executor.interface import ModelShape
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import ScheduledRows, Scheduler
+from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 from loadgen.arrivals import poisson
 

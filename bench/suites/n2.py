@@ -16,8 +16,7 @@ from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, decoding_of, measure, size_of
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import ScheduledRows, Scheduler
+from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 WARM, STREAMS, STEP_TOKENS = 200, 32, 512

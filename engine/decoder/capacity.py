@@ -1,19 +1,17 @@
-"""How long a step takes, and what a generator may therefore hold: measured at the start, followed as it runs."""
+"""The capacity of a decoder: the seconds of a step, measured at the start and followed, and the depth they allow."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from common.clock import SYSTEM, Clock
 from common.cost.linear import Depth
 from common.cost.step import Step, StepCost, attended
 from common.pages.identity import PAGE
 from common.types.generation import SamplingParams
-from common.wire.registry import WorkerRecord
 from engine.decoder.executor.interface import Executor, SamplingRequest, SequenceInput
 from engine.decoder.sequence import TokenSequence
 
@@ -46,8 +44,10 @@ def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None])
     return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
 
 
-def measure(runner: Executor, step_tokens: int, max_running: int) -> list[tuple[Step, float]]:
-    """Time a few steps on pages that hold nothing yet (this also warms the model)."""
+def measure(
+    runner: Executor, step_tokens: int, max_running: int, clock: Clock = SYSTEM
+) -> list[tuple[Step, float]]:
+    """Time a few steps on empty pages; the first of them also warms the model."""
     pages = runner.shape.pages
     longest = min(step_tokens, runner.shape.context - 1, pages * PAGE)
     batch = max(1, min(max_running, step_tokens, _TYPICAL_BATCH, pages))
@@ -55,10 +55,10 @@ def measure(runner: Executor, step_tokens: int, max_running: int) -> list[tuple[
     # sequences, rows each, first position
     shapes = {(1, 1, 0), (batch, 1, 0), (max(1, batch // 4), 1, 0), (1, longest, 0)}
     shapes |= {(1, max(1, longest // 4), 0), (1, 1, far), (1, min(longest, 64), max(0, far - 64))}
-    return [_probe(runner, *shape) for shape in sorted(shapes)]
+    return [_probe(runner, clock, *shape) for shape in sorted(shapes)]
 
 
-def _probe(runner: Executor, count: int, rows: int, first: int) -> tuple[Step, float]:
+def _probe(runner: Executor, clock: Clock, count: int, rows: int, first: int) -> tuple[Step, float]:
     """Return the best of a few steps of `count` sequences with `rows` rows each, the first of them at `first`."""
     each = (first + rows - 1) // PAGE + 1
     groups = len(runner.shape.windows)
@@ -68,20 +68,20 @@ def _probe(runner: Executor, count: int, rows: int, first: int) -> tuple[Step, f
         pages = [[number * each + page for page in range(each)] for _ in range(groups)]
         draw = SamplingRequest(SamplingParams(), 0, first + rows, tokens, [])
         batch.append(SequenceInput(tokens, list(range(first, first + rows)), pages, draw))
-    seconds, began = [], time.perf_counter()
+    seconds, began = [], clock.perf_s()
     for turn in range(_REPEATS + 1):
-        started = time.perf_counter()
+        started = clock.perf_s()
         runner.execute(batch)
-        took = time.perf_counter() - started
+        took = clock.perf_s() - started
         if turn or took > _PROBE_S:  # the first one also warms
             seconds.append(took)
-        if time.perf_counter() - began > _PROBE_S:
+        if clock.perf_s() - began > _PROBE_S:
             break
     return size_of(batch, runner.shape.windows), min(seconds or [took])
 
 
 class DecoderCapacity:
-    """A generator's depth and predictions.
+    """The depth and the predicted seconds of a generator.
 
     On the lanes of a generator an item is a choice (prompts * n), and the tokens of a job are those of its prompts
     plus n * max_new for each of them; whoever admits counts the same way. Depth in tokens is what can be computed
@@ -96,12 +96,14 @@ class DecoderCapacity:
         context: int,
         itl_s: float = 0.1,
         fixed: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
-        """Begin with what was probed; `itl_s` is what running streams may wait for a token beside a prompt."""
+        """Begin with measured steps; `itl_s` is the longest wait for a token of a running stream beside a prompt."""
         self.cost = StepCost(probes, fixed=fixed)
         self._slo_s, self._itl_s, self._context, self._fixed = slo_s, itl_s, context, fixed
         self._longest = max(step.rows for step, _ in probes)
-        self._published = (self.token_s, time.monotonic())
+        self._now_s = clock.monotonic
+        self._published = (self.token_s, self._now_s())
 
     @property
     def token_s(self) -> float:
@@ -112,8 +114,13 @@ class DecoderCapacity:
         return self.cost.seconds(decode) / batch / 2 + self.cost.seconds(prompt) / longest / 2
 
     @property
+    def step_s(self) -> float:
+        """Seconds of the shortest step."""
+        return self.cost.seconds(Step(1, 1, 1))
+
+    @property
     def depth(self) -> Depth:
-        """What may be held, queued and running; always a few jobs of the longest kind."""
+        """The jobs a lane may hold, queued and running: at least a few of the longest kind."""
         tokens = int(self._slo_s / max(1e-9, self.token_s))
         tokens = min(max(tokens, 4 * self._context), 10_000_000)
         return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
@@ -139,22 +146,10 @@ class DecoderCapacity:
         rows = int(spare / per_row) if per_row > 0 else most
         return min(most, decoding.rows + max(PAGE, rows))
 
-    def record(self, record: WorkerRecord) -> WorkerRecord:
-        """Return the record with this depth; predicted seconds of a job are those of its tokens, and one step's."""
-        depth = self.depth
-        return msgspec.structs.replace(
-            record,
-            depth_items=depth.items,
-            depth_tokens=depth.tokens,
-            alpha_items_s=0.0,
-            alpha_tokens_s=self.token_s,
-            beta_s=self.cost.seconds(Step(1, 1, 1)),
-        )
-
     def moved(self) -> bool:
-        """True if the speed has moved so far, since the last time this said so, that a new depth is worth telling."""
+        """True if the speed has changed so far, since this was True last, that a new depth is worth publishing."""
         was, at = self._published
-        now = time.monotonic()
+        now = self._now_s()
         if self._fixed or now - at < _DRIFT_EVERY_S:
             return False
         if abs(self.token_s / max(was, 1e-12) - 1) <= _DRIFT:

@@ -1,4 +1,4 @@
-"""One sequence as the scheduler sees it: its tokens, what of them is still to be computed, and its pages."""
+"""One sequence as the scheduler sees it: its tokens, the positions that are still to be computed, and its pages."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class TokenSequence:
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
         self.low: list[int] = []  # per group, the first logical page not yet let go for good
         self.preempted = 0
-        self.over = False  # it has left
-        # Pages may come that save computing them: until then it waits, or computes `cap` rows a step.
+        self.over = False  # True once the sequence has left
+        # Pages may arrive that save computing: until then the scheduler holds the sequence or limits its rows to `cap`.
         self.hold_until_s = self.cap_until_s = 0.0
         self.cap = 0
         self._ids: list[PageId] = []
 
     @property
     def urgency(self) -> tuple[bool, int, int]:
-        """What comes first: what is not of low priority, the earliest due, who came first."""
+        """The key of the order of service: low priority last, then the earliest due, then the first to arrive."""
         return self.low_priority, self.due_ms, self.order
 
     @property
@@ -64,7 +64,7 @@ class TokenSequence:
         return sum(end - start for start, end in self.todo)
 
     def at_once(self, now_s: float) -> int:
-        """How many of its rows a step may have."""
+        """Return how many rows a step may compute."""
         return min(self.rows, self.cap) if now_s < self.cap_until_s else self.rows
 
     @property

@@ -22,11 +22,13 @@ from common.wire.results import Event, GenerateResult, Piece, decode_delta, deco
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker as FamilyWorker
 from engine.decoder.capacity import DecoderCapacity, measure
+from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
 from engine.decoder.executor.simulated_executor import NAME, SimulatedExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.kv.offload import CachePolicy
+from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
-from services.adapters.generate.loop import GenerationLoop
+from services.adapters.generate.loop import GenerationLoop, with_capacity
 from services.adapters.generate.metrics import EngineMetrics
 from services.adapters.metrics import WorkMetrics
 
@@ -167,7 +169,7 @@ class Worker:
         measured = measure(self.runner, bounds.tokens, bounds.running)
         if isinstance(self.runner, HeldRunner):
             self.runner.batches.clear()
-        pace = DecoderCapacity(measured, slo_s=60.0, context=self.runner.shape.context)
+        capacity = DecoderCapacity(measured, slo_s=60.0, context=self.runner.shape.context)
         record = WorkerRecord(
             worker=incarnation_name("gpu"),
             classes=["gpu"],
@@ -178,28 +180,31 @@ class Worker:
         )
         card = self.runner.card(created_ms=0, partitions=1)
         self.consumer = FamilyWorker(
-            bus, Family(card.family), pace.record(record), largest_items=1, largest_tokens=1
+            bus,
+            Family(card.family),
+            with_capacity(record, capacity),
+            largest_items=1,
+            largest_tokens=1,
         )
         self.thread = DeviceQueue()
-        self.loop = GenerationLoop(
-            self.consumer,
+        chosen = config or WorkerConfig()
+        engine = DecoderEngine(
             self.runner,
-            pace,
+            capacity,
             bounds,
+            self.thread,
             clock=bus.clock,
-            thread=self.thread,
-            metrics=EngineMetrics(
-                WorkMetrics(self.registry).on(LANE, self.runner.name), self.registry
-            ),
-            config=config or WorkerConfig(),
+            cache=CachePolicy(chosen.eviction, chosen.page_publish, chosen.pages_ttl_s),
             store=None if config is None else PageStore.of(config, bus.clock),
         )
+        metrics = WorkMetrics(self.registry).on(LANE, self.runner.name)
+        self.loop = GenerationLoop(self.consumer, engine, EngineMetrics(metrics, self.registry))
         self.task: asyncio.Task[None] | None = None
 
     @property
     def scheduler(self) -> Any:
         """The loop's scheduler."""
-        return self.loop._scheduler
+        return self.loop.engine.scheduler
 
     async def start(self, drain_s: float = 20.0) -> Worker:
         """Register and begin."""

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from common.pages.identity import PAGE, root_id
 from engine.decoder.executor.interface import ModelShape, PageMove
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import ScheduledRows, Scheduler
+from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 VOCABULARY = 50

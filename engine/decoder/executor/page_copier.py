@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 import xxhash
 
 from common import log
+from common.clock import SYSTEM
 from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
@@ -122,7 +122,7 @@ class TorchPageCopier:
         return await asyncio.shield(future)
 
     def _value(self, header: Header, tier: LocalTier, page: int) -> bytes:
-        began = time.perf_counter()
+        began = SYSTEM.perf_s()
         sums: list[int] | None = None
         if tier == "host":
             layers = list(self._bytes[header.group][page])
@@ -133,18 +133,18 @@ class TorchPageCopier:
         if self._form is not None:
             layers, sums = [self._form.shrink(layer) for layer in layers], None
         found = encode(header, layers, sums)
-        self._count("put", len(found), time.perf_counter() - began)
+        self._count("put", len(found), SYSTEM.perf_s() - began)
         return found
 
     def _fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
         wrong = {}
         for key, page, value in pages:
-            began = time.perf_counter()
+            began = SYSTEM.perf_s()
             try:
                 self._fill_page(key, page, value)
             except CorruptPage as error:
                 wrong[key] = str(error)
-            self._count("get", len(value), time.perf_counter() - began)
+            self._count("get", len(value), SYSTEM.perf_s() - began)
         return wrong
 
     def _fill_page(self, key: PageKey, page: int, value: bytes) -> None:
@@ -176,7 +176,7 @@ class TorchPageCopier:
                     _log.exception("pages_not_moved")
 
     def _load(self, loading: TorchPageLoads) -> None:
-        began = time.perf_counter()
+        began = SYSTEM.perf_s()
         try:
             for layer, (group, at) in enumerate(self._places):
                 for move in loading.moves:
@@ -188,7 +188,7 @@ class TorchPageCopier:
             raise
         finally:
             loading.arrival.come(len(self._places))  # whatever happens: nobody waits for ever
-        took = time.perf_counter() - began
+        took = SYSTEM.perf_s() - began
         self._note("load", loading.moves, took)
         each = took / len(loading.moves)
         self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
@@ -211,7 +211,7 @@ class TorchPageCopier:
         return lambda: torch.cuda.current_stream().wait_event(event)
 
     def _save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
-        began, sound = time.perf_counter(), False
+        began, sound = SYSTEM.perf_s(), False
         here, there = self._device[move.group].data, self._host[move.group].data
         try:
             with torch.cuda.stream(self._stream):
@@ -219,7 +219,7 @@ class TorchPageCopier:
             sums = self._sums[move.group][move.target]
             for at, layer in enumerate(self._bytes[move.group][move.target]):
                 sums[at] = xxhash.xxh3_64_intdigest(layer)
-            self._note("save", [move], time.perf_counter() - began)
+            self._note("save", [move], SYSTEM.perf_s() - began)
             sound = True
         finally:
             done(move, sound)

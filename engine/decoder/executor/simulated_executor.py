@@ -1,18 +1,18 @@
-"""The sim device's generator: the real protocol, a linear time model, and answers that no one can take for real ones.
+"""The executor of the sim device: a linear time model, and answers that nobody takes for those of a model. No torch.
 
-A step takes `beta` + `alpha` * rows seconds. An answer is the word "simulated" and a number made of the prompt, over
-and over, one byte a token, until `max_new`: the same for the same prompt, wherever and however often it is computed. It
-needs no torch.
+A step takes `beta` + `alpha` * rows seconds. An answer repeats the word "simulated" and a number made of the prompt,
+one byte a token, until `max_new`: the same prompt has the same answer wherever and however often it is computed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from common.clock import SYSTEM as CLOCK
+from common.clock import SystemClock
 from common.types.generation import SamplingParams
 from common.types.model_card import ModelCard
 from engine.decoder.executor.interface import (
@@ -37,7 +37,7 @@ _TEMPLATE = (
 
 
 class SimulatedExecutor:
-    """A runner that computes nothing and takes the time it is told; one byte is one token."""
+    """Computes nothing and takes the seconds that the time model says; one byte is one token."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SimulatedExecutor:
         alpha_s: float,
         beta_s: float,
         kv_bytes: int = 0,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: SystemClock = CLOCK,
     ) -> None:
         self.name = NAME
         self.fingerprint = hashlib.blake2b(NAME.encode(), digest_size=16).hexdigest()
@@ -55,20 +55,20 @@ class SimulatedExecutor:
         self.stop_ids = [END]
         self.mover: PageCopier | None = None
         self.alpha_s, self.beta_s = alpha_s, beta_s
-        self._sleep = sleep
+        self._clock = clock
         self._phrases: dict[bytes, bytes] = {}
 
     def execute(
         self,
         batch: Sequence[SequenceInput],
-        loading: PageLoads | None = None,  # noqa: ARG002 - it has no tiers
+        loading: PageLoads | None = None,  # noqa: ARG002 - there are no tiers
     ) -> list[SampledToken | None]:
-        """Return the next byte of each answer after the time the model says."""
-        due = time.monotonic() + self.beta_s
+        """Return the next byte of each answer after the seconds that the time model says."""
+        due = self._clock.monotonic() + self.beta_s
         due += self.alpha_s * sum(len(rows.tokens) for rows in batch)
         drawn = [None if rows.sample is None else self._draw(rows.sample) for rows in batch]
-        while (left := due - time.monotonic()) > 0:
-            self._sleep(left)
+        while (left := due - self._clock.monotonic()) > 0:
+            self._clock.sleep(left)
         return drawn
 
     def _draw(self, draw: SamplingRequest) -> SampledToken:

@@ -1,4 +1,4 @@
-"""The runner: a decoder with its page pools, executing the scheduler's batches on one device."""
+"""The executor of a loaded model: a decoder with its page pools runs the engine's batches on one device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from common import log
-from common.config import PageForm
 from common.devices import detect
 from common.errors import ConfigError
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
 from common.types.model_card import ModelCard
+from common.types.pages import PageForm
 from engine.decoder.executor import interface as border
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import TorchPageCopier, TorchPageLoads
@@ -55,7 +55,7 @@ class StepRows(NamedTuple):
 
 
 class TorchExecutor:
-    """A loaded generator (see `decide.batch.Runner`); one thread computes, any may read its properties."""
+    """A loaded generator (see `Executor`); one thread computes, any thread may read its properties."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class TorchExecutor:
     def execute(
         self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
     ) -> list[SampledToken | None]:
-        """Run one step over all sequences and draw where asked, in the batch's order (see `decide.batch.Runner`)."""
+        """Run one step over all sequences and draw where asked, in the batch's order (see `Executor`)."""
         if not batch:
             return []
         if torch.get_num_threads() != self._threads:

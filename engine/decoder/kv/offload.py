@@ -1,57 +1,68 @@
-"""The tiers of pages around one engine's loop: loads for a step, saves beside it, and the tiers below the host."""
+"""The offload manager: loads pages for a step, saves pages beside it, and reaches the tiers below the host."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from common.config import WorkerConfig
+from common.clock import SYSTEM, Clock
 from common.pages.identity import PageId
 from common.pages.store import PageStore
+from common.types.pages import Eviction, PagePublish
 from engine.decoder.executor.interface import Executor, PageCopier, PageLoads, PageMove
 from engine.decoder.kv.prefetcher import Prefetcher
 from engine.decoder.kv.tiers import Price, TierPolicy
 from engine.decoder.kv.write_back import WriteBack
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import Scheduler
+from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
-_LEAST_S, _MOST_S = 0.0005, 0.01  # between two looks at what has come
-SAVES = 8  # pages of a layer group on their way to the host at once: what is on its way cannot be given away
+# Pages that arrive end a wait for them; these bound the wait where a page is freed by a reader, who wakes nobody.
+_LEAST_S, _MOST_S = 0.0005, 0.01
+SAVES = 8  # pages of a layer group on their way to the host at once: until a page is there it cannot be evicted
+
+
+class CachePolicy(NamedTuple):
+    """How pages are kept: by which policy they are evicted, which are written back, and the seconds they live there."""
+
+    eviction: Eviction = "spillway"
+    publish: PagePublish = "selective"
+    ttl_s: float = 24 * 3600
 
 
 class OffloadManager:
-    """Makes the moves that a scheduler decides; it has no tiers where the runner has no host pages."""
+    """Copies the pages that a scheduler decides to move; there are no tiers where the executor has no host pages."""
 
     def __init__(
         self,
-        runner: Executor,
-        bounds: StepLimits,
+        executor: Executor,
+        limits: StepLimits,
         price: Price,
-        config: WorkerConfig,
+        cache: CachePolicy,
         store: PageStore | None,
         wake: Callable[[], None],
+        clock: Clock = SYSTEM,
     ) -> None:
-        """`price` is what computing costs; `wake` is called when a step may find more than before."""
-        self.mover: PageCopier | None = runner.mover if runner.shape.host_pages else None
-        keeping = TierPolicy(config.eviction, price, self._load_s, self._fetch_s)
-        self.scheduler = Scheduler(runner.shape, bounds, keeping)
+        """`price` is the cost of computing pages; `wake` is called when a step may find more pages than before."""
+        self.mover: PageCopier | None = executor.mover if executor.shape.host_pages else None
+        keeping = TierPolicy(cache.eviction, price, self._load_s, self._fetch_s)
+        self.scheduler = Scheduler(executor.shape, limits, keeping)
         self.tiers = self.scheduler.table.tiers
         self.fetcher: Prefetcher | None = None
         self.publisher: WriteBack | None = None
         self.store = store
         if store is not None and self.mover is not None:
-            self.fetcher = Prefetcher(store, self.scheduler, self.mover, price, wake)
+            self.fetcher = Prefetcher(store, self.scheduler, self.mover, price, wake, clock)
             self.publisher = WriteBack(
                 store,
                 self.tiers,
                 self.mover,
-                runner.shape,
-                config.page_publish,
-                config.pages_ttl_s,
+                executor.shape,
+                cache.publish,
+                cache.ttl_s,
+                clock,
             )
-        self._wake = wake
+        self._wake, self._clock = wake, clock
         self._saving = 0
 
     def _load_s(self) -> float:
@@ -61,7 +72,7 @@ class OffloadManager:
         return 0.0 if self.fetcher is None else self.fetcher.trust["redis"].page_s
 
     async def run(self) -> None:
-        """Put pages into the tiers below until cancelled; then close what is open to them."""
+        """Write pages back to the tiers below the host until cancelled; then close the connections to them."""
         try:
             if self.publisher is not None:
                 await self.publisher.run()
@@ -73,13 +84,13 @@ class OffloadManager:
                 await self.store.close()
 
     def begin(self, sequences: Iterable[TokenSequence]) -> None:
-        """Sequences wait now: look for their pages in the tiers below."""
+        """Look for the pages of sequences that wait now in the tiers below the host."""
         if self.fetcher is not None:
             for sequence in sequences:
                 self.fetcher.begin(sequence)
 
     def drop(self, sequences: Sequence[TokenSequence]) -> None:
-        """Let sequences go; their full pages stay where they are, and may go down."""
+        """Let sequences go; their full pages stay cached and may be written back."""
         if self.publisher is not None:
             for sequence in sequences:
                 if sequence.pages:
@@ -87,14 +98,14 @@ class OffloadManager:
         self.scheduler.drop(sequences)
 
     async def drain(self, seconds: float) -> None:
-        """Put what would be lost with this worker, for at most so long."""
+        """Write back pages that would be lost with this worker, for at most `seconds`."""
         if self.publisher is not None:
             await self.publisher.drain(seconds)
 
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
-        """Find pages no more, or (None) none at all, nor put them; return how many the device had, and the host.
+        """Forget pages, or (None) all pages; return how many of them the device had, and the host.
 
-        Returns when none is on its way for a sequence that has left.
+        Returns once no fetch for a sequence that has left and no write of these pages is under way.
         """
         if ids is None:
             ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
@@ -105,22 +116,22 @@ class OffloadManager:
         return self.tiers.forget(ids)
 
     def patience_s(self) -> float:
-        """Return how long the sequences that wait may wait on for pages that are on their way."""
-        until_s = min((one.hold_until_s for one in self.scheduler.waiting), default=0.0)
-        return min(max(until_s - time.monotonic(), _LEAST_S), _MOST_S)
+        """Return the seconds until a sequence that waits for pages may be scheduled without them."""
+        left_s = self.scheduler.held_until_s() - self._clock.monotonic()
+        return min(max(left_s, _LEAST_S), _MOST_S)
 
     def load(self) -> PageLoads | None:
-        """Begin to copy what the step planned last will see."""
+        """Begin to copy the pages that the step planned last will see."""
         loads = self.scheduler.loads
         return self.mover.load(loads) if self.mover is not None and loads else None
 
     def loaded(self, loading: PageLoads | None) -> None:
-        """The step has ended: pages that are not sound are computed anew."""
+        """Report the loads of a step that has ended; pages that are not sound are computed anew."""
         for move in self.scheduler.loads:
             self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
 
     def save(self) -> None:
-        """Have idle pages copied to the host, beside the steps to come."""
+        """Begin to copy idle pages to the host, beside the next steps."""
         if self.mover is None or self._saving:
             return
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Brings a sequence's missing pages from lower tiers to the host, from its last page down, until computing meets them.
+"""The prefetcher: brings a sequence's missing pages to the host, from the last page down, until computing meets them.
 
 Fetching begins when a job is accepted. Computing never waits for it, but for a small share of what it would take to
 compute all that is missing: within that time the pages may come that save it.
@@ -7,13 +7,13 @@ compute all that is missing: within that time the pages may come that save it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from common import log
+from common.clock import SYSTEM, Clock
 from common.pages.identity import PAGE
 from common.pages.store import PageKey, PageStore, Tier, TierDown
 from engine.decoder.executor.interface import PageCopier
@@ -30,13 +30,15 @@ RISE = 1.25  # at most, from one answer to the next, of what an answer is believ
 MARGIN = 1.5  # times the predicted seconds of a fetch
 AT_ONCE, TOGETHER = 3, 4  # calls under way, and pages of one
 RECALL_S = 2.0  # how long a page on disk is waited for
+# Between two reads of pages that kv_store brings from its disk: kv_store notifies nobody, so these reads poll, for at
+# most RECALL_S.
 _POLL_S = 0.004
 _log = log.get("engine")
 Wanted = deque[tuple[int, PageKey]]
 
 
 class Prefetcher:
-    """Fetches for one scheduler; `wake` is called when something has come that a step may wait for."""
+    """Fetches pages for one scheduler and reports to it; `wake` is called when pages have come that a step may use."""
 
     def __init__(
         self,
@@ -45,10 +47,10 @@ class Prefetcher:
         mover: PageCopier,
         price: Price,
         wake: Callable[[], None],
-        now_s: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._store, self._scheduler, self._mover = store, scheduler, mover
-        self._price, self._wake, self._now_s = price, wake, now_s
+        self._price, self._wake, self._now_s = price, wake, clock.monotonic
         self.trust: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
@@ -56,14 +58,15 @@ class Prefetcher:
         self._tasks: dict[asyncio.Task[None], TokenSequence] = {}
 
     def begin(self, sequence: TokenSequence) -> None:
-        """Look for a waiting sequence's missing pages, and bring what comes faster than it is computed."""
+        """Look for a waiting sequence's missing pages, and bring those that arrive faster than they are computed."""
         missing = self._scheduler.table.lacks(sequence)
         prices, now = self._prices([page for page, _ in missing]), self._now_s()
         asked = max(trust.asks(prices, now) for trust in self.trust.values())
         if not asked:
             return
         if self._asking_s <= ASK * sum(prices):
-            sequence.hold_until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
+            until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
+            self._scheduler.hold(sequence, until_s)
         task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
         self._tasks[task] = sequence
         task.add_done_callback(self._ended)
@@ -78,26 +81,26 @@ class Prefetcher:
         return prices
 
     def _wait_for(self, sequence: TokenSequence, pages: int, tier: Tier, compute_s: float) -> None:
-        """So many pages are on their way: let the sequence wait for them, or compute little at a time meanwhile.
+        """Let a sequence wait for pages that are on their way, or compute few rows a step until they arrive.
 
-        It waits if they come within a small share of what computing takes; else its steps are small while they come, so
-        that both meet soon. A tier that was late is not waited for.
+        The sequence waits if the pages arrive within a small share of the seconds that computing them takes; else its
+        steps are small, so that computing and fetching meet soon. A tier that was late is not waited for.
         """
         trust, now = self.trust[tier], self._now_s()
         takes_s = MARGIN * trust.predicted_s(pages)
         if trust.misses:
             return
         if not takes_s:
-            sequence.hold_until_s = now + ASK * compute_s
+            self._scheduler.hold(sequence, now + ASK * compute_s)
         elif takes_s <= HOLD * compute_s:
-            sequence.hold_until_s = now + takes_s
+            self._scheduler.hold(sequence, now + takes_s)
         elif takes_s <= compute_s / 2:
-            sequence.cap_until_s = now + takes_s
             share = takes_s / MARGIN / compute_s
-            sequence.cap = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
+            rows = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
+            self._scheduler.slow(sequence, now + takes_s, rows)
 
     async def let_end(self) -> None:
-        """Wait until nothing is on its way any more for sequences that have left."""
+        """Wait until the fetches for sequences that have left have ended."""
         over = [task for task, sequence in self._tasks.items() if sequence.over]
         await asyncio.gather(*over, return_exceptions=True)
 
@@ -114,7 +117,7 @@ class Prefetcher:
         try:
             found = await self._store.where([key for _, key in keys])
             self._asking_s = min(self._now_s() - began, RISE * self._asking_s)
-            sequence.hold_until_s = 0.0
+            self._scheduler.hold(sequence, 0.0)
             for tier in ("redis", "disk"):
                 there = [each for each, at in zip(keys, found, strict=True) if at == tier]
                 await self._from(tier, sequence, there)
@@ -124,7 +127,7 @@ class Prefetcher:
                 _log.warning("pages_not_fetched", error=str(error))
             trust.failed(self._now_s())
         finally:
-            sequence.hold_until_s = sequence.cap_until_s = 0.0
+            self._scheduler.resume(sequence)
             self._wake()
 
     async def _from(
@@ -183,7 +186,7 @@ class Prefetcher:
     async def _values(
         self, tier: Tier, sequence: TokenSequence, keys: list[PageKey]
     ) -> dict[PageKey, bytes]:
-        """Return what there is of some pages; for those that kv_store brings from its disk, wait a little."""
+        """Return the values of pages that are there; pages that kv_store brings from its disk are waited for."""
         give_up = self._now_s() + (RECALL_S if tier == "disk" else 0.0)
         found: dict[PageKey, bytes] = {}
         while keys and not sequence.over:

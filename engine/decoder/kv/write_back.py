@@ -1,19 +1,18 @@
-"""Puts pages where they outlive this worker: those of sessions that come back, and what the host is about to lose."""
+"""Write-back: puts pages into the tiers below the host, of sessions that come back and before the host evicts them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from common import log
-from common.config import PagePublish
+from common.clock import SYSTEM, Clock
 from common.pages.codec import Header
 from common.pages.identity import Owner, PageId
 from common.pages.store import PageKey, PageStore, TierDown
-from common.tasks import wait
+from common.types.pages import PagePublish
 from engine.decoder.executor.interface import ModelShape, PageCopier
 from engine.decoder.kv.tiers import PageTiers
 from engine.decoder.sequence import TokenSequence
@@ -37,7 +36,7 @@ class _Place(NamedTuple):
 
 
 class WriteBack:
-    """One worker's way down; `policy` says what goes before the host must lose it.
+    """Puts one worker's pages; `policy` says which pages are put before the host must evict them.
 
     `through`: all full pages of a turn that has ended; `selective`: those of sessions that have come back at least
     once; `back`: none.
@@ -51,9 +50,10 @@ class WriteBack:
         shape: ModelShape,
         policy: PagePublish,
         ttl_s: float,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._store, self._tiers, self._mover, self._shape = store, tiers, mover, shape
-        self._policy, self._ttl_s = policy, ttl_s
+        self._policy, self._ttl_s, self._now_s = policy, ttl_s, clock.monotonic
         self.put: Counter[str] = Counter()  # pages by outcome
         self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
         self._known: OrderedDict[PageId, _Place] = OrderedDict()
@@ -63,14 +63,14 @@ class WriteBack:
         self._putting = asyncio.Lock()
 
     async def forget(self, ids: Iterable[PageId]) -> None:
-        """Put these no more; returns when none of them is on its way."""
+        """Do not put these pages any more; returns once no write of them is under way."""
         async with self._putting:
             for page_id in ids:
                 self._waiting.pop(page_id, None)
                 self._known.pop(page_id, None)
 
     def ended(self, sequence: TokenSequence) -> None:
-        """A sequence is about to leave: its full pages may go down."""
+        """Note that a sequence is about to leave: its full pages may be put."""
         goes = self._policy == "through" or (self._policy == "selective" and sequence.cached > 0)
         parent = sequence.root
         for depth, page_id in enumerate(sequence.ids):
@@ -85,27 +85,35 @@ class WriteBack:
             self._work.set()
 
     async def drain(self, seconds: float) -> None:
-        """Put what this worker still holds, the latest turns' pages first, until all is there or the time is over."""
-        give_up = time.monotonic() + seconds
+        """Put the pages that this worker still holds, the latest turns' first, until all are put or time is up."""
+        give_up = self._now_s() + seconds
         async with self._putting:
             self._waiting = OrderedDict(reversed(self._known.items()))
-            while self._waiting and time.monotonic() < give_up:
+            while self._waiting and self._now_s() < give_up:
                 if not await self._put_some():
                     return
 
     async def run(self) -> None:
-        """Put for ever; while the tier is away or full, try again a little later."""
+        """Put pages until cancelled; while the tier is away or full, try again a little later."""
         while True:
             async with self._putting:
                 went = await self._put_some()
             if went is None:
                 self._work.clear()
-                await wait(self._work, _IDLE_S)
+                await self._wait()
             elif not went:
                 await asyncio.sleep(_AGAIN_S)
 
+    async def _wait(self) -> None:
+        """Wait for a sequence that leaves, and at most `_IDLE_S`: pages that the host is to evict notify nobody."""
+        try:
+            async with asyncio.timeout(_IDLE_S):
+                await self._work.wait()
+        except TimeoutError:
+            return
+
     async def _put_some(self) -> bool | None:
-        """Put what is to go next; False if the tier is away or full, None if there is nothing."""
+        """Put the next pages; False if the tier is away or full, None if there are none."""
         waited = self._next_waiting()
         some = self._keyed(waited) or self._sinking()
         if not some:
@@ -128,7 +136,7 @@ class WriteBack:
         return {PageKey(page, group): place for page, place in places.items() for group in groups}
 
     def _sinking(self) -> dict[PageKey, _Place]:
-        if time.monotonic() >= self._forget_at:
+        if self._now_s() >= self._forget_at:
             self._refused.clear()
         some = {}
         for group in range(len(self._shape.windows)):
@@ -165,7 +173,7 @@ class WriteBack:
 
     def _refuse(self, key: PageKey) -> None:
         if not self._refused:
-            self._forget_at = time.monotonic() + _REFUSED_S
+            self._forget_at = self._now_s() + _REFUSED_S
         self._refused.add(key)
 
     def _header(self, key: PageKey, place: _Place) -> Header:

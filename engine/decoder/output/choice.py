@@ -1,32 +1,60 @@
-"""One choice of a generation: the tokens drawn for it, the text that is certain, and how it ended."""
+"""One choice of a generation: the tokens drawn for the choice, the text that is certain, and its end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from common.errors import InternalError
-from common.types.generation import FinishReason, Logprob
-from common.wire.jobs import GenerateWork
-from common.wire.results import Piece
+from common.types.generation import FinishReason, Logprob, SamplingParams
 from engine.decoder.executor.interface import SampledToken, SamplingRequest
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.output.stop_strings import StopStrings
 from engine.decoder.sequence import TokenSequence
 
 
+class StopRules(NamedTuple):
+    """A choice ends at one of `ids`, before one of `strings`, or after `max_new` tokens; not before `min_new`."""
+
+    max_new: int
+    min_new: int = 0
+    strings: Sequence[str] = ()
+    ids: Sequence[int] = ()
+
+
+class ChoiceOutput(NamedTuple):
+    """Tokens and certain text that a choice gained; with its last output, why it ended and by which string or token."""
+
+    tokens: list[int]
+    text: str = ""
+    finish: FinishReason | None = None
+    stopped_by: str | None = None
+    logprobs: Sequence[Logprob] = ()
+
+
 class Choice:
-    """Takes tokens by `push`, gives what they brought by `take`; `finish` is set once it has ended."""
+    """Takes drawn tokens by `push`, gives the gained output by `take`; `finish` is set once the choice has ended."""
 
     def __init__(
-        self, number: int, work: GenerateWork, sequence: TokenSequence, vocabulary: Vocabulary
+        self,
+        sequence: TokenSequence,
+        vocabulary: Vocabulary,
+        rules: StopRules,
+        *,
+        sampling: SamplingParams,
+        logprobs: int = -1,
+        forced: bool = False,
     ) -> None:
-        self.number, self.work, self.sequence = number, work, sequence
+        """With `forced`, a restored output is taken as it was given, and the rules do not hold."""
+        self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
+        self._rules, self._sampling = rules, sampling
+        self._alternatives, self._forced = logprobs, forced
         self._vocabulary = vocabulary
         self._stream = vocabulary.stream()
-        self._stops = StopStrings(work.stop)
-        self._stop_ids = frozenset(() if work.ignore_eos else work.stop_ids)
+        self._stops = StopStrings(rules.strings)
+        self._stop_ids = frozenset(rules.ids)
         self._tokens: list[int] = []  # drawn; the sequence has them too, once its pages are settled
         self._ends: list[int] = []  # length of the text after each token, stop strings included
         self._text = 0  # length of the text delivered
@@ -42,23 +70,23 @@ class Choice:
 
     @property
     def kept(self) -> list[int]:
-        """The tokens of the delivered text: what begins in or after a stop string is left out."""
-        if self.stopped_by not in self.work.stop:
+        """The tokens of the delivered text, without those that begin in or after a stop string."""
+        if self.stopped_by not in self._rules.strings:
             return list(self._tokens)
         starts = [0, *self._ends[:-1]]
         return [t for t, at in zip(self._tokens, starts, strict=True) if at < self._text]
 
     def draw(self) -> SamplingRequest:
         """Return how to draw the next token."""
-        work, output = self.work, self.sequence.output
+        output = self.sequence.output
         return SamplingRequest(
-            sampling=work.sampling,
+            sampling=self._sampling,
             choice=self.number,
             position=self.sequence.length,
             prompt=self.sequence.prompt,
             output=output,
-            banned=tuple(self._stop_ids) if len(output) < work.min_new else (),
-            logprobs=work.logprobs,
+            banned=tuple(self._stop_ids) if len(output) < self._rules.min_new else (),
+            logprobs=self._alternatives,
         )
 
     def push(self, drawn: SampledToken) -> int | None:
@@ -67,13 +95,13 @@ class Choice:
             self._end("stop", self._vocabulary.name(drawn.token))
             return None
         self._gained.append(drawn.token)
-        if self.work.logprobs >= 0:
+        if self._alternatives >= 0:
             self._logprobs.append(self._logprob(drawn))
         self._add(drawn.token)
         return drawn.token
 
     def force(self, tokens: Iterable[int]) -> None:
-        """Take the whole answer, which was not computed."""
+        """Take a whole answer that was not computed."""
         for token in tokens:
             self._gained.append(token)
             self._tokens.append(token)
@@ -83,55 +111,53 @@ class Choice:
 
     def start(self) -> None:
         """End at once if nothing may be generated."""
-        if self.finish is None and self.work.max_new == 0:
+        if self.finish is None and self._rules.max_new == 0:
             self._end("length")
 
-    def restore(self, pieces: Iterable[Piece]) -> None:
-        """Go to where the logged `pieces` of this choice end; InternalError if they are not what its tokens give."""
+    def restore(self, outputs: Iterable[ChoiceOutput]) -> None:
+        """Go on after `outputs`, given before; InternalError if their text is not that of their tokens."""
         text = ""
-        for piece in pieces:
-            text += piece.text
-            if self.work.forced is None:
-                for token in piece.tokens:
-                    self._add(token)
+        for output in outputs:
+            text += output.text
+            if self._forced:
+                self._tokens += output.tokens
+                self._gained_text += output.text
             else:
-                self._tokens += piece.tokens
-                self._gained_text += piece.text
-            if piece.finish is not None:
-                if self.finish is None and self.work.forced is None:
-                    self._end(piece.finish)
-                self.finish, self.stopped_by, self._told = piece.finish, piece.stopped_by, True
+                for token in output.tokens:
+                    self._add(token)
+            if output.finish is not None:
+                if self.finish is None and not self._forced:
+                    self._end(output.finish)
+                self.finish, self.stopped_by, self._told = output.finish, output.stopped_by, True
         if self._gained_text != text:
             raise InternalError(f"choice {self.number}: its log does not agree with its tokens")
         self._gained_text = ""
 
-    def take(self, at: int) -> Piece | None:
-        """Return what came since the last call as a piece of event `at`; None if nothing did."""
+    def take(self) -> ChoiceOutput | None:
+        """Return the output gained since the last call; None if there is none."""
         finish = None if self._told else self.finish
         if not self._gained and not self._gained_text and finish is None:
             return None
-        piece = Piece(
-            at=at,
-            choice=self.number,
-            tokens=self._gained,
-            text=self._gained_text,
-            finish=finish,
-            stopped_by=self.stopped_by if finish else None,
-            logprobs=self._logprobs,
+        output = ChoiceOutput(
+            self._gained,
+            self._gained_text,
+            finish,
+            self.stopped_by if finish else None,
+            self._logprobs,
         )
         self._gained, self._gained_text, self._logprobs = [], "", []
         self._told = finish is not None or self._told
-        return piece
+        return output
 
     def _add(self, token: int) -> None:
         self._tokens.append(token)
         text = self._stream.push(token)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
-        if len(self._tokens) < self.work.min_new:
+        if len(self._tokens) < self._rules.min_new:
             self._deliver(text)  # too early to stop
         else:
             self._watch(text)
-        if self.finish is None and len(self._tokens) >= self.work.max_new:
+        if self.finish is None and len(self._tokens) >= self._rules.max_new:
             self._end("length")
 
     def _watch(self, text: str) -> None:
@@ -141,7 +167,7 @@ class Choice:
             self.finish, self.stopped_by = "stop", stop
 
     def _end(self, finish: FinishReason, stopped_by: str | None = None) -> None:
-        """End here: what was held back is delivered, unless it turns out to be a stop string."""
+        """End here: text that was held back is delivered, unless it turns out to be a stop string."""
         self._watch(self._stream.flush())
         if self.finish is None:
             self._deliver(self._stops.flush())

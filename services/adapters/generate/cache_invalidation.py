@@ -1,9 +1,8 @@
-"""Forgets the pages of deleted sessions, on the device and on the host, and says so; nothing waits for it here."""
+"""Cache invalidation: forgets the pages of deleted sessions, on the device and on the host, and answers deletions."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from common import log
@@ -20,7 +19,7 @@ _log = log.get("engine")
 
 
 class CacheInvalidation:
-    """Reads one family's deletions for one engine; `leave` drops what a session, by its digest, still runs here."""
+    """Reads one family's deletions for one engine; `leave` drops the jobs of a session, given by its digest."""
 
     def __init__(
         self,
@@ -33,22 +32,23 @@ class CacheInvalidation:
         self._leave = leave
 
     async def run(self) -> None:
-        """Forget what is deleted, for ever; everything, if it cannot be known what was deleted meanwhile."""
-        after, read_at = "0-0", time.monotonic()
+        """Forget the pages of deleted sessions until cancelled; all pages, if deletions may have been missed."""
+        clock = self._worker.bus.clock
+        after, read_at = "0-0", clock.monotonic()
         while True:
             try:
                 found = await Deletions(self._worker.bus).read(self._worker.family, after)
-                if len(found) >= MOST or time.monotonic() - read_at > KEEP_S:
+                if len(found) >= MOST or clock.monotonic() - read_at > KEEP_S:
                     _log.warning("pages_forgotten", why="deletions may have been missed")
                     await self._tiering.forget()
-                read_at = time.monotonic()
+                read_at = clock.monotonic()
                 for forget in found:
                     if forget.session:
                         await self._do(forget)
                     after = forget.entry
             except (BusDown, BusFull):
                 await asyncio.sleep(_RETRY_S)
-            except Exception:  # noqa: BLE001 - it must outlive a bad entry
+            except Exception:  # noqa: BLE001 - a bad entry must not end the task
                 _log.exception("pages_not_forgotten")
                 await asyncio.sleep(_RETRY_S)
 

@@ -1,4 +1,4 @@
-"""The generator of one gpu_worker: loaded, measured, published, registered, and its loop."""
+"""The generator of one gpu_worker: load and measure a model, publish and register it, and make its loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity, measure
+from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.interface import Executor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.kv.offload import CachePolicy
+from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
-from services.adapters.generate.loop import GenerationLoop
+from services.adapters.generate.loop import GenerationLoop, with_capacity
 from services.adapters.generate.metrics import LANE, EngineMetrics
 from services.adapters.metrics import WorkMetrics
 from services.adapters.worker import NONE
@@ -29,7 +31,7 @@ _log = log.get("engine")
 
 
 class Generator:
-    """What a gpu_worker serves beside its encoders; `load` first, on the compute thread, then `attach`."""
+    """The model that a gpu_worker serves beside its encoders; `load` first, on the compute thread, then `attach`."""
 
     def __init__(self, config: WorkerConfig, service: str, metrics: WorkMetrics) -> None:
         if not math.isfinite(config.chat_slo_s):
@@ -37,8 +39,8 @@ class Generator:
                 f"SPILLWAY_CHAT_SLO_S is {config.chat_slo_s}; expected a finite number"
             )
         self._config, self._service, self._work = config, service, metrics
-        self._runner: Executor | None = None
-        self._pace: DecoderCapacity | None = None
+        self._executor: Executor | None = None
+        self._capacity: DecoderCapacity | None = None
 
     @classmethod
     def of(cls, config: WorkerConfig, service: str, metrics: WorkMetrics) -> Generator | None:
@@ -46,69 +48,69 @@ class Generator:
         return None if config.chat_model in {"", NONE} else cls(config, service, metrics)
 
     def load(self) -> None:
-        """Load the model and measure its steps; ConfigError says what cannot be had."""
+        """Load the model and measure its steps; ConfigError if a setting cannot be met."""
         config = self._config
-        self._runner = runner = _runner(config)
-        self._pace = DecoderCapacity(
-            measure(runner, config.step_tokens, config.max_running),
+        self._executor = executor = _executor(config)
+        self._capacity = capacity = DecoderCapacity(
+            measure(executor, config.step_tokens, config.max_running),
             slo_s=config.chat_slo_s,
             itl_s=config.itl_s,
-            context=runner.shape.context,
-            fixed=runner.device == "sim",
+            context=executor.shape.context,
+            fixed=executor.device == "sim",
         )
         _log.info(
             "generator_ready",
-            model=runner.name,
-            device=runner.device,
-            dtype=runner.dtype,
-            pages=runner.shape.pages,
-            context=runner.shape.context,
-            token_s=self._pace.token_s,
-            step_s=self._pace.cost.parts,
-            **{f"depth_{name}": value for name, value in self._pace.depth._asdict().items()},
+            model=executor.name,
+            device=executor.device,
+            dtype=executor.dtype,
+            pages=executor.shape.pages,
+            context=executor.shape.context,
+            token_s=capacity.token_s,
+            step_s=capacity.cost.parts,
+            **{f"depth_{name}": value for name, value in capacity.depth._asdict().items()},
         )
 
-    async def attach(self, bus: Bus, thread: DeviceQueue) -> GenerationLoop:
+    async def attach(self, bus: Bus, device: DeviceQueue) -> GenerationLoop:
         """Publish the card, register in the model's family, and return the loop."""
-        runner, pace, config = self._runner, self._pace, self._config
-        assert runner is not None
-        assert pace is not None
-        card = runner.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
-        await Models(bus).publish(card, runner.tokenizer_json())
+        executor, capacity, config = self._executor, self._capacity, self._config
+        assert executor is not None
+        assert capacity is not None
+        card = executor.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
+        await Models(bus).publish(card, executor.tokenizer_json())
         record = WorkerRecord(
             worker=incarnation_name(LANE),
             classes=[LANE],
-            device=runner.device,
+            device=executor.device,
             depth_items=0,
             depth_tokens=0,
-            fingerprint=runner.fingerprint,
+            fingerprint=executor.fingerprint,
             started_ms=bus.clock.now_ms(),
             pid=os.getpid(),
             service=self._service,
         )
         family = Family(card.family, config.partition)
-        worker = Worker(bus, family, pace.record(record), largest_items=1, largest_tokens=1)
+        record = with_capacity(record, capacity)
+        worker = Worker(bus, family, record, largest_items=1, largest_tokens=1)
         await worker.start()
-        metrics = EngineMetrics(self._work.on(lane_label(family, LANE), runner.name))
-        shape = runner.shape
+        metrics = EngineMetrics(self._work.on(lane_label(family, LANE), executor.name))
+        shape = executor.shape
         for tier, pages in (("device", shape.pages), ("host", shape.host_pages)):
             metrics.page_bytes.labels(tier).set(sum(shape.page_bytes) * pages)
-        metrics.work.depth_items.set(pace.depth.items)
-        metrics.work.depth_tokens.set(pace.depth.tokens)
-        return GenerationLoop(
-            worker,
-            runner,
-            pace,
+        metrics.work.depth_items.set(capacity.depth.items)
+        metrics.work.depth_tokens.set(capacity.depth.tokens)
+        engine = DecoderEngine(
+            executor,
+            capacity,
             StepLimits(config.step_tokens, config.max_running),
+            device,
             clock=bus.clock,
-            thread=thread,
-            metrics=metrics,
-            config=config,
+            cache=CachePolicy(config.eviction, config.page_publish, config.pages_ttl_s),
             store=PageStore.of(config, bus.clock),
         )
+        return GenerationLoop(worker, engine, metrics)
 
 
-def _runner(config: WorkerConfig) -> Executor:
+def _executor(config: WorkerConfig) -> Executor:
     if config.device == "sim":
         from engine.decoder.executor.simulated_executor import SimulatedExecutor  # noqa: PLC0415 - each device loads only what it needs
 

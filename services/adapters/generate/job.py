@@ -1,8 +1,7 @@
-"""One leased generation: its choices, its place in its log, and what it ends with."""
+"""One leased generation: the bus' job around a generation of the engine, its place in its log, and its end."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
@@ -13,51 +12,53 @@ from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delt
 from common.wire.sessions import Turn
 from common.worker.leases import Lease
 from engine.decoder.executor.interface import Executor
-from engine.decoder.executor.isolated_step import StepFailure
-from engine.decoder.output.choice import Choice
+from engine.decoder.executor.step import StepFailure
+from engine.decoder.generation import Generation, GenerationRequest
+from engine.decoder.output.choice import Choice, ChoiceOutput, StopRules
 from engine.decoder.output.detokenizer import Vocabulary
-from engine.decoder.sequence import TokenSequence
 
 FOLD_EVERY = 512
 
 
 class GenerationJob:
-    """A job being generated; `generation` is the incarnation of the worker that leased it.
+    """A job being generated; `incarnation` is the one of the worker that leased it.
 
-    `next_index` is its log's length as far as it is acknowledged; `pieces` is everything logged so far. It ends with
-    `failure` (charged to it), with `refusal` (another try would not help), or with its result.
+    `next_index` is the length of its log as far as it is acknowledged; `pieces` is everything logged so far. It ends
+    with `failure` (charged to the job), with `refusal` (another try would not help), or with its result.
     """
 
     def __init__(
-        self, lease: Lease, work: GenerateWork, choices: list[Choice], generation: int
+        self, lease: Lease, work: GenerateWork, generation: Generation, incarnation: int
     ) -> None:
-        self.id, self.work, self.choices, self.generation = lease.job, work, choices, generation
-        self.deadline_ms = lease.deadline_ms
-        self.read_at = time.monotonic()
-        self.waits = True  # for the first step that has it
+        self.id, self.work, self.generation = lease.job, work, generation
+        self.incarnation, self.deadline_ms = incarnation, lease.deadline_ms
+        self.waits_since_s: float | None = None  # until the first step that has a part of the job
         self.next_index = 0
         self.pieces: list[Piece] = []
         self.taken_over = False
-        self.failure: StepFailure | None = None
         self.refusal: SpillwayError | None = None
         self.ending = False
         self.emitting: tuple[Event, list[Piece], bool] | None = None
 
     @property
-    def session(self) -> str:
-        """The session whose turn it is; empty if it is none."""
-        return self.work.turn.session if self.work.turn is not None else ""
+    def choices(self) -> list[Choice]:
+        """The choices of the generation."""
+        return self.generation.choices
 
     @property
-    def sequences(self) -> list[TokenSequence]:
-        """The sequences of choices that have not ended."""
-        return [choice.sequence for choice in self.choices if choice.finish is None]
+    def failure(self) -> StepFailure | None:
+        """The error that ended the generation, if one did."""
+        return self.generation.failure
+
+    @property
+    def session(self) -> str:
+        """The session whose turn the job is; empty if the job is no session's."""
+        return self.work.turn.session if self.work.turn is not None else ""
 
     @property
     def over(self) -> bool:
         """True if nothing more will be generated."""
-        stopped = self.failure is not None or self.refusal is not None
-        return stopped or all(choice.finish is not None for choice in self.choices)
+        return self.refusal is not None or self.generation.over
 
     @property
     def started(self) -> bool:
@@ -65,13 +66,14 @@ class GenerationJob:
         return self.next_index > 0 or any(c.sequence.cached >= 0 for c in self.choices)
 
     def event(self) -> tuple[Event, bool] | None:
-        """Return the event to log now and whether it folds the log; None if there is nothing new.
+        """Return the event to log now and whether it folds the log; None if there is no new output.
 
-        The same event is returned until `acknowledged`, so that a lost reply can be asked for again.
+        The same event is returned until `acknowledged`, so that an event whose reply was lost is sent again as it was.
         """
         if self.emitting is None:
             at = self.next_index
-            fresh = [piece for choice in self.choices if (piece := choice.take(at)) is not None]
+            gained = [(choice.number, choice.take()) for choice in self.choices]
+            fresh = [_piece(at, number, output) for number, output in gained if output is not None]
             if not fresh:
                 return None
             fold = (at + 1) % FOLD_EVERY == 0
@@ -84,24 +86,24 @@ class GenerationJob:
         return event, fold
 
     def acknowledged(self) -> None:
-        """The event last returned is in the log."""
+        """Note that the event last returned is in the log."""
         if self.emitting is not None:
             self.pieces += self.emitting[1]
             self.next_index += 1
             self.emitting = None
 
     def restore(self, events: Sequence[Event]) -> None:
-        """Take over where its log ends; BadMessage or InternalError if that cannot be understood."""
+        """Go on where a log ends; BadMessage or InternalError if the log cannot be understood."""
         for event in events:
             self.pieces += decode_delta(event.data).pieces
             self.next_index = event.index + 1
         self.taken_over = bool(events)
         for choice in self.choices:
-            choice.restore(piece for piece in self.pieces if piece.choice == choice.number)
+            choice.restore(_output(piece) for piece in self.pieces if piece.choice == choice.number)
             choice.sequence.resume(choice.tokens)
 
     def result(self) -> GenerateResult:
-        """Return what the finished job is told to have cost."""
+        """Return the result of the finished job: the tokens of its prompts and answers."""
         firsts = self.choices[:: self.work.n]
         return GenerateResult(
             prompt_tokens=sum(len(prompt) for prompt in self.work.prompts),
@@ -111,12 +113,12 @@ class GenerationJob:
         )
 
     def usage(self) -> dict[str, int]:
-        """Return what it has cost so far, by OpenTelemetry's names."""
-        told = self.result()
+        """Return the tokens used so far, by OpenTelemetry's names."""
+        result = self.result()
         return {
-            "gen_ai.usage.input_tokens": told.prompt_tokens,
-            "gen_ai.usage.output_tokens": told.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
+            "gen_ai.usage.input_tokens": result.prompt_tokens,
+            "gen_ai.usage.output_tokens": result.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": result.cached_tokens,
         }
 
     def turn(self, now_ms: int, *, partial: bool = False) -> Turn | None:
@@ -140,8 +142,26 @@ class GenerationJob:
         )
 
 
-def read_work(lease: Lease, runner: Executor) -> GenerateWork:
-    """Decode and check a lease's payload for this model; SpillwayError says why it cannot be done."""
+def _piece(at: int, choice: int, output: ChoiceOutput) -> Piece:
+    """Return the output of a choice as the wire has it, logged first in event `at`."""
+    return Piece(
+        at=at,
+        choice=choice,
+        tokens=output.tokens,
+        text=output.text,
+        finish=output.finish,
+        stopped_by=output.stopped_by,
+        logprobs=list(output.logprobs),
+    )
+
+
+def _output(piece: Piece) -> ChoiceOutput:
+    """Return a logged piece as the engine gave it; its log probabilities are not needed any more."""
+    return ChoiceOutput(piece.tokens, piece.text, piece.finish, piece.stopped_by)
+
+
+def read_work(lease: Lease, executor: Executor) -> GenerateWork:
+    """Decode and check a lease's payload for this model; SpillwayError says why the job cannot be done."""
     try:
         work = decode_work(lease.payload)
     except BadMessage as error:
@@ -150,19 +170,19 @@ def read_work(lease: Lease, runner: Executor) -> GenerateWork:
         ) from error
     if not isinstance(work, GenerateWork):
         raise InvalidRequest(f"job {lease.job}: {type(work).__name__} is no work for a generator")
-    if work.fingerprint != runner.fingerprint:
+    if work.fingerprint != executor.fingerprint:
         raise Unavailable(
             f"job {lease.job} was made for model {work.fingerprint}, this worker has "
-            f"{runner.name} {runner.fingerprint}: the model was replaced meanwhile; send the request again"
+            f"{executor.name} {executor.fingerprint}: the model was replaced meanwhile; send the request again"
         )
-    for problem in _problems(work, runner):
+    for problem in _problems(work, executor):
         raise InvalidRequest(f"job {lease.job}: {problem}")
     return work
 
 
-def _problems(work: GenerateWork, runner: Executor) -> Iterator[str]:
-    """Yield what is wrong with a work's numbers."""
-    shape = runner.shape
+def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
+    """Yield the errors in a work's numbers."""
+    shape = executor.shape
     if not work.prompts or work.n < 1 or work.max_new < 0:
         yield "expected at least one prompt, n at least 1 and max_new at least 0"
     if work.turn is not None:
@@ -179,7 +199,7 @@ def _problems(work: GenerateWork, runner: Executor) -> Iterator[str]:
         elif len(prompt) + work.max_new > shape.context:
             yield (
                 f"prompt {number} has {len(prompt)} tokens and max_new is {work.max_new}: "
-                f"model {runner.name} takes {shape.context} in all"
+                f"model {executor.name} takes {shape.context} in all"
             )
         elif not 0 <= min(prompt) <= max(prompt) < shape.vocabulary:
             yield f"prompt {number} has a token outside of 0 to {shape.vocabulary - 1}"
@@ -192,30 +212,26 @@ def build(
     vocabulary: Vocabulary,
     *,
     order: int,
-    generation: int,
+    incarnation: int,
 ) -> GenerationJob:
     """Make the job of checked work, at the point where its logged `events` end; its sequences count from `order`."""
-    root, owner = root_id(work.fingerprint, work.scope), owner_id(work.scope)
-    choices = []
-    for number in range(len(work.prompts) * work.n):
-        prompt = work.prompts[number // work.n]
-        most = len(prompt) + work.max_new
-        sequence = TokenSequence(
-            lease.job,
-            number,
-            order + number,
-            prompt,
-            root=root,
-            most=most,
-            due_ms=lease.deadline_ms,
-            low=work.low,
-            owner=owner,
-        )
-        choices.append(Choice(number, work, sequence, vocabulary))
-    job = GenerationJob(lease, work, choices, generation)
+    request = GenerationRequest(
+        id=lease.job,
+        prompts=work.prompts,
+        stop=StopRules(
+            work.max_new, work.min_new, work.stop, () if work.ignore_eos else work.stop_ids
+        ),
+        root=root_id(work.fingerprint, work.scope),
+        n=work.n,
+        sampling=work.sampling,
+        logprobs=work.logprobs,
+        forced=work.forced,
+        owner=owner_id(work.scope),
+        low=work.low,
+        due_ms=lease.deadline_ms,
+    )
+    generation = Generation(request, vocabulary, order)
+    job = GenerationJob(lease, work, generation, incarnation)
     job.restore([event for event in events if event.kind == "progress"])
-    for choice in choices:
-        if choice.finish is None and work.forced is not None:
-            choice.force(work.forced)
-        choice.start()
+    generation.start()
     return job

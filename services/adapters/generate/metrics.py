@@ -1,4 +1,4 @@
-"""What a generator measures beside its steps, which are counted as the batches of its lane."""
+"""The metrics of a generator beside its steps, which are counted as the batches of its lane."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from engine.decoder.executor.isolated_step import StepResult
-from engine.decoder.scheduler import Scheduler
+from engine.decoder.executor.step import StepResult
 from services.adapters.metrics import LaneMetrics
 
 if TYPE_CHECKING:
+    from engine.decoder.engine import DecoderEngine
     from engine.decoder.kv.offload import OffloadManager
 
 LANE = "gpu"
 
 
 class TierMetrics:
-    """What the tiers of pages of one generator give and cost; all are counted elsewhere, and told from there."""
+    """What the tiers of pages of one generator give and cost: counters that follow counts of the engine."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -130,9 +130,9 @@ class EngineMetrics:
         else:
             self.work.step_ratio.observe(ran.seconds / max(predicted_s, 1e-9))
 
-    def observe_state(self, scheduler: Scheduler, unacknowledged: int) -> None:
+    def observe_state(self, engine: DecoderEngine, unacknowledged: int) -> None:
         """Note what the scheduler holds, and how far the loop is ahead of the bus."""
-        tiers = scheduler.table.tiers
+        scheduler, tiers = engine.scheduler, engine.offload.tiers
         for tier, pools in (("device", tiers.device), ("host", tiers.host)):
             for state in ("used", "cached", "free"):
                 count = sum(getattr(pool, state) for pool in pools)
@@ -142,3 +142,4 @@ class EngineMetrics:
         self.unacknowledged.set(unacknowledged)
         self.preemptions.inc(scheduler.preemptions - self._preempted)
         self._preempted = scheduler.preemptions
+        self.tiers.observe(engine.offload)

@@ -1,48 +1,50 @@
-"""Tells the bus what the jobs have come to, beside the steps: pieces of answers together, and each job's end."""
+"""The output emitter: sends the output of generations to the bus beside the steps, and ends the jobs that are over."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from common import log
 from common.bus import BusDown, BusFull
+from common.clock import Clock
 from common.tasks import wait
+from common.wire.results import Event
+from common.wire.sessions import SessionTurn, Turn
+from common.worker.leases import Lease
 from common.worker.worker import Worker
-from services.adapters.generate.cache_directory import CacheAnnouncer
-from services.adapters.generate.event_log import EventLog
+from services.adapters.generate.cache_announcer import CacheAnnouncer
 from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 
-TOGETHER_S = 0.008  # for which pieces wait for each other, unless an answer begins or ends
+TOGETHER_S = 0.008  # for which output waits for more output, unless an answer begins or ends
 _WAIT_S = 1.0
 _RETRY_S = 0.2
 _log = log.get("engine")
 
 
 class OutputEmitter:
-    """Tells of all `jobs`; those that are over, or ended elsewhere, `leave`.
+    """Sends the events of all `jobs` in few calls; jobs that are over, or were ended elsewhere, `leave`.
 
-    `steps` were computed, the tokens of `acked` of them are acknowledged: of the first so many.
+    Of the `steps` that were computed, the tokens of the first `acked` are acknowledged by the bus.
     """
 
     def __init__(
         self,
         worker: Worker,
-        emitter: EventLog,
-        holding: CacheAnnouncer,
+        announcer: CacheAnnouncer,
         metrics: EngineMetrics,
         jobs: Mapping[str, GenerationJob],
         leave: Callable[[GenerationJob], None],
+        clock: Clock,
     ) -> None:
-        self._worker, self._emitter, self._holding = worker, emitter, holding
-        self._metrics, self._jobs, self._leave = metrics, jobs, leave
+        self._worker, self._announcer, self._metrics = worker, announcer, metrics
+        self._jobs, self._leave, self._clock = jobs, leave, clock
         self.steps = self.acked = 0
         self._ending: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()  # something to tell or to ask the bus
-        self._hurry = asyncio.Event()  # and somebody waits for it
+        self._news = asyncio.Event()  # there is output to send, or a question to the bus
+        self._hurry = asyncio.Event()  # and a client waits for it
         self._heard = asyncio.Event()  # the bus has acknowledged
 
     @property
@@ -56,42 +58,42 @@ class OutputEmitter:
         self._news.set()
 
     def hurry(self) -> None:
-        """Let nothing wait for more to come with it: an answer begins or ends."""
+        """Send the next output without waiting for more: an answer begins or ends."""
         self._hurry.set()
 
     def now(self) -> None:
-        """Tell what there is to tell, now."""
+        """Send at once."""
         self._hurry.set()
         self._news.set()
 
     async def acknowledged(self, seconds: float) -> None:
-        """Wait until the bus acknowledges something, at most so long."""
+        """Wait until the bus acknowledges output, at most `seconds`."""
         self._hurry.set()
         self._heard.clear()
         await wait(self._heard, seconds)
 
     def halt(self) -> None:
-        """Let nobody wait for the bus any more."""
+        """End every wait for the bus."""
         self._heard.set()
 
     async def run(self) -> None:
-        """Tell until cancelled; while the bus is away, try again a little later."""
-        told_at = 0.0
+        """Send output until cancelled; while the bus is away, try again a little later."""
+        sent_at = 0.0
         while True:
             await wait(self._news, _WAIT_S)
             if not self._news.is_set():
                 continue
-            if (left := told_at + TOGETHER_S - time.monotonic()) > 0:
+            if (left := sent_at + TOGETHER_S - self._clock.monotonic()) > 0:
                 await wait(self._hurry, left)
-            told_at = time.monotonic()
+            sent_at = self._clock.monotonic()
             self._news.clear()
             self._hurry.clear()
             jobs = [job for job in self._jobs.values() if not job.ending]
-            # Events made before this call lack what came since: then it acknowledges nothing new, and another follows.
+            # Events made before this call lack newer tokens: then no step is acknowledged, and another call follows.
             repeated = any(job.emitting is not None for job in jobs)
             steps = self.acked if repeated else self.steps
             try:
-                stopped = await self._emitter.emit(jobs)
+                stopped = await self._emit(jobs)
             except (BusDown, BusFull):
                 self._news.set()
                 await asyncio.sleep(_RETRY_S)
@@ -106,28 +108,80 @@ class OutputEmitter:
             self._heard.set()
 
     async def flush(self, seconds: float) -> None:
-        """Tell what the last steps gave, if the bus can be reached, for at most so long."""
+        """Send the output of the last steps, if the bus can be reached, for at most `seconds`."""
         self._news.set()
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up and self._worker.bus.connection.reachable:
+        give_up = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < give_up and self._worker.bus.connection.reachable:
             waiting = any(job.event() is not None for job in self._jobs.values() if not job.ending)
             if not waiting and not self._ending:
                 return
             self._heard.clear()
             await wait(self._heard, 0.1)
 
+    async def give_back(self, jobs: Iterable[GenerationJob]) -> None:
+        """Return to the lane, uncharged, the jobs that have not begun."""
+        leases = [lease for job in jobs if (lease := self._lease(job)) is not None]
+        if leases:
+            await self._worker.outbox.give_back(leases)
+
     async def close(self) -> None:
-        """Give up the ends that are under way."""
+        """Cancel the calls that end jobs."""
         for task in self._ending:
             task.cancel()
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    # -- events ----------------------------------------------------------------------------------------
+
+    async def _emit(self, jobs: Iterable[GenerationJob]) -> set[str]:
+        """Log the new output of each job in one event per job; return the jobs to stop: ended elsewhere or cancelled.
+
+        Jobs without new output are sent too, so that a cancelled prompt stops as soon as a cancelled answer. Raises
+        BusDown; the same events are then sent by the next call, which may find that they are logged already.
+        """
+        plain: list[GenerationJob] = []
+        folding: list[GenerationJob] = []
+        stopped: set[str] = set()
+        for job in jobs:
+            if self._lease(job) is None:
+                stopped.add(job.id)
+            else:
+                found = job.event()
+                (folding if found is not None and found[1] else plain).append(job)
+        for group, fold in ((plain, False), (folding, True)):
+            if group:
+                stopped |= await self._emit_group({job.id: job for job in group}, fold=fold)
+        return stopped
+
+    async def _emit_group(self, jobs: Mapping[str, GenerationJob], *, fold: bool) -> set[str]:
+        def partial_turn(lease: Lease) -> tuple[Turn, SessionTurn] | None:
+            job = jobs[lease.job]
+            turn = job.turn(self._clock.now_ms(), partial=True)
+            return (turn, job.work.turn) if turn is not None and job.work.turn else None
+
+        leases = [lease for job in jobs.values() if (lease := self._lease(job)) is not None]
+        events: dict[str, Event] = {}
+        for lease in leases:
+            if (found := jobs[lease.job].event()) is not None:
+                events[lease.job] = found[0]
+        stopped = await self._worker.outbox.emit(leases, events, fold=fold, partial=partial_turn)
+        for job in events:
+            if job not in stopped:
+                jobs[job].acknowledged()
+        return stopped
+
+    def _lease(self, job: GenerationJob) -> Lease | None:
+        """Return the lease a job runs under; None if it was lost, even if the same job was leased again since."""
+        current = job.incarnation == self._worker.generation
+        return self._worker.leases.held.get(job.id) if current else None
+
+    # -- ends ------------------------------------------------------------------------------------------
 
     def _end_those_over(self, jobs: Iterable[GenerationJob]) -> None:
         for job in jobs:
             if self._jobs.get(job.id) is not job or not job.over:
                 continue
             if job.event() is not None:
-                self.now()  # its last pieces came while the call was under way
+                self.now()  # the last output came while the call was under way
                 continue
             job.ending = True
             task = asyncio.create_task(self._end(job), name="end")
@@ -140,18 +194,42 @@ class OutputEmitter:
             return
         _log.error("job_not_ended", job=job.id, exc_info=error)
         self._leave(job)
-        lease = self._worker.leases.held.get(job.id)
-        if lease is not None and job.generation == self._worker.generation:
+        if (lease := self._lease(job)) is not None:
             self._worker.leases.let_go(lease)
 
     async def _end(self, job: GenerationJob) -> None:
         self._worker.leases.span(job.id).set_attributes(job.usage())
-        if job.session and job.failure is None and job.refusal is None:
-            await self._holding.ended(job.session, job.choices[0].sequence.ids)
-        await self._emitter.end(job)
-        if job.failure is None and job.refusal is None:
+        done = job.failure is None and job.refusal is None
+        if job.session and done:
+            await self._announcer.ended(job.session, job.choices[0].sequence.ids)
+        await self._end_on_bus(job)
+        if done:
             result = job.result()
             self._metrics.work.cached.inc(result.cached_tokens)
             self._metrics.work.input.inc(result.prompt_tokens - result.cached_tokens)
         self._leave(job)
-        await self._holding.mark(job.choices[0].sequence.ids)
+        await self._announcer.mark(job.choices[0].sequence.ids)
+
+    async def _end_on_bus(self, job: GenerationJob) -> None:
+        """End a job whose events are all logged; without the bus another worker has the job once its lease is lost."""
+        lease = self._lease(job)
+        if lease is None:
+            return
+        try:
+            if job.failure is not None:
+                await self._worker.outbox.fail(lease, *job.failure)
+                return
+            session, index, now_ms = job.work.turn, job.next_index, self._clock.now_ms()
+            if job.refusal is not None:
+                keeps = session is not None and session.keep_partial
+                turn = job.turn(now_ms, partial=True) if keeps else None
+                await self._worker.outbox.refuse(
+                    lease, job.refusal, index=index, turn=turn, session=session
+                )
+                return
+            turn = job.turn(now_ms)
+            await self._worker.outbox.finish(
+                lease, job.result(), index=index, turn=turn, session=session
+            )
+        except BusDown:
+            return

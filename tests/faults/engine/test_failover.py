@@ -127,10 +127,10 @@ async def test_redis_restarts_and_stands_still(bus: Any, desk: Desk, redis_serve
         for job in jobs.values():
             await desk.until(job, 40)
         redis_server.pause()
-        steps = worker.loop._teller.steps
+        steps = worker.loop.emitter.steps
         await asyncio.sleep(1.0)
-        assert worker.loop._teller.steps - steps <= AHEAD + 1
-        assert worker.loop._teller.behind <= AHEAD
+        assert worker.loop.emitter.steps - steps <= AHEAD + 1
+        assert worker.loop.emitter.behind <= AHEAD
         redis_server.resume()
         for prompt, job in jobs.items():
             assert await desk.text(job) == said(prompt, 200)

@@ -25,7 +25,7 @@ from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.results import Piece
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 from tests.conftest import PROFILE
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, text_of, tokens_of

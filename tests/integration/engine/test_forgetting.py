@@ -21,7 +21,7 @@ from common.wire.jobs import GenerateWork
 from common.wire.sessions import SessionRecord, SessionTurn
 from engine.decoder.executor.interface import ModelShape
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 from engine.decoder.sequence import TokenSequence
 from services.kv_store.deletion.page_eraser import PageEraser
 from services.kv_store.deletion.session_eraser import SessionEraser

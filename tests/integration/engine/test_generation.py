@@ -11,7 +11,7 @@ from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from common.types.generation import SamplingParams
 from engine.decoder.executor.simulated_executor import END, answer
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 from services.adapters.generate import job as job_module
 from tests.support.engine import (
     FAMILY,

@@ -157,7 +157,7 @@ async def test_plain_prompts_find_their_prefix(bus: Bus, desk: Desk) -> None:
         prompt = list((LONG * 4).encode())
         first = work(prompt, max_new=2)
         pieces, _ = await desk.result(await desk.admit(first, prefer=one.consumer.name))
-        await one.loop._holding.look()
+        await one.loop.announcer.look()
         again = work([*prompt, *b" more"], max_new=2)
         found = await holder(desk, None, again)  # type: ignore[arg-type]
         pages = len(prompt) // PAGE // STRIDE * STRIDE
@@ -166,7 +166,7 @@ async def test_plain_prompts_find_their_prefix(bus: Bus, desk: Desk) -> None:
         assert abs(found["value_s"] - value) < 1e-9
         assert tokens_of(pieces)
         one.scheduler.table.tiers.forget(list(one.scheduler.table.pools[0]))
-        await one.loop._holding.look()
+        await one.loop.announcer.look()
         assert (await holder(desk, None, again))["prefer"] is None  # type: ignore[arg-type]
 
 
@@ -182,7 +182,7 @@ async def test_a_hint_that_is_over(bus: Bus, desk: Desk) -> None:
             record.id, type(held)(second.consumer.name, 64, 0, b"", 0)
         )
         first.scheduler.table.tiers.forget(list(first.scheduler.table.pools[0]))
-        await first.loop._holding.look()
+        await first.loop.announcer.look()
         assert (await CacheDirectory(bus).held(record.id)).worker == second.consumer.name  # type: ignore[union-attr]
         await CacheDirectory(bus).publish_held(record.id, type(held)("gpu-gone", 64, 0, b"", 0))
         lane, *_ = await say(desk, record, "x")

@@ -17,7 +17,7 @@ from common.ids import Family
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 from tests.support.engine import Desk, running, text_of, tokens_of
 
 WINDOWED = {

@@ -27,7 +27,7 @@ from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from engine.decoder.executor.page_form import Int8Form
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 from tests.support.engine import Desk, Worker, running, tokens_of
 from tests.support.servers import Server
 
@@ -62,7 +62,7 @@ async def serving(bus: Bus, runner: TorchExecutor, url: str, **more: Any) -> Asy
     """Run a worker that computes so slowly, as it believes, that every page is worth fetching and waiting for."""
     config = WorkerConfig(**{"pages_url": url, "page_publish": "through"} | more)
     async with running(bus, runner, bounds=BOUNDS, config=config) as worker:
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         fetcher._price = lambda depth: depth * 0 + 1000.0
         fetcher._asking_s = 1.0
@@ -89,7 +89,7 @@ async def say(
 
 async def put(worker: Worker, count: int) -> None:
     """Wait until so many pages are in Redis."""
-    publisher = worker.loop._tiering.publisher
+    publisher = worker.loop.engine.offload.publisher
     assert publisher is not None
     async with asyncio.timeout(20):
         while publisher.put["stored"] < count:  # noqa: ASYNC110 - it tells nobody
@@ -115,7 +115,7 @@ async def test_another_worker_goes_on_with_the_pages(
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
         again, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         assert fetcher.fetched["redis"] > 0
         assert second.mover is not None
@@ -142,7 +142,7 @@ async def test_a_flipped_bit_in_redis_is_never_used(
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
         again, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         assert fetcher.corrupt > 0
         assert fetcher.fetched["redis"] == 0
@@ -162,7 +162,7 @@ async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
         await put(worker, 8)
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         pages.pause() if fault == "stopped" else pages.kill()
         try:
@@ -185,7 +185,7 @@ async def test_what_could_not_be_put_is_put_when_the_tier_is_back(
     async with serving(bus, runner, pages.url) as worker:
         for count in (10, 11):  # together more than are put at once
             await say(bus, desk, runner, prompt_of(count))
-        publisher = worker.loop._tiering.publisher
+        publisher = worker.loop.engine.offload.publisher
         assert publisher is not None
         await asyncio.sleep(0.2)  # it has tried
         assert not publisher.put
@@ -209,7 +209,7 @@ async def test_the_lossy_form_is_labelled_and_smaller(
     second = loaded(model, form="int8")
     async with serving(bus, second, pages.url) as worker:
         _, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         assert fetcher.fetched["redis"] > 0
     assert found > 0
@@ -239,7 +239,7 @@ async def test_a_worker_that_is_stopped_leaves_its_pages(
     first = loaded(model)
     async with serving(bus, first, pages.url, page_publish="back") as worker:
         expected, _ = await say(bus, desk, first, prompt)
-        publisher = worker.loop._tiering.publisher
+        publisher = worker.loop.engine.offload.publisher
         assert publisher is not None
         assert not publisher.put
     second = loaded(model)

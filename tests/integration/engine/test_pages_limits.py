@@ -40,7 +40,7 @@ async def test_one_tenants_limit_is_not_anothers(
         await say(bus, desk, runner, prompt, "t")
         await say(bus, desk, runner, prompt, "u")
         await put(worker, 4)
-        publisher = worker.loop._tiering.publisher
+        publisher = worker.loop.engine.offload.publisher
         assert publisher is not None
         assert publisher.put["over"] >= 4
     usage = await store.usage()

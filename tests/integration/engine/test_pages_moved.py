@@ -154,7 +154,7 @@ async def test_pages_move_with_a_session(
     second = loaded(model)
     async with serving(bus, second, tiers[1].url) as worker:
         again, found = await say(bus, desk, second, prompt, "u")
-        fetcher = worker.loop._tiering.fetcher
+        fetcher = worker.loop.engine.offload.fetcher
         assert fetcher is not None
         assert fetcher.fetched["redis"] > 0
         assert fetcher.corrupt == 0

@@ -57,7 +57,7 @@ TASKS = {
         "services.adapters.generate.loop:GenerationLoop._computes",
         "services.adapters.generate.output_emitter:OutputEmitter.run",
         "engine.decoder.kv.offload:OffloadManager.run",
-        "services.adapters.generate.cache_directory:CacheAnnouncer.run",
+        "services.adapters.generate.cache_announcer:CacheAnnouncer.run",
         "services.adapters.generate.cache_invalidation:CacheInvalidation.run",
     ],
     "vector_search": [

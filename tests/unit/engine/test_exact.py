@@ -14,8 +14,7 @@ from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput, StepFailed
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import Scheduler
+from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 TOLERANCE = 1e-4

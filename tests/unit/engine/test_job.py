@@ -41,7 +41,7 @@ class Life:
     def begin(self) -> GenerationJob:
         """Build the job from the log."""
         self.job = build(
-            lease(self.work), self.work, self.log, self.vocabulary, order=0, generation=0
+            lease(self.work), self.work, self.log, self.vocabulary, order=0, incarnation=0
         )
         return self.job
 

@@ -13,8 +13,7 @@ from engine.decoder.executor.interface import ModelShape
 from engine.decoder.kv.eviction.policy import NAMES, Lru
 from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
-from engine.decoder.schedule import StepLimits
-from engine.decoder.scheduler import Scheduler
+from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 from tests.support.engine_simulator import Ask, Simulation, alone, prompts
 

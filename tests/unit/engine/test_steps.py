@@ -20,8 +20,9 @@ from engine.decoder.executor.interface import (
     SequenceInput,
     StepFailed,
 )
-from engine.decoder.executor.isolated_step import StepFailure, run_step
 from engine.decoder.executor.simulated_executor import SimulatedExecutor
+from engine.decoder.executor.step import StepFailure, run_step
+from services.adapters.generate.loop import with_capacity
 
 BAD_ROW, BAD_BATCH = 1, 2  # token ids that make the runner raise for one sequence, or for all
 
@@ -84,8 +85,9 @@ def test_depth_follows_the_speed() -> None:
     token_s = (0.01 / 32 + 0.01 / 512) / 2 + 0.0001
     assert pace.token_s == pytest.approx(token_s)
     assert pace.depth == (int(100 / token_s) // 32, int(100 / token_s))
-    record = pace.record(
-        WorkerRecord(worker="w", classes=["gpu"], device="cpu", depth_items=0, depth_tokens=0)
+    record = with_capacity(
+        WorkerRecord(worker="w", classes=["gpu"], device="cpu", depth_items=0, depth_tokens=0),
+        pace,
     )
     assert (record.depth_tokens, record.alpha_tokens_s) == (pace.depth.tokens, pace.token_s)
     assert record.beta_s == pytest.approx(0.0101)

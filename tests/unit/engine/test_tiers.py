@@ -17,7 +17,7 @@ from common.pages.identity import PAGE, PageId
 from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv.tiers import TierPolicy
-from engine.decoder.schedule import StepLimits
+from engine.decoder.scheduler import StepLimits
 
 DEVICE, HOST = 18, 60  # pages
 NEW, TURNS = 24, 3

@@ -9,8 +9,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from common.config import Eviction
 from common.pages.identity import PageId
+from common.types.pages import Eviction
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import NAMES, Policy, make_policy
 

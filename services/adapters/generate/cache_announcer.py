@@ -1,4 +1,4 @@
-"""Tells the mesh what this worker holds: of sessions, as a turn ends and as tiers change; of prompts, by marks."""
+"""The cache announcer: publishes which pages of sessions, and which prefixes of prompts, this worker holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = log.get("engine")
 
 
 class CacheAnnouncer:
-    """One engine's word on its pages; all of it is lost with Redis, and said again as turns end."""
+    """Publishes one engine's pages to the directory; what Redis loses is published again as turns end."""
 
     def __init__(self, worker: Worker, table: PageTable, residents: PrefixIndex) -> None:
         self._worker, self._table, self._residents = worker, table, residents
@@ -33,13 +33,13 @@ class CacheAnnouncer:
         self._at = 0
 
     async def ended(self, session: str, ids: Sequence[PageId]) -> None:
-        """A session's turn with these full pages is over and computed: say so, unless the bus is away."""
+        """Publish that a session's turn with these full pages was computed here, unless the bus is away."""
         self._residents.left(session, ids)
-        with contextlib.suppress(BusDown, BusFull):  # it is said again
+        with contextlib.suppress(BusDown, BusFull):  # it is published again
             await self._tell(session)
 
     async def mark(self, ids: Sequence[PageId]) -> None:
-        """Say that a chain was computed here, unless nobody else could be asked instead, or the bus is away."""
+        """Publish that a chain was computed here, unless there is no other worker to choose, or the bus is away."""
         worker = self._worker
         with contextlib.suppress(BusDown, BusFull):
             if (marks := marks_of(ids)) and not await self._alone():
@@ -49,18 +49,18 @@ class CacheAnnouncer:
         return len(await self._worker.bus.workers.registered(self._worker.family)) < 2
 
     async def run(self) -> None:
-        """Look at some of all that is remembered, again and again."""
+        """Look at some of the remembered sessions and prefixes, again and again."""
         while True:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.look()
             except (BusDown, BusFull):
                 continue
-            except Exception:  # noqa: BLE001 - what is told is a hint: the worker goes on without
+            except Exception:  # noqa: BLE001 - the directory is a hint: the worker goes on without
                 _log.exception("holdings_untold")
 
     async def look(self) -> None:
-        """Say what has changed of the next sessions and marks, or was said long ago."""
+        """Publish the next sessions and marks that have changed, or were published long ago."""
         sessions = self._residents.sessions
         self._told = {name: self._told[name] for name in sessions if name in self._told}
         begin = self._at if self._at < len(sessions) else 0
@@ -90,7 +90,7 @@ class CacheAnnouncer:
         known = await CacheDirectory(self._worker.bus).held(session)
         ours = known is not None and known.worker in self._names
         if not ours or not self._residents.chain(session):
-            self._told.pop(session, None)  # it is gone, or has gone on elsewhere
+            self._told.pop(session, None)  # the session is gone, or has gone on elsewhere
             return
         await self._tell(session)
 

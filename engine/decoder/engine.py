@@ -1,0 +1,202 @@
+"""The decoder engine, without a bus: generations are added and aborted, and each step gives their choices tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.clock import SYSTEM, Clock
+from common.cost.step import Step
+from common.errors import InternalError
+from common.pages.store import PageStore
+from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
+from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
+from engine.decoder.executor.step import (
+    StepFailure,
+    StepHandle,
+    StepInput,
+    StepQueue,
+    StepResult,
+    failure_of,
+)
+from engine.decoder.generation import Generation
+from engine.decoder.kv.offload import CachePolicy, OffloadManager
+from engine.decoder.output.choice import Choice
+from engine.decoder.scheduler import ScheduledRows, StepLimits
+from engine.device import DeviceQueue
+
+
+class RunningStep(NamedTuple):
+    """A submitted step: its parts, the generation of each, the page loads it waits for, its size and predicted cost."""
+
+    parts: list[ScheduledRows]
+    generations: list[Generation]
+    loading: PageLoads | None
+    size: Step
+    predicted_s: float
+    handle: StepHandle
+
+
+class Progress(NamedTuple):
+    """A choice that a step gave a token, or (None) a generation that a step ended by its failure."""
+
+    generation: Generation
+    choice: Choice | None
+
+
+class DecoderEngine:
+    """Generations on one executor. A step is `plan`, `submit`, the result of its handle, `commit`; `step` does all.
+
+    One step is in flight at a time. A generation that is aborted takes no part in any step from then on: the rows of a
+    planned step are not submitted, and the tokens of a running step are dropped. Its pages are free at once, which is
+    safe since no other rows are computed before the running step has ended. Not thread-safe: one event loop calls it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        capacity: DecoderCapacity,
+        limits: StepLimits,
+        device: DeviceQueue,
+        *,
+        clock: Clock = SYSTEM,
+        cache: CachePolicy | None = None,
+        store: PageStore | None = None,
+    ) -> None:
+        """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any."""
+        self.executor, self.capacity, self.limits = executor, capacity, limits
+        self.offload = OffloadManager(
+            executor,
+            limits,
+            capacity.recompute_s,
+            cache or CachePolicy(),
+            store,
+            self.wake,
+            clock,
+        )
+        self.scheduler = self.offload.scheduler
+        self._steps = StepQueue(executor, device, clock)
+        self._clock = clock
+        self._generations: dict[str, Generation] = {}
+        self._running: RunningStep | None = None
+        self._changed = asyncio.Event()  # a step may find more to compute than before
+
+    @property
+    def idle(self) -> bool:
+        """True if there is nothing to compute."""
+        return not (self.scheduler.running or self.scheduler.waiting)
+
+    def add(self, generation: Generation) -> None:
+        """Let the sequences of a generation wait for a step, and look for their pages in the tiers below the host."""
+        sequences = generation.sequences
+        if sequences:
+            self._generations[generation.id] = generation
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        self.offload.begin(sequences)
+        self.wake()
+
+    def abort(self, generation: Generation) -> None:
+        """Let a generation go, with its pages at once; no step, planned or running, gives it another token."""
+        if self._generations.get(generation.id) is generation:
+            del self._generations[generation.id]
+        self.offload.drop([choice.sequence for choice in generation.choices])
+
+    def wake(self) -> None:
+        """End a `wait`: a step may find more to compute than before."""
+        self._changed.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until a step may find something to compute, at most `seconds`."""
+        if self.scheduler.running:
+            await asyncio.sleep(0)  # the only sequence that was planned has lost its pages
+            return
+        if self.scheduler.waiting:
+            seconds = min(seconds, self.offload.patience_s())
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def step(self) -> list[Progress]:
+        """Compute one step, if there is anything to compute, and return the progress of its choices."""
+        parts = self.plan()
+        if parts is None:
+            return []
+        running = self.submit(parts)
+        return self.commit(running, await running.handle.result())
+
+    def plan(self) -> list[ScheduledRows] | None:
+        """Schedule a step; return its parts, which may be none if only pages move; None if there is nothing to do."""
+        if self._running is not None:
+            raise InternalError("a step was planned while another one is in flight")
+        self._changed.clear()
+        decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
+        budget = self.capacity.budget(decoding, self.limits.tokens)
+        parts = self.scheduler.step(budget, now_s=self._clock.monotonic())
+        return parts if parts or self.scheduler.loads else None
+
+    def submit(self, parts: Sequence[ScheduledRows]) -> RunningStep:
+        """Begin to execute a planned step, without the sequences that have left since."""
+        parts = [part for part in parts if part.sequence.pages]
+        generations = [self._generations[part.sequence.job] for part in parts]
+        rows = [_rows(*each) for each in zip(generations, parts, strict=True)]
+        size = size_of(rows, self.executor.shape.windows)
+        predicted_s = self.capacity.cost.seconds(size)
+        loading = self.offload.load()
+        requests = [generation.id for generation in generations]
+        handle = self._steps.submit(StepInput(rows, requests, loading, predicted_s))
+        self._running = RunningStep(parts, generations, loading, size, predicted_s, handle)
+        return self._running
+
+    def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
+        """Give the choices of an executed step their tokens; return who got one, and who failed."""
+        self._running = None
+        if not result.isolated:
+            self.capacity.cost.observe(step.size, result.seconds)
+        self.offload.loaded(step.loading)
+        progress = []
+        for generation, part, outcome in zip(
+            step.generations, step.parts, result.outcomes, strict=True
+        ):
+            if self._generations.get(generation.id) is not generation or not part.sequence.pages:
+                continue  # aborted meanwhile, or given a damaged page: then the sequence begins again
+            try:
+                choice = self._commit(generation, part, outcome)
+            except Exception as error:  # noqa: BLE001 - the error of one generation; the others go on
+                choice = None
+                self._fail(generation, failure_of(error, "internal_error"))
+            if outcome is not None or generation.failure is not None:
+                progress.append(Progress(generation, choice))
+        self.offload.save()
+        return progress
+
+    def _commit(
+        self,
+        generation: Generation,
+        part: ScheduledRows,
+        outcome: SampledToken | StepFailure | None,
+    ) -> Choice | None:
+        if isinstance(outcome, StepFailure):
+            self._fail(generation, outcome)
+            return None
+        choice = generation.choices[part.sequence.choice]
+        self.scheduler.commit(part, None if outcome is None else choice.push(outcome))
+        if choice.finish is not None:
+            self.offload.drop([part.sequence])
+        if generation.over:
+            del self._generations[generation.id]
+        return choice
+
+    def _fail(self, generation: Generation, failure: StepFailure) -> None:
+        generation.failure = failure
+        self.abort(generation)
+
+
+def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
+    """Return a part of a step as the executor takes it."""
+    sequence = part.sequence
+    sample = generation.choices[sequence.choice].draw() if part.draws else None
+    return SequenceInput(sequence.at(part.positions), part.positions, sequence.pages, sample)

@@ -1,0 +1,128 @@
+"""Steps on a device: submit and execute a step; if it raises, execute each request alone, so that the guilty fail."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.clock import SYSTEM, Clock
+from engine.decoder.executor.interface import (
+    Executor,
+    PageLoads,
+    SampledToken,
+    SequenceInput,
+    StepFailed,
+)
+from engine.device import DeviceQueue
+
+KIND = "generate"  # of these tasks on the device's queue
+
+
+class StepFailure(NamedTuple):
+    """The error of a request whose own rows raised, or gave values that are not numbers."""
+
+    code: str
+    message: str
+    trace: str
+
+
+class StepInput(NamedTuple):
+    """A step to execute: the rows of each sequence, the request of each, and the page loads that the rows wait for."""
+
+    rows: Sequence[SequenceInput]
+    requests: Sequence[str]
+    loading: PageLoads | None = None
+    predicted_s: float = 0.0
+
+
+class StepResult(NamedTuple):
+    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed apart."""
+
+    outcomes: list[SampledToken | StepFailure | None]
+    seconds: float
+    isolated: bool
+
+
+class StepHandle:
+    """A submitted step. A caller that stops waiting does not stop the step."""
+
+    def __init__(self, result: asyncio.Future[StepResult]) -> None:
+        self._result = result
+
+    async def result(self) -> StepResult:
+        """Return the step's result once the device has executed it."""
+        return await asyncio.shield(self._result)
+
+
+class StepQueue:
+    """The steps of one executor, in the order of submission, on its device."""
+
+    def __init__(self, executor: Executor, device: DeviceQueue, clock: Clock = SYSTEM) -> None:
+        self._executor, self._device, self._clock = executor, device, clock
+
+    def submit(self, step: StepInput) -> StepHandle:
+        """Queue a step on the device and return at once."""
+        result = self._device.submit(
+            run_step,
+            self._executor,
+            step.rows,
+            step.requests,
+            step.loading,
+            self._clock,
+            kind=KIND,
+            predicted_s=step.predicted_s,
+        )
+        return StepHandle(result)
+
+
+def run_step(
+    executor: Executor,
+    rows: Sequence[SequenceInput],
+    requests: Sequence[str],
+    loading: PageLoads | None = None,
+    clock: Clock = SYSTEM,
+) -> StepResult:
+    """Execute `rows` on the calling thread; `requests` names the request of each. Raises nothing a request can cause.
+
+    Rows that failed together are executed again, which changes nothing: a page's keys and values are written anew.
+    Returns once all pages of `loading` have arrived.
+    """
+    started = clock.perf_s()
+    outcomes: list[SampledToken | StepFailure | None] = [None] * len(rows)
+    batches, isolated = [list(range(len(rows)))] if rows else [], False
+    while batches:
+        batch = batches.pop()
+        try:
+            drawn = executor.execute([rows[index] for index in batch], loading)
+        except StepFailed as error:
+            guilty = requests[batch[error.index]]
+            failure = failure_of(error)
+            rest = [index for index in batch if requests[index] != guilty]
+        except Exception as error:  # noqa: BLE001 - an error of the model fails its requests, not the worker
+            names = dict.fromkeys(requests[index] for index in batch)
+            if len(names) > 1:
+                batches += [[i for i in batch if requests[i] == name] for name in reversed(names)]
+                isolated = True
+                continue
+            guilty, failure, rest = requests[batch[0]], failure_of(error), []
+        else:
+            for index, outcome in zip(batch, drawn, strict=True):
+                outcomes[index] = outcome
+            continue
+        isolated = True
+        for index, request in enumerate(requests):
+            if request == guilty:
+                outcomes[index] = failure
+        if rest:
+            batches.append(rest)
+    if loading is not None:
+        loading.wait()
+    return StepResult(outcomes, clock.perf_s() - started, isolated)
+
+
+def failure_of(error: Exception, code: str = "model_error") -> StepFailure:
+    """Return the failure that a request is charged with for an error that is being handled."""
+    message = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
+    return StepFailure(code, message, traceback.format_exc())
