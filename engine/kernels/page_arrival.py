@@ -1,4 +1,4 @@
-"""How far the pages that a step reads have come: they are copied layer by layer while the step computes."""
+"""Page arrival: counts the layers whose pages were copied to the device while a step computes the layers before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _store(flag: ctypes.c_int64, layers: int) -> None:
 
 
 class PageArrival:
-    """Counts layers of the model, from the first; whoever copies says `come`, whoever computes waits."""
+    """Counts layers of the model, from the first; the thread that copies calls `ready`, the one that computes waits."""
 
     def __init__(self, layers: int, publish: Publish = _store) -> None:
         """`publish` stores the count so that compiled kernels, which read it at `flag`, see the pages first."""
@@ -24,8 +24,8 @@ class PageArrival:
         self._changed = threading.Condition()
         self._waits: dict[int, Callable[[], None]] = {}
 
-    def come(self, layers: int, then: Callable[[], None] | None = None) -> None:
-        """The pages of the first `layers` layers have come, the last of them once the device has done `then`."""
+    def ready(self, layers: int, then: Callable[[], None] | None = None) -> None:
+        """Note that the pages of the first `layers` layers are there, the last once the device has done `then`."""
         with self._changed:
             if then is not None:
                 self._waits[layers - 1] = then
@@ -41,5 +41,5 @@ class PageArrival:
             then()
 
     def wait_all(self) -> None:
-        """Return once the pages of all layers are there, as far as whoever copies is concerned."""
+        """Return once the pages of all layers were copied, or their copies were queued on the device."""
         self.wait(self.layers - 1)

@@ -32,15 +32,15 @@ _ROWS, _FROM, _TO = 1, 3, 4
 class Blocks(NamedTuple):
     """One layer group's share of a step: its rows' positions, where their K and V go, who looks at which pages.
 
-    `blocks` (blocks, 5): first row, rows, where the page table begins, and the logical pages from and to. `most` is the
-    largest number of rows of a block, `chunks` of chunks.
+    `blocks` (blocks, 5): first row, rows, where the page table begins, and the logical pages from and to. `longest` is
+    the largest number of rows of a block, `chunks` of chunks.
     """
 
     slots: Tensor
     positions: Tensor
     tables: Tensor
     blocks: Tensor
-    most: int
+    longest: int
     chunks: int
 
 
@@ -82,37 +82,37 @@ def plan_blocks(
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Tensor:
     """Attend with rows (rows, heads, dim) over the pages of one layer, as the reference of the same name does."""
-    sums, most, mass = attend_partly(q, kv_pages, layer, plan)
-    top = most.amax(0)
-    weights = torch.exp(most - top)
-    total = (mass * weights).sum(0)
+    sums, row_max, row_sum = attend_partly(q, kv_pages, layer, plan)
+    top = row_max.amax(0)
+    weights = torch.exp(row_max - top)
+    total = (row_sum * weights).sum(0)
     return ((sums * weights[..., None]).sum(0) / total[..., None]).to(q.dtype)
 
 
 def attend_partly(
     q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unscaled sums (chunks, rows, heads, dim), largest scores and masses (chunks, rows, heads), all fp32."""
+    """Return fp32 unscaled sums (chunks, rows, heads, dim), largest scores and weight sums (chunks, rows, heads)."""
     q = q.contiguous()
     rows, heads, dim = q.shape
     shared = heads // kv_pages.kv_heads
     sums = torch.zeros(plan.chunks, rows, heads, dim, device=q.device)
-    most = torch.full((plan.chunks, rows, heads), _NOTHING, device=q.device)
-    mass = torch.zeros(plan.chunks, rows, heads, device=q.device)
+    row_max = torch.full((plan.chunks, rows, heads), _NOTHING, device=q.device)
+    row_sum = torch.zeros(plan.chunks, rows, heads, device=q.device)
     data = kv_pages.data
     _attend[(len(plan.blocks), kv_pages.kv_heads, plan.chunks)](
-        q, data, plan.tables, plan.positions, plan.blocks, sums, most, mass,
+        q, data, plan.tables, plan.positions, plan.blocks, sums, row_max, row_sum,
         rows, layer * data.stride(1), data.stride(0), data.stride(2), dim**-0.5,
         HEADS=heads, SHARED=shared, DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)),
-        SIZE=max(16, triton.next_power_of_2(plan.most * shared)), PAGE_=PAGE, CHUNK_=CHUNK,
+        SIZE=max(16, triton.next_power_of_2(plan.longest * shared)), PAGE_=PAGE, CHUNK_=CHUNK,
         WINDOW=kv_pages.window or 0, WIDEN=_INTERPRETED and data.dtype == torch.bfloat16,
     )  # fmt: skip
-    return sums, most, mass
+    return sums, row_max, row_sum
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    q, pages, tables, positions, blocks, sums, most, mass, rows, layer_at, page_stride, half_stride, scale,
+    q, pages, tables, positions, blocks, sums, row_max, row_sum, rows, layer_at, page_stride, half_stride, scale,
     HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
     PAGE_: tl.constexpr, CHUNK_: tl.constexpr, WINDOW: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -165,8 +165,8 @@ def _attend(  # type: ignore[no-untyped-def]
             found += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
             top = now
         out = chunk * rows * HEADS + at
-        tl.store(most + out, top, mask=there)
-        tl.store(mass + out, total, mask=there)
+        tl.store(row_max + out, top, mask=there)
+        tl.store(row_sum + out, total, mask=there)
         tl.store(
             sums + out[:, None] * DIM + d[None, :], found, mask=there[:, None] & inside[None, :]
         )

@@ -182,12 +182,14 @@ class TorchPageCopier:
                 for move in loading.moves:
                     if move.group == group and not self._copy_in(move, at):
                         loading.unsound.add(move)
-                loading.arrival.come(layer + 1, self._event())
+                loading.arrival.ready(layer + 1, self._event())
         except Exception:
             loading.unsound.update(loading.moves)
             raise
         finally:
-            loading.arrival.come(len(self._places))  # whatever happens: nobody waits for ever
+            loading.arrival.ready(
+                len(self._places)
+            )  # even after an error, so that no step waits for ever
         took = SYSTEM.perf_s() - began
         self._note("load", loading.moves, took)
         each = took / len(loading.moves)

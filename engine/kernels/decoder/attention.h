@@ -11,7 +11,7 @@
 namespace spillway {
 
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
-constexpr int QUERIES = 64;                // query heads that look at a page together
+constexpr int QUERIES = 64;                // query heads that attend to a page together
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
 // The pages of one layer group, (pages, layers, 2, kv heads, PAGE, dim), and every sequence's page table.
@@ -29,33 +29,33 @@ struct Heads {
   int64_t width() const { return up(dim, 32); }
 };
 
-// Rows of one sequence that look at pages together.
+// Rows of one sequence that attend to pages together.
 struct Block {
   int64_t sequence, first, last, page, pages;  // rows [first, last); logical pages [page, pages)
 };
 
 // Softmax over some of the tokens a query head sees: their largest score, and sums of weights and of weighted values.
 struct Partial {
-  std::vector<float> most, mass, sums;
+  std::vector<float> row_max, row_sum, sums;
   void reset(int64_t queries, int64_t width) {
-    most.assign(queries, NOTHING);
-    mass.assign(queries, 0.0f);
+    row_max.assign(queries, NOTHING);
+    row_sum.assign(queries, 0.0f);
     sums.assign(queries * width, 0.0f);
   }
 };
 
-inline void merge(float& most, float& mass, float* sums, float other_most, float other_mass, const float* other,
+inline void merge(float& row_max, float& row_sum, float* sums, float other_max, float other_sum, const float* other,
                   int64_t width) {
-  const float now = most > other_most ? most : other_most;
-  const F both = exponential(F{most - now, other_most - now});
+  const float now = row_max > other_max ? row_max : other_max;
+  const F both = exponential(F{row_max - now, other_max - now});
   const F mine = splat(float(both[0])), its = splat(float(both[1]));
-  mass = fma(splat(mass), mine, splat(other_mass * both[1]))[0];
+  row_sum = fma(splat(row_sum), mine, splat(other_sum * both[1]))[0];
   for (int64_t d = 0; d < width; d += 16)
     store(sums + d, fma(load<F>(sums + d), mine, load<F>(other + d) * its));
-  most = now;
+  row_max = now;
 }
 
-// One page of one head as the products want it, and the queries that look at it. A unit is a number, or a pair of bf16.
+// One page of one head as the products want it, and the queries that attend to it. A unit is a number, or a pair of bf16.
 // Keys: [4 tokens][16 dims][dim % 4] of lanes dim % 16 / 4, each the four tokens; queries likewise, four times the same.
 // Values: [token or pair][width]; in pairs the dims of a group of 32 lie as `pair_up` leaves them.
 struct Staged {
@@ -180,10 +180,11 @@ inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, in
   }
 }
 
+// Attend with R query heads to one page: update their largest score, their sum of weights and their sums.
 template <bool PAIRS, int R>
-inline void look(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
-                 const Staged& s, int64_t width, float scale, Ahead ahead, float* most, float* mass,
-                 float* const* sums) {
+inline void attend_tile(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
+                        const Staged& s, int64_t width, float scale, Ahead ahead, float* row_max, float* row_sum,
+                        float* const* sums) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   F x[R][2];
   score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, ahead, x);
@@ -200,10 +201,10 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
         if (window) x[r][h] = at <= last - splat(float(window)) ? none : x[r][h];
       }
     }
-    const float top = largest(max(x[r][0], x[r][1])), now = top > most[r] ? top : most[r];
+    const float top = largest(max(x[r][0], x[r][1])), now = top > row_max[r] ? top : row_max[r];
     const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
-    keep[r] = most[r] - now;
-    most[r] = now;
+    keep[r] = row_max[r] - now;
+    row_max[r] = now;
     fresh[r] = sum(e0 + e1);
     if (PAIRS) {
       store((uint16_t*)p[r], narrow(e0));
@@ -213,10 +214,10 @@ inline void look(const float* const* q, const int64_t* positions, int64_t base, 
       store(p[r] + 16, e1);
     }
   }
-  for (int r = 0; r < R; ++r) before[r] = mass[r];
+  for (int r = 0; r < R; ++r) before[r] = row_sum[r];
   keep = exponential(keep);
   const F after = fma(before, keep, fresh);
-  for (int r = 0; r < R; ++r) mass[r] = after[r];
+  for (int r = 0; r < R; ++r) row_sum[r] = after[r];
   float kept[16];
   store(kept, keep);
   weigh<PAIRS, R>(p, kept, s, width, ahead, sums);
@@ -255,24 +256,24 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
     const int64_t parts = (queries + 7) / 8;
     for (int64_t part = 0; part < parts; ++part, ahead.stride = 0) {
       const int64_t a = part * queries / parts, n = (part + 1) * queries / parts - a;
-#define SPILLWAY_LOOK(R)                                                                                          \
+#define SPILLWAY_ATTEND_TILE(R)                                                                                   \
   case R:                                                                                                         \
-    pairs ? look<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,            \
-                          &out.most[a], &out.mass[a], sums + a)                                                   \
-          : look<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,           \
-                           &out.most[a], &out.mass[a], sums + a);                                                 \
+    pairs ? attend_tile<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,     \
+                                 &out.row_max[a], &out.row_sum[a], sums + a)                                      \
+          : attend_tile<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,    \
+                                  &out.row_max[a], &out.row_sum[a], sums + a);                                    \
     break;
       switch (n) {
-        SPILLWAY_LOOK(1)
-        SPILLWAY_LOOK(2)
-        SPILLWAY_LOOK(3)
-        SPILLWAY_LOOK(4)
-        SPILLWAY_LOOK(5)
-        SPILLWAY_LOOK(6)
-        SPILLWAY_LOOK(7)
-        SPILLWAY_LOOK(8)
+        SPILLWAY_ATTEND_TILE(1)
+        SPILLWAY_ATTEND_TILE(2)
+        SPILLWAY_ATTEND_TILE(3)
+        SPILLWAY_ATTEND_TILE(4)
+        SPILLWAY_ATTEND_TILE(5)
+        SPILLWAY_ATTEND_TILE(6)
+        SPILLWAY_ATTEND_TILE(7)
+        SPILLWAY_ATTEND_TILE(8)
       }
-#undef SPILLWAY_LOOK
+#undef SPILLWAY_ATTEND_TILE
     }
   }
 }
@@ -287,11 +288,11 @@ struct Attention {
   void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
             int threads) {
     blocks.clear(), firsts.assign(1, 0);
-    const int64_t most = std::max<int64_t>(1, QUERIES / of.shared());
+    const int64_t together = std::max<int64_t>(1, QUERIES / of.shared());
     int64_t first = 0, longest = 0;
     for (int64_t s = 0; s < sequences; ++s) {
-      for (; first < ends[s]; first = std::min(first + most, ends[s])) {
-        const int64_t last = std::min(first + most, ends[s]);
+      for (; first < ends[s]; first = std::min(first + together, ends[s])) {
+        const int64_t last = std::min(first + together, ends[s]);
         const int64_t start = pages.window ? std::max<int64_t>(0, positions[first] - pages.window + 1) / PAGE : 0;
         blocks.push_back({s, first, last, start, positions[last - 1] / PAGE + 1});
         const int64_t chunks = (blocks.back().pages - 1) / CHUNK - start / CHUNK + 1;
@@ -303,9 +304,9 @@ struct Attention {
     if (split && int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
   }
 
-  // With `most` and `mass`, (rows, heads) each, sums stay unscaled: they can be merged with those over other pages.
+  // With `row_max` and `row_sum`, (rows, heads) each, sums stay unscaled, to be merged with those over other pages.
   void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float scale,
-           float* out, float* most = nullptr, float* mass = nullptr) {
+           float* out, float* row_max = nullptr, float* row_sum = nullptr) {
     const int64_t width = of.width();
     static thread_local Staged staged;
     static thread_local Partial total, one;
@@ -316,18 +317,18 @@ struct Attention {
              staged, into);
     };
     auto add = [&](const Partial& from) {
-      for (size_t i = 0; i < from.most.size(); ++i)
-        merge(total.most[i], total.mass[i], total.sums.data() + i * width, from.most[i], from.mass[i],
+      for (size_t i = 0; i < from.row_max.size(); ++i)
+        merge(total.row_max[i], total.row_sum[i], total.sums.data() + i * width, from.row_max[i], from.row_sum[i],
               from.sums.data() + i * width, width);
     };
     auto end = [&](const Block& b, int64_t head) {
       const int64_t shared = of.shared();
       for (int64_t i = 0; i < (b.last - b.first) * shared; ++i) {
         const int64_t at = (b.first + i / shared) * of.heads + head * shared + i % shared;
-        const float inverse = most ? 1.0f : 1.0f / total.mass[i];
+        const float inverse = row_max ? 1.0f : 1.0f / total.row_sum[i];
         for (int64_t d = 0; d < of.dim; ++d)
           out[at * of.dim + d] = total.sums[i * width + (pages.kind == BF16 ? paired(d) : d)] * inverse;
-        if (most) most[at] = total.most[i], mass[at] = total.mass[i];
+        if (row_max) row_max[at] = total.row_max[i], row_sum[at] = total.row_sum[i];
       }
     };
     const int64_t count = int64_t(blocks.size()), tasks = count * of.kv_heads;

@@ -61,12 +61,12 @@ struct Model {
   bool table_half = false;
   std::vector<Layer> layers;
   std::vector<float> last, frequencies;
-  float turn_scale = 1;
+  float rope_scale = 1;
   Linear head;
 
   // A step's memory, kept from step to step.
   Input input;
-  std::vector<float> joined, queries, attended, activated, turned;
+  std::vector<float> joined, queries, attended, activated, rotated;
   std::vector<Attention> attentions;
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
@@ -156,13 +156,13 @@ void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int
   }
 }
 
-// Cosines, then sines, of a position's angles.
-void turn(const Model& m, int64_t position, float* to) {
+// Cosines, then sines, of a position's angles: the rotation that `place` gives to heads (rope).
+void rope(const Model& m, int64_t position, float* to) {
   const int64_t half = m.heads.dim / 2;
   for (int64_t d = 0; d < half; ++d) {
     const float angle = float(position) * m.frequencies[d];
-    to[d] = std::cos(angle) * m.turn_scale;
-    to[d + half] = std::sin(angle) * m.turn_scale;
+    to[d] = std::cos(angle) * m.rope_scale;
+    to[d + half] = std::sin(angle) * m.rope_scale;
   }
 }
 
@@ -174,27 +174,27 @@ void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const
   for (int64_t r = 0; r < rows; ++r) {
     float* joined = m.joined.data() + r * m.wide();
     const int32_t page = pages.tables[pages.starts[sequences[r]] + positions[r] / PAGE];
-    const float *c = m.turned.data() + r * dim, *s = c + half;
-    float* turned = scratch.of(2 * width);
+    const float *c = m.rotated.data() + r * dim, *s = c + half;
+    float* rotated = scratch.of(2 * width);
     for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
       float* head = joined + h * dim;
       const bool query = h < m.heads.heads;
       const std::vector<float>& norm = query ? layer.q_norm : layer.k_norm;
       if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
       for (int64_t d = 0; d < half; ++d) {
-        turned[d] = head[d] * c[d] - head[d + half] * s[d];
-        turned[d + half] = head[d + half] * c[d] + head[d] * s[d];
+        rotated[d] = head[d] * c[d] - head[d + half] * s[d];
+        rotated[d + half] = head[d + half] * c[d] + head[d] * s[d];
       }
       if (!query) {
-        write(pages, m.heads, layer.at, page, positions[r] % PAGE, 0, h - m.heads.heads, turned);
+        write(pages, m.heads, layer.at, page, positions[r] % PAGE, 0, h - m.heads.heads, rotated);
         continue;
       }
       float* to = m.queries.data() + (r * m.heads.heads + h) * width;
-      for (int64_t d = dim; d < width; ++d) turned[d] = 0;
+      for (int64_t d = dim; d < width; ++d) rotated[d] = 0;
       if (pages.kind == BF16)
-        for (int64_t d = 0; d < width; d += 16) store((uint16_t*)to + d, narrow(load<F>(turned + d)));
+        for (int64_t d = 0; d < width; d += 16) store((uint16_t*)to + d, narrow(load<F>(rotated + d)));
       else
-        std::memcpy(to, turned, width * 4);
+        std::memcpy(to, rotated, width * 4);
     }
     for (int64_t h = 0; h < m.heads.kv_heads; ++h)
       write(pages, m.heads, layer.at, page, positions[r] % PAGE, 1, h,
@@ -202,19 +202,19 @@ void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const
   }
 }
 
-// Until the pages that a layer reads have been copied to where it reads them.
-void await_pages(const int64_t* come, int64_t layer) {
+// Wait until the pages that a layer reads have been copied to the device.
+void await_pages(const int64_t* pages_ready, int64_t layer) {
   // Asleep: the thread that copies may have no other core.
-  while (come && __atomic_load_n(come, __ATOMIC_ACQUIRE) <= layer)
+  while (pages_ready && __atomic_load_n(pages_ready, __ATOMIC_ACQUIRE) <= layer)
     std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
-               const int64_t* sequences, float* out, const int64_t* come) {
+               const int64_t* sequences, float* out, const int64_t* pages_ready) {
   const Input& before = norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
   multiply_into(layer.qkv, before, rows, m.joined.data(), false);
   place(m, layer, pages, rows, positions, sequences);
-  await_pages(come, &layer - m.layers.data());
+  await_pages(pages_ready, &layer - m.layers.data());
   attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
                 m.attended.data());
   const int64_t wide = m.heads.heads * m.heads.dim;
@@ -305,18 +305,19 @@ int spillway_linear(void* model, int64_t layer, int which, int kind, const void*
   return 0;
 }
 
-// How heads turn: by position * frequency, (dim / 2) of them; cosines and sines are scaled.
-void spillway_turn(void* model, const float* frequencies, float scale) {
+// Set the rotation of heads (rope): by position * frequency, (dim / 2) of them; cosines and sines are scaled.
+void spillway_rope(void* model, const float* frequencies, float scale) {
   Model& m = *(Model*)model;
   m.frequencies.assign(frequencies, frequencies + m.heads.dim / 2);
-  m.turn_scale = scale;
+  m.rope_scale = scale;
 }
 
 // Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last; `out` is
-// (rows, hidden), before the last norm. `come` counts the layers whose pages have come, or is null: they all have.
+// (rows, hidden), before the last norm. `pages_ready` counts the layers whose pages have
+// arrived, or is null if all have.
 void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t sequences,
-                   const int64_t* ends, int64_t groups, const Pages* pages, const int64_t* come, float* out,
-                   int threads) {
+                   const int64_t* ends, int64_t groups, const Pages* pages, const int64_t* pages_ready,
+                   float* out, int threads) {
   Model& m = *(Model*)model;
   std::vector<int64_t> owners(rows);
   for (int64_t r = 0, s = 0; r < rows; ++r) {
@@ -327,14 +328,14 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
   grow(m.queries, rows * m.heads.heads * m.heads.width());
   grow(m.attended, rows * m.heads.heads * m.heads.dim);
   grow(m.activated, rows * m.padded_inner());
-  grow(m.turned, rows * m.heads.dim);
+  grow(m.rotated, rows * m.heads.dim);
   grow(m.attentions, groups);
   for (int64_t g = 0; g < groups; ++g) m.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
-      turn(m, positions[r], m.turned.data() + r * m.heads.dim);
+      rope(m, positions[r], m.rotated.data() + r * m.heads.dim);
       for (int64_t i = 0; i < m.hidden; ++i) {
         const int64_t at = tokens[r] * m.hidden + i;
         out[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
@@ -342,12 +343,14 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
     }
     for (Layer& layer : m.layers)
       run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), out,
-                come);
+                pages_ready);
   }
 }
 
-// The pages of so many layers have come, for a step that may be running.
-void spillway_come(int64_t* come, int64_t layers) { __atomic_store_n(come, layers, __ATOMIC_RELEASE); }
+// Tell a step that may be running that the pages of the first `layers` layers have arrived.
+void spillway_pages_ready(int64_t* pages_ready, int64_t layers) {
+  __atomic_store_n(pages_ready, layers, __ATOMIC_RELEASE);
+}
 
 // Logits (rows, vocabulary) of rows (rows, hidden) that a step returned.
 void spillway_logits(void* model, int64_t rows, const float* hidden, float* out, int threads) {
@@ -359,11 +362,11 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   }
 }
 
-// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise. With `most` and `mass`,
-// (rows, heads), the sums are not divided by the mass, and pages may be missing: partials that can be merged.
+// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise. With `row_max`
+// and `row_sum`, (rows, heads), sums are not divided by the row sum, and pages may be missing: partials to be merged.
 void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t rows,
                      const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends, float* out,
-                     float* most, float* mass, int threads) {
+                     float* row_max, float* row_sum, int threads) {
   const Heads of{heads, kv_heads, dim};
   const int64_t width = of.width();
   std::vector<float> queries(rows * heads * width);
@@ -382,7 +385,8 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
       else
         std::memcpy(queries.data() + i * width, row, width * 4);
     }
-    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out, most, mass);
+    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out, row_max,
+                  row_sum);
   }
 }
 

@@ -120,13 +120,13 @@ class CompiledDecoder:
         head = self._embed if spec.tied else weights.pop("lm_head.weight")
         self._linear(0, _HEAD, kind, [head], [])
         inverse = frequencies(spec.rope, spec.head_dim).contiguous()
-        kernels.spillway_turn(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
+        kernels.spillway_rope(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
 
     def arrival(self) -> PageArrival:
-        """Return what is told how far pages have come that a step of this model waits for."""
-        come = self._kernels.spillway_come
+        """Return the count of layers whose pages have arrived, for a step of this model to wait on."""
+        pages_ready = self._kernels.spillway_pages_ready
         return PageArrival(
-            self.spec.layers, lambda flag, layers: come(ctypes.byref(flag), _int64(layers))
+            self.spec.layers, lambda flag, layers: pages_ready(ctypes.byref(flag), _int64(layers))
         )
 
     def hidden(
@@ -138,7 +138,7 @@ class CompiledDecoder:
     ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return fp32 (rows, hidden) before the last norm.
 
-        A layer attends when its pages have come. ValueError if positions do not rise or a page that a row needs is not
+        A layer attends once its pages are there. ValueError if positions do not rise or a page that a row needs is not
         there.
         """
         step = _Step(queries, pools)
@@ -274,11 +274,11 @@ class PackedLinear:
 
 
 class Partial(NamedTuple):
-    """Attention over some of the pages: unscaled sums (rows, heads, dim); largest score and mass (rows, heads)."""
+    """Attention over some pages: unscaled sums (rows, heads, dim), largest score and weight sum (rows, heads)."""
 
     sums: Tensor
-    most: Tensor
-    mass: Tensor
+    row_max: Tensor
+    row_sum: Tensor
 
 
 def attend(
@@ -308,10 +308,10 @@ def attend_partly(
 
 def merge(one: Partial, other: Partial) -> Partial:
     """Return the attention over the pages of both."""
-    most = torch.maximum(one.most, other.most)
-    mine, its = torch.exp(one.most - most), torch.exp(other.most - most)
+    row_max = torch.maximum(one.row_max, other.row_max)
+    mine, its = torch.exp(one.row_max - row_max), torch.exp(other.row_max - row_max)
     sums = one.sums * mine[..., None] + other.sums * its[..., None]
-    return Partial(sums, most, one.mass * mine + other.mass * its)
+    return Partial(sums, row_max, one.row_sum * mine + other.row_sum * its)
 
 
 def _attend(
@@ -334,8 +334,8 @@ def _attend(
         *step.rows(q),
         *step.sequences(),
         _at(found.sums),
-        _at(found.most) if partial else None,
-        _at(found.mass) if partial else None,
+        _at(found.row_max) if partial else None,
+        _at(found.row_sum) if partial else None,
         threads,
     )
     return found

@@ -61,7 +61,7 @@ class GraphedDecoder:
         return self._decoder.logits(rows)
 
     def arrival(self) -> PageArrival:
-        """Return what is told how far pages have come that a step of this model waits for."""
+        """Return the count of layers whose pages have arrived, for a step of this model to wait on."""
         return self._decoder.arrival()
 
     def hidden(

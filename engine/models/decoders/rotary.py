@@ -58,14 +58,14 @@ def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
 
 def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines, (2, rows, 1, dim), of `positions` (rows), scaled (yarn), in `dtype`."""
-    turned = torch.outer(positions.to(torch.float32), inverse)
-    turned = torch.stack((turned.cos(), turned.sin()))
-    turned = (turned if scale == 1 else turned * scale).to(dtype)
-    return torch.cat((turned, turned), dim=-1)[:, :, None, :]
+    rotation = torch.outer(positions.to(torch.float32), inverse)
+    rotation = torch.stack((rotation.cos(), rotation.sin()))
+    rotation = (rotation if scale == 1 else rotation * scale).to(dtype)
+    return torch.cat((rotation, rotation), dim=-1)[:, :, None, :]
 
 
-def rotate(rows: Tensor, turned: Tensor) -> Tensor:
+def rotate(rows: Tensor, rotation: Tensor) -> Tensor:
     """Rotate (rows, heads, dim) by `angles`: dimension i turns with i + dim / 2."""
     half = rows.shape[-1] // 2
     swapped = torch.cat((-rows[..., half:], rows[..., :half]), dim=-1)
-    return rows * turned[0] + swapped * turned[1]
+    return rows * rotation[0] + swapped * rotation[1]

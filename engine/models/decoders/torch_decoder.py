@@ -90,7 +90,7 @@ class TorchDecoder:
         return self._embed.device
 
     def arrival(self) -> PageArrival:
-        """Return what is told how far pages have come that a step of this model waits for."""
+        """Return the count of layers whose pages have arrived, for a step of this model to wait on."""
         return PageArrival(self.spec.layers)
 
     def hidden(
@@ -102,7 +102,7 @@ class TorchDecoder:
     ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm.
 
-        A layer attends when its pages have come. ValueError if positions do not rise or a page that a row needs is not
+        A layer attends once its pages are there. ValueError if positions do not rise or a page that a row needs is not
         there.
         """
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
@@ -117,13 +117,13 @@ class TorchDecoder:
     ) -> Tensor:
         """Compute a step that `Attention.plan` has worked out."""
         positions = groups[0].positions
-        turned = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
+        rotation = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
         rows = F.embedding(tokens, self._embed)
         for number, layer in enumerate(self._layers):
             group, at = self._places[number]
             if arrival is not None:
                 arrival.wait(number)
-            rows = rows + self._attend(layer, rows, turned, groups[group], pools[group], at)
+            rows = rows + self._attend(layer, rows, rotation, groups[group], pools[group], at)
             gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
             rows = rows + _apply(layer.down, self._act(gate) * up)
         return rows
@@ -136,7 +136,7 @@ class TorchDecoder:
         self,
         layer: DecoderLayer,
         rows: Tensor,
-        turned: Tensor,
+        rotation: Tensor,
         plan: Any,
         pool: PageMemory,
         at: int,
@@ -148,8 +148,8 @@ class TorchDecoder:
         q, k, v = joined[:, : spec.heads], joined[:, spec.heads : values], joined[:, values:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        pool.write(at, plan.slots, rotate(k, turned), v)
-        found = self._attention.attend(rotate(q, turned), pool, at, plan)
+        pool.write(at, plan.slots, rotate(k, rotation), v)
+        found = self._attention.attend(rotate(q, rotation), pool, at, plan)
         return _apply(layer.out, found.flatten(1))
 
     def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
         joined = merge(*parts)
         # weights are rounded to bf16 beside those pages, so relative to another largest score
         near = 4e-3 if dtype == torch.bfloat16 else 1e-5
-        assert torch.allclose(joined.sums / joined.mass[..., None], both, atol=near)
+        assert torch.allclose(joined.sums / joined.row_sum[..., None], both, atol=near)
     for one, nine in zip(found[::2], found[1::2], strict=True):
         assert torch.equal(one, nine)  # however the chunks were shared out
 
