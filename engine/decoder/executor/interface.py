@@ -1,4 +1,4 @@
-"""What the scheduler asks of the model and what it gets back: the border between deciding and computing. No torch."""
+"""The executor's interface: batches of sequences in, drawn tokens out; between deciding and computing. No torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SequenceInput(NamedTuple):
 class SampledToken(NamedTuple):
     """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
 
-    Without `Draw.logprobs` the probability is 0.0 and `top` empty.
+    Without `SamplingRequest.logprobs` the probability is 0.0 and `top` is empty.
     """
 
     token: int
@@ -56,7 +56,7 @@ class SampledToken(NamedTuple):
 
 
 class ModelShape(NamedTuple):
-    """What the scheduler must know of a loaded model.
+    """The shape of a loaded model, as far as the scheduler needs it.
 
     Layer groups share a page table: `windows[g]` is the number of positions a row of group g sees, itself included
     (None: all); `page_bytes[g]` is the size of one page of it; `pages` is how many physical pages, numbered from 0,
@@ -85,7 +85,7 @@ class PageMove(NamedTuple):
 class StepFailed(Exception):
     """One sequence of a batch could not be computed; `index` is its place in the batch.
 
-    Nothing of it was drawn. The same step may be executed again without it: writing K and V twice changes nothing.
+    No token was drawn. The step may be executed again without the sequence: writing K and V twice changes nothing.
     """
 
     def __init__(self, index: int, message: str) -> None:
@@ -97,17 +97,17 @@ LocalTier = Literal["device", "host"]
 
 
 class PageLoads(Protocol):
-    """Loads under way: `unsound`, of pages that are not what was saved, is complete after `wait`."""
+    """Page loads under way; after `wait`, `unsound` holds the loads of pages whose bytes are not those saved."""
 
     unsound: set[PageMove]
 
     def wait(self) -> None:
-        """Return once everything has come."""
+        """Return once all pages have arrived."""
         ...
 
 
 class PageCopier(Protocol):
-    """Copies pages between device and host, beside the steps; `load_s` is what a page takes to come from the host."""
+    """Copies pages between device and host, beside the steps; `load_s` is the seconds to load a page from the host."""
 
     load_s: float
     moved_bytes: dict[str, int]
@@ -118,18 +118,18 @@ class PageCopier(Protocol):
         ...
 
     def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
-        """Copy one page to the host when nothing else is to be done.
+        """Copy one page to the host when there are no loads.
 
-        `done` is told, on the mover's thread, whether the page is there.
+        `done` is called on the copier's thread with the move and whether the page is there.
         """
         ...
 
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
-        """Return a page that somebody holds as it is written down for other tiers."""
+        """Return the bytes of a held page in the form of the tiers below the host."""
         ...
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
-        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
+        """Write values from a lower tier to host pages; return the errors of those that are not sound."""
         ...
 
     def layout(self, group: int) -> tuple[int, int]:
@@ -153,13 +153,13 @@ class Executor(Protocol):
     ) -> list[SampledToken | None]:
         """Run one step over all sequences and draw where asked, in the batch's order.
 
-        A layer waits for those of its pages that are being loaded. A sequence appears at most once in a batch. Raises
+        A layer waits for its pages that are being loaded. A sequence appears at most once in a batch. Raises
         only what a step can cause: StepFailed, if one sequence's numbers are not finite, and memory errors.
         """
         ...
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
-        """Return what the router must know of this model."""
+        """Return the model's card, by which the router renders, tokenizes and names families."""
         ...
 
     def tokenizer_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Moves pages between device and host on a thread of its own: loads first, layer by layer, every layer checked."""
+"""The page copier: moves pages between device and host on its own thread, loads first, layer by layer, all checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TorchPageLoads:
         self.unsound: set[PageMove] = set()
 
     def wait(self) -> None:
-        """Return once everything has come."""
+        """Return once all pages have arrived."""
         self.arrival.wait_all()
 
 
@@ -77,7 +77,7 @@ class TorchPageCopier:
         self._urgent: deque[Callable[[], None]] = deque()
         self._background: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="mover", daemon=True).start()
+        threading.Thread(target=self._run, name="page-copier", daemon=True).start()
 
     def load(self, moves: Sequence[PageMove]) -> TorchPageLoads:
         """Begin to copy pages to the device."""
@@ -86,9 +86,9 @@ class TorchPageCopier:
         return loading
 
     def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
-        """Copy one page to the host when nothing else is to be done.
+        """Copy one page to the host when there are no loads.
 
-        `done` is told, on the mover's thread, whether the page is there.
+        `done` is called on the copier's thread with the move and whether the page is there.
         """
         self._submit(partial(self._save, move, done), urgent=False)
 
@@ -98,11 +98,11 @@ class TorchPageCopier:
         return layers, size if self._form is None else self._form.size(size)
 
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
-        """Return a page that somebody holds as it is written down for other tiers."""
+        """Return the bytes of a held page in the form of the tiers below the host."""
         return await self._later(partial(self._value, header, tier, page))
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
-        """Write what was read from another tier to host pages; return what is wrong with those that are not sound."""
+        """Write values from a lower tier to host pages; return the errors of those that are not sound."""
         return await self._later(partial(self._fill, pages))
 
     async def _later(self, call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The physical pages of one layer group in one tier: who refers to them, and which full ones can be found by id."""
+"""A page pool: the physical pages of one layer group in one tier, their references, and full pages by id."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class PagePool:
 
     @property
     def used(self) -> int:
-        """Pages somebody refers to."""
+        """Pages with a reference."""
         return len(self._references)
 
     @property
     def cached(self) -> int:
-        """Pages nobody refers to that can be found by id."""
+        """Pages without a reference that can be found by id."""
         return len(self._cached)
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
+        """Empty pages."""
         return len(self._free)
 
     def references(self, page: int) -> int:
-        """Return how many refer to `page`."""
+        """Return the number of references to `page`."""
         return self._references.get(page, 0)
 
     def __iter__(self) -> Iterator[PageId]:
@@ -112,7 +112,7 @@ class PagePool:
             self._by_id[page_id] = page
 
     def forget(self, page_id: PageId) -> None:
-        """Let a page be found by this id no more; it is free unless somebody refers to it."""
+        """Drop the id of a page; the page is free unless it has a reference."""
         page = self._by_id.pop(page_id, None)
         if page is None:
             return
@@ -124,7 +124,7 @@ class PagePool:
         self.gone(page_id)
 
     def back(self, page_id: PageId, seconds: float | None) -> None:
-        """A lower tier has a copy, `seconds` away, or (None) has it no more."""
+        """Note that a lower tier has a copy, `seconds` away, or (None) has none any more."""
         page = self._by_id.get(page_id)
         if page is None:
             return

@@ -1,4 +1,4 @@
-"""What an engine remembers of the chains that left it: whose pages they are, to be told of and to be forgotten."""
+"""The prefix index: the page chains of sequences that left an engine, by session, and marks of their prefixes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST_MARKS = 1 << 12
 
 
 class PrefixIndex:
-    """Chains by session, and marks of any prompt's prefix; of both the longest unused go first, but the last stays.
+    """Chains by session, and marks of any prompt's prefix; the longest unused are dropped first, the last one never.
 
-    A session's chain is that of its latest turn; pages of earlier ones that are not in it are still its own.
+    A session's chain is that of its latest turn; pages of earlier turns that are not in the chain are still its own.
     """
 
     def __init__(self, most_pages: int = MOST_PAGES, most_marks: int = MOST_MARKS) -> None:
@@ -41,7 +41,7 @@ class PrefixIndex:
         return self._chains.get(session, [])
 
     def left(self, session: str, ids: Sequence[PageId]) -> None:
-        """A sequence with these full pages has left; `session` is empty where it was no session's turn."""
+        """Note that a sequence with these full pages has left; `session` is empty if it was no session's turn."""
         for mark in marks_of(ids):
             self._marks[mark] = None
             self._marks.move_to_end(mark)
@@ -58,18 +58,18 @@ class PrefixIndex:
             self.drop(next(iter(self._chains)))
 
     def drop(self, session: str) -> None:
-        """Remember a session no more; its pages stay where they are."""
+        """Drop a session from the index; its pages stay where they are."""
         if session in self._chains:
             self._pages -= self._size(session)
             del self._chains[session], self._earlier[session]
 
     def unmark(self, marks: Iterable[PageId]) -> None:
-        """Remember marks no more."""
+        """Drop marks from the index."""
         for mark in marks:
             self._marks.pop(mark, None)
 
     def some_marks(self, count: int) -> list[PageId]:
-        """Return the marks looked at longest ago, at most `count`, which are now the last in turn."""
+        """Return at most `count` marks, those returned longest ago, and put them last."""
         some = list(islice(self._marks, count))
         for mark in some:
             self._marks.move_to_end(mark)

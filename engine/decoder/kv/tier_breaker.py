@@ -1,4 +1,4 @@
-"""What a tier is trusted to do: seconds a page takes to come, and whether it is asked at all. No I/O."""
+"""The breaker of a tier: the seconds a page takes to arrive from the tier, and whether the tier is asked. No I/O."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WEIGHT = 0.25
 
 
 class TierBreaker:
-    """One tier's record; a fetch is told by its pages and seconds when it has ended or failed."""
+    """One tier's record of fetches: `came` and `failed` report them, `asks` and `predicted_s` answer by them."""
 
     def __init__(self) -> None:
-        self.page_s = 0.0  # mean of late; 0: nothing is known
+        self.page_s = 0.0  # recent mean; 0: nothing is known
         self.misses = 0
         self.expected_s = self.took_s = 0.0  # all fetches, as predicted and as measured
         self._paused_until_s = 0.0
@@ -36,11 +36,11 @@ class TierBreaker:
         return worth
 
     def predicted_s(self, pages: int) -> float:
-        """Return the seconds so many pages take."""
+        """Return the predicted seconds of fetching `pages` pages."""
         return pages * self.page_s
 
     def came(self, pages: int, took_s: float, now_s: float) -> None:
-        """A fetch of `pages` took so long."""
+        """Note that a fetch of `pages` pages took `took_s` seconds."""
         late = bool(self.page_s) and took_s > LATE * self.predicted_s(pages) + SLACK_S
         self._learned_s = now_s
         self.expected_s += self.predicted_s(pages) if self.page_s else took_s
@@ -50,7 +50,7 @@ class TierBreaker:
         self._judge(now_s, late=late)
 
     def failed(self, now_s: float) -> None:
-        """The tier is away, or gave no answer in its time: that is as bad as any number of misses."""
+        """Note that the tier is away or did not answer in time, which pauses it at once."""
         self.misses = MISSES
         self._judge(now_s, late=True)
 

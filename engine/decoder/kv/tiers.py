@@ -21,7 +21,7 @@ Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class TierPolicy(NamedTuple):
-    """By what policy pages are kept, and the seconds to recompute one (by its depth), to load one, to fetch one."""
+    """The eviction policy, and the seconds to recompute a page (by its depth), to load one and to fetch one."""
 
     policy: str = "spillway"
     price: Price = np.ones_like

@@ -217,7 +217,7 @@ class CompiledDecoder:
 
 
 class _Step:
-    """What the kernels are told of a step's rows; it holds the memory that they look at."""
+    """The rows of a step as the kernels take them; owns the memory that the kernels read."""
 
     def __init__(
         self, queries: Sequence[QueryRows], pools: Sequence[PageMemory], *, whole: bool = True

@@ -53,7 +53,7 @@ class GraphedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where everything is computed."""
+        """The device that computes."""
         return self._decoder.device
 
     def logits(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a configuration says of rotary positions; no tensors here."""
+"""Rotary positions as a model's configuration describes them; no tensors here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder is, read from its `config.json`; no tensors here."""
+"""The specification of a decoder, read from its `config.json`; no tensors here."""
 
 from __future__ import annotations
 

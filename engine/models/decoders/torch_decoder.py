@@ -81,12 +81,12 @@ class TorchDecoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type everything is computed in."""
+        """The type of activations."""
         return self._embed.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where everything is computed."""
+        """The device that computes."""
         return self._embed.device
 
     def arrival(self) -> PageArrival:
