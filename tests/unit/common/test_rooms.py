@@ -43,7 +43,7 @@ PENDING_IMPORTS: dict[str, set[str]] = {
         "loadgen/mesh.py imports cli",
     },
 }
-PENDING_ENGINE: set[str] = {}
+PENDING_ENGINE: set[str] = set()
 PENDING_SERVICES: set[str] = set()
 PENDING_NAMES: set[str] = {
     "Server",
