@@ -8,8 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import structlog
-
-from common import tracing
+from opentelemetry import trace
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -43,8 +42,9 @@ def _without_secrets(
 def _with_trace(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    if trace := tracing.trace_id(tracing.current()):
-        event.setdefault("trace_id", trace)
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event.setdefault("trace_id", trace.format_trace_id(context.trace_id))
     return event
 
 

@@ -18,6 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from common import log
 from common.metrics import version
 
 if TYPE_CHECKING:
@@ -166,8 +167,6 @@ def setup(service: str, env: Mapping[str, str]) -> None:
 
 
 def _refuse(why: str) -> None:
-    from common import log  # noqa: PLC0415 - it imports this module, since its lines name the current trace
-
     log.get("tracing").warning("traces_off", why=why)
 
 

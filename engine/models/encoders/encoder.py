@@ -105,7 +105,7 @@ class Encoder:
         return self._files.tokenizer_json()
 
     def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
-        """Return what the router must know to tokenize for this model and to name its families."""
+        """Return the card by which the router tokenizes for this model and names its families."""
         kind: Literal["embed", "rerank"] = "rerank" if self.reranks else "embed"
         return ModelCard(
             name=self.name,
@@ -201,7 +201,7 @@ def _ways(
     threads: int,
     directory: Path | None,
 ) -> dict[Way, Callable[[], Forward]]:
-    """Return what could compute this model here; each is built only when called."""
+    """Return the ways to compute this model here; each is built only when called."""
     ways: dict[Way, Callable[[], Forward]] = {
         "fp32": lambda: TorchForward(files.spec, weights, "fp32", place),
         "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),

@@ -1,6 +1,6 @@
-"""Find a model's files (a directory, a hub id, or the packaged default) and read what describes it.
+"""The files of an encoder: a directory, a hub id or the packaged default, and its configuration.
 
-No torch here, so that a simulated worker and the command line can read a model's tokenizer and limits.
+No torch is loaded, so that a simulated worker and the command line can read a model's tokenizer and limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JSON_BYTES = 256 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model as found: its name towards users, its spec, and where its weights lie."""
+    """One model on disk: its name for users, its spec, and the paths of its weights."""
 
     name: str
     directory: Path
@@ -42,11 +42,11 @@ class ModelFiles:
     described_by: str
 
     def tokenizer_json(self) -> bytes:
-        """Return tokenizer.json without truncation and padding, which are the caller's to decide."""
+        """Return tokenizer.json without truncation and padding, which the caller decides."""
         return tokenizer_json(self.directory)
 
     def fingerprint(self) -> str:
-        """Return what identifies this model's vectors: weights, configuration, pooling; not the dtype."""
+        """Return the identity of this model's vectors: a hash of weights, configuration, pooling; not of the dtype."""
         digest = hashlib.blake2b(self.described_by.encode(), digest_size=16)
         for path in self.weights:
             digest.update(file_hash(path))
@@ -61,7 +61,7 @@ def tokenizer_json(directory: Path) -> bytes:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     try:
         Tokenizer.from_str(text)
-    except Exception as error:  # what the library raises is documented nowhere
+    except Exception as error:  # the library documents no class of its errors
         reason = str(error).partition("\n")[0][:200]
         raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
     return text.encode()
@@ -78,7 +78,7 @@ def model_name(model: str) -> str:
 
 
 def find(model: str) -> ModelFiles:
-    """Find and describe a model by directory, hub id or alias; ConfigError says what is missing or wrong."""
+    """Find and describe a model by directory, hub id or alias; ConfigError names a file that is missing or wrong."""
     directory = _directory(model)
     config = read_json(directory / "config.json")
     modules = _modules(directory)
@@ -146,7 +146,7 @@ def _from_hub(model: str) -> Path:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Return a file's JSON object, {} for an absent optional one; ConfigError says what is wrong with it."""
+    """Return a file's JSON object, {} for an absent optional file; ConfigError names the file and its fault."""
     value = _any_json(path, optional=optional)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object")

@@ -18,7 +18,7 @@ from engine.models.encoders.torch_forward import EncoderLinear
 _Norm = tuple[Tensor, Tensor, float]
 _Ids = Sequence[Sequence[int]]
 _CPU = torch.device("cpu")
-# With fewer the products of one thread are slower: by 5 % with 256, by 15 % with 128.
+# With fewer tokens the products of one thread are slower: by 5 % with 256, by 15 % with 128.
 PART_TOKENS = 512
 
 
@@ -30,8 +30,8 @@ def packable(spec: EncoderSpec) -> bool:
 class PackedForward:
     """Hidden states of packed texts in bf16, residuals, norms and softmax in fp32.
 
-    A batch with a part for every thread is computed part by part, each by one thread; who is done takes the next. Where
-    all threads share each product, all wait at each for the one whose core another process has.
+    A batch large enough for every thread is cut into parts, each computed by one thread; a thread that is done takes
+    the next part. If all threads shared each product, all would wait at each for a thread whose core is busy elsewhere.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PackedForward:
         self._norm = _norm(weights, "embeddings.LayerNorm", spec.epsilon)
         self._layers = [_Layer(weights, index, spec, kernels) for index in range(spec.layers)]
         self._threads = threads
-        # The number holds for the thread that sets it, and for those that begin later and set none.
+        # The number of threads holds for the thread that sets it, and for threads that begin later and set none.
         self._pool = ThreadPoolExecutor(threads, "part", torch.set_num_threads, (1,))
 
     def __call__(self, texts: _Ids, types: _Ids | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choose how to compute by measurement: the fastest way whose vectors stay within the accuracy bound of fp32."""
+"""The precision of an encoder, by measurement: the fastest whose vectors stay within the accuracy bound of fp32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def choose(
         exact = states["fp32"]
         allowed = [way for way in ways if way == "fp32" or _accurate(exact, states[way])]
         best = dict.fromkeys(allowed, float("inf"))
-        for _ in range(_ROUNDS):  # in turns, so that a busy moment does not decide
+        for _ in range(_ROUNDS):  # by turns, so that a busy moment of the machine does not decide
             for way in allowed:
                 best[way] = min(best[way], _seconds(built[way], texts, device, clock))
     chosen = min(allowed, key=lambda way: best[way])

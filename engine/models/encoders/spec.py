@@ -1,4 +1,4 @@
-"""What an encoder is, read from its configuration files; no tensors here."""
+"""The shape and conventions of an encoder, read from its configuration files; no tensors here."""
 
 from __future__ import annotations
 

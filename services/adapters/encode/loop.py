@@ -83,7 +83,6 @@ class EmbeddingLoop:
         self._metrics = metrics
         self._kind = "rerank" if model.reranks else "embed"
         self._queue: deque[EncodeJob] = deque()
-        self._running: list[EncodeJob] = []
         self._finishing: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -166,9 +165,8 @@ class EmbeddingLoop:
         self._arrived.set()
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
-        with contextlib.suppress(
-            BusDown
-        ):  # the lease is lost by then: another worker will have the job
+        # Without the bus the lease is lost, and another worker will have the job.
+        with contextlib.suppress(BusDown):
             await self._worker.outbox.refuse(lease, error)
 
     # -- computing -------------------------------------------------------------------------------------
@@ -208,7 +206,6 @@ class EmbeddingLoop:
     async def _run(self, batch: list[EncodeJob]) -> None:
         items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
         predicted_s = self._capacity.seconds(items, tokens)
-        self._running = batch
         waited_s = self._clock.monotonic() - min(job.read_s for job in batch)
         ask_first = waited_s >= _ASK_FIRST_S
         number = max(job.batch for job in batch)
@@ -217,7 +214,6 @@ class EmbeddingLoop:
         if ask_first:
             batch = await self._drop_stopped(batch, doing)
             if not batch:
-                self._running = []
                 return
         self._worker.incarnation.working(predicted_s)
         started_s = self._clock.monotonic()
@@ -229,7 +225,6 @@ class EmbeddingLoop:
         ran = await computing
         span.end()
         self._worker.incarnation.idle()
-        self._running = []
         self._observe(batch, ran, self._clock.monotonic() - started_s)
         if self._finishing is not None:
             await self._finishing

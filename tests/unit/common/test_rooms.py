@@ -52,7 +52,6 @@ PENDING_BASES: set[str] = {
     "services/vector_search/index/index.py:Index(Upkeep)",
 }
 PENDING_CIRCLES: set[str] = {
-    "common.log common.tracing",
     "common.worker.leases common.worker.spans",
 }
 PENDING_TIME: set[str] = {
@@ -101,7 +100,6 @@ PENDING_RIDDLES: set[str] = {
     "common/wire/results.py",
     "common/worker/lease_reader.py",
     "common/worker/leases.py",
-    "engine/models/encoders/spec.py",
     "services/router/admission/refusals.py",
     "services/router/http/context.py",
     "services/router/http/event_stream.py",
