@@ -92,6 +92,11 @@ class Cards:
         drawn = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "big")
         return Family(card.family, (drawn + index) % max(card.partitions, 1))
 
+    async def families(self) -> list[Family]:
+        """Return every partition of every model's family."""
+        cards = await self.cards()
+        return [Family(c.family, p) for c in cards.values() for p in range(max(c.partitions, 1))]
+
     async def _refresh(self) -> None:
         if self._cards:
             await self._read()

@@ -1,4 +1,4 @@
-"""What the whole mesh is at this moment: its lanes and its workers, read from the bus when somebody looks."""
+"""The whole mesh at one moment: its lanes and its workers, read from the bus on demand."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from common.bus import LaneState
+from common.bus import Bus, LaneState
 from common.cost.finish import Queue
 from common.cost.linear import LinearCost
 from common.ids import Family
 from common.registry.collections import Collections
 from common.wire.registry import WorkerRecord
-from services.router.http.context import Router
+from services.router.cards import Cards
 from services.router.recent_batches import RecentBatches
 
 FRESH_S = 0.8
@@ -33,8 +33,9 @@ class FamilyState(NamedTuple):
 class MeshSnapshot:
     """Reads every family at most once in FRESH_S, however many ask."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, bus: Bus, cards: Cards, partitions: int) -> None:
+        self._bus, self._cards = bus, cards
+        self._requests = [Family("request", n) for n in range(partitions)]
         self._lock = asyncio.Lock()
         self._read_at: float | None = None
         self._states: list[FamilyState] = []
@@ -42,27 +43,23 @@ class MeshSnapshot:
     async def states(self) -> list[FamilyState]:
         """Return the state of every family, those of searches last; BusDown if Redis is away."""
         async with self._lock:
-            now = self._router.clock.monotonic()
+            now = self._bus.clock.monotonic()
             if self._read_at is None or now - self._read_at >= FRESH_S:
                 await self._read()
-                self._read_at = self._router.clock.monotonic()
+                self._read_at = self._bus.clock.monotonic()
         return self._states
 
     async def _read(self) -> None:
-        router = self._router
-        requests = [Family("request", n) for n in range(router.config.partitions)]
-        families = [*await router.families(), *requests, SESSIONS]
+        families = [*await self._cards.families(), *self._requests, SESSIONS]
         shards = Counter[Family]()
-        for record in await Collections(router.bus).all():
-            shards[router.bus.writes.search_family(record.id)] += record.shards
+        for record in await Collections(self._bus).all():
+            shards[self._bus.writes.search_family(record.id)] += record.shards
         every = (*families, *sorted(shards))
         self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
 
     async def _family(self, family: Family, shards: int) -> FamilyState:
-        bus = self._router.bus
-        return FamilyState(
-            family, await bus.lanes.states(family), await bus.workers.all(family), shards
-        )
+        lanes, workers = self._bus.lanes, self._bus.workers
+        return FamilyState(family, await lanes.states(family), await workers.all(family), shards)
 
 
 # -- as the API shows it -------------------------------------------------------------------------------

@@ -1,54 +1,23 @@
-"""The router as a process: builds its parts in order, serves until told to stop, drains, and takes them down."""
+"""The router as a process: starts its parts in order, serves until told to stop, drains, and stops its parts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from common import log
-from common.bus import Bus, Notifications
 from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
 from common.health import Health
-from common.pages.store import PageStore
-from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
-from common.worker.incarnation import incarnation_name
-from services.router.admission.controller import AdmissionController
-from services.router.admission.orphan_reaper import OrphanReaper
-from services.router.admission.policy import DeliveryLatency, LanePolicy
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.request_runner import RequestRunner
-from services.router.admission.request_store import RequestStore
-from services.router.cards import Cards
-from services.router.http.app import Server
-from services.router.http.context import Router
-from services.router.text.pool import TextPool
-from services.router.watch import Watch
-from services.router.workflows.context import WorkflowContext
-from services.router.workflows.runner import WorkflowRunner
+from services.router.assembly import CLOSE_S, RouterProcess, assemble
 
-CLOSE_S = 2.0
 _log = log.get("router")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def keys_needed(config: RouterConfig) -> bool:
-    """Return whether requests need a key: always, never, or unless the router is on loopback."""
-    return config.keys == "on" or (config.keys == "auto" and not is_loopback(config.host))
 
 
 def tls_context(config: RouterConfig) -> ssl.SSLContext | None:
@@ -76,81 +45,36 @@ def _no_password() -> str:
     raise ValueError("the key is locked with a password")
 
 
-async def _assemble(
-    config: RouterConfig, bus: Bus, clock: SystemClock, health: Health, stack: AsyncExitStack
-) -> Router:
-    name = incarnation_name("router")
-    hops = DeliveryLatency()
-    policy = LanePolicy(config.admission, hops)
-    journal = Notifications(bus.connection, name, hops.heard, bus.supervisor)
-    await journal.start()
-    stack.push_async_callback(journal.stop)
-    stack.push_async_callback(bus.supervisor.settle, CLOSE_S)
-    cards = Cards(bus, config.data_dir, embed=config.default_model, rerank=config.rerank_model)
-    pool = TextPool(config.text_processes)
-    await pool.start()
-    stack.callback(pool.stop)
-    keys, requests, orphans = KeyStore(bus), RequestStore(bus), OrphanReaper(bus, name)
-    queue = AdmissionQueue(journal)
-    admission = AdmissionController(bus, journal, keys, policy, queue, requests, orphans)
-    runner = RequestRunner(bus, journal, keys, admission, requests, orphans)
-    tools = WorkflowContext(admission, bus, journal, cards, pool, config.search_ack)
-    pipeline = WorkflowRunner(tools, config.partitions)
-    runner.on_flagged = pipeline.step_now
-    pages = PageStore.of(config, clock)
-    if pages is not None:
-        stack.push_async_callback(pages.close)
-    return Router(
-        config,
-        bus,
-        clock,
-        health,
-        cards=cards,
-        pool=pool,
-        keys=keys,
-        notifications=journal,
-        admission=admission,
-        requests=requests,
-        orphans=orphans,
-        runner=runner,
-        pipeline=pipeline,
-        keys_on=keys_needed(config),
-        pages=pages,
-    )
-
-
-async def _warn_without_keys(router: Router) -> None:
+async def _warn_without_keys(router: RouterProcess, config: RouterConfig) -> None:
     if router.keys_on and not await router.keys.any():
         _log.warning(
-            "no_api_key",
-            why=_why_keys(router.config),
-            create="spillway keys create --tenant NAME",
+            "no_api_key", why=_why_keys(config), create="spillway keys create --tenant NAME"
         )
 
 
 def _why_keys(config: RouterConfig) -> str:
-    """Return why a router asks for keys, as the log says when there is none."""
+    """Return the reason for which a router asks for keys, for the log of a router that has none."""
     if config.keys == "on":
         return "SPILLWAY_KEYS is on, so every request needs a key, and there is none yet"
     return f"{config.host} can be reached from other machines, so every request needs a key, and there is none yet"
 
 
-async def _drain(router: Router) -> None:
-    """Refuse new work, finish what runs, hand over what cannot be finished."""
-    router.health.draining()
+async def _drain(router: RouterProcess, health: Health, drain_s: float) -> None:
+    """Refuse new requests, finish those that run within `drain_s`, and hand over the rest."""
+    health.draining()
     router.admission.draining = True
-    _log.info("drain_began", active=router.active)
+    _log.info("drain_began", active=router.active.count)
     loop = asyncio.get_running_loop()
-    until = loop.time() + router.config.drain_s
-    await router.pipeline.drain(max(until - loop.time() - CLOSE_S, 0.0))
-    for end in (router.stop_streams, None):
+    until = loop.time() + drain_s
+    await router.workflows.drain(max(until - loop.time() - CLOSE_S, 0.0))
+    for end in (router.streams.end_all, None):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(until - loop.time() - CLOSE_S, 0.1 if end else 1.0)):
-                await router.quiet()
+                await router.active.quiet()
                 break
         if end is not None:
             end()
-    _log.info("drain_ended", active=router.active)
+    _log.info("drain_ended", active=router.active.count)
 
 
 async def serve(config: RouterConfig, instance: str, stopping: asyncio.Event) -> None:
@@ -163,7 +87,6 @@ async def _serve(
     config: RouterConfig, instance: str, stopping: asyncio.Event, supervisor: Supervisor
 ) -> None:
     tls = tls_context(config)
-    clock = SystemClock()
     health = Health(
         "router",
         instance=instance,
@@ -172,29 +95,41 @@ async def _serve(
         supervisor=supervisor,
     )
     async with AsyncExitStack() as stack:
-        bus = await open_bus(config, clock, health, stopping)
+        bus = await open_bus(config, SystemClock(), health, stopping)
         if bus is None:
             return
         stack.push_async_callback(bus.close)
-        router = await _assemble(config, bus, clock, health, stack)
-        await router.pipeline.start()
-        server = Server(router)
-        try:
-            port = await server.start(config.host, config.port, tls)
-            runner = await health.serve(config.health_host, config.health_port, public_port=port)
-        except OSError as error:
-            raise ConfigError(
-                f"SPILLWAY_HOST is {config.host!r}, SPILLWAY_PORT is {config.port}: {error.strerror or error}; "
-                "expected an address that is free"
-            ) from error
-        stack.push_async_callback(runner.cleanup)
-        stack.push_async_callback(server.stop)
-        watch = Watch(router)
-        watch.start()
-        stack.push_async_callback(watch.stop)
-        await _warn_without_keys(router)
+        router = await assemble(config, bus, health, stack)
+        await router.workflows.start()
+        router.history.start()
+        stack.push_async_callback(router.history.stop)
+        port = await _listen(router, config, health, tls, stack)
+        router.watch.start()
+        stack.push_async_callback(router.watch.stop)
+        await _warn_without_keys(router, config)
         _log.info(
             "router_started", host=config.host, port=port, tls=tls is not None, keys=router.keys_on
         )
         await stopping.wait()
-        await _drain(router)
+        await _drain(router, health, config.drain_s)
+
+
+async def _listen(
+    router: RouterProcess,
+    config: RouterConfig,
+    health: Health,
+    tls: ssl.SSLContext | None,
+    stack: AsyncExitStack,
+) -> int:
+    """Listen for clients and for health checks; return the clients' port. ConfigError if an address is taken."""
+    try:
+        port = await router.server.start(config.host, config.port, tls)
+        runner = await health.serve(config.health_host, config.health_port, public_port=port)
+    except OSError as error:
+        raise ConfigError(
+            f"SPILLWAY_HOST is {config.host!r}, SPILLWAY_PORT is {config.port}: {error.strerror or error}; "
+            "expected an address that is free"
+        ) from error
+    stack.push_async_callback(runner.cleanup)
+    stack.push_async_callback(router.server.stop)
+    return port

@@ -6,12 +6,18 @@ import asyncio
 import contextlib
 
 from common import log
-from common.bus import BusDown, LaneState
+from common.bus import Bus, BusDown, LaneState
+from common.health import Health
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from services.router import metrics
+from services.router.admission.controller import AdmissionController
+from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import CLASSES_OF
-from services.router.http.context import Router
+from services.router.admission.request_store import RequestStore
+from services.router.cards import Cards
+from services.router.lane_depths import LaneDepths
+from services.router.text.pool import TextPool
 
 EVERY_S = 1.0
 DOWN_S = 2.0
@@ -26,8 +32,22 @@ _log = log.get("router")
 class Watch:
     """Keeps readiness, lane gauges and the depths that bound parcels up to date."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(
+        self,
+        bus: Bus,
+        health: Health,
+        cards: Cards,
+        pool: TextPool,
+        depths: LaneDepths,
+        admission: AdmissionController,
+        store: RequestStore,
+        orphans: OrphanReaper,
+        partitions: int,
+    ) -> None:
+        self._bus, self._health, self._cards, self._pool = bus, health, cards, pool
+        self._depths, self._admission = depths, admission
+        self._store, self._orphans = store, orphans
+        self._requests = [Family("request", n) for n in range(partitions)]
         self._task: asyncio.Task[None] | None = None
         self._lanes: set[str] = set()
         self._seen: set[str] = set()
@@ -38,12 +58,12 @@ class Watch:
 
     def start(self) -> None:
         """Begin to look."""
-        self._task = self._router.bus.supervisor.process(self._run(), "watch")
+        self._task = self._bus.supervisor.process(self._run(), "watch")
 
     async def stop(self) -> None:
         """Stop looking."""
         if self._task is not None:
-            await self._router.bus.supervisor.end(self._task)
+            await self._bus.supervisor.end(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -56,34 +76,34 @@ class Watch:
             await asyncio.sleep(EVERY_S)
 
     def _note_bus(self) -> None:
-        down_s = self._router.bus.connection.down_s()
+        down_s = self._bus.connection.down_s()
         metrics.BUS_DOWN.set(down_s)
         why = "" if down_s < DOWN_S else f"Redis has been away for {down_s:.0f} s"
-        self._router.health.set("bus", not why, why)
+        self._health.set("bus", not why, why)
 
     async def look(self) -> None:
         """Look once."""
-        router = self._router
-        await router.bus.connection.call(
+        await self._bus.connection.call(
             "EXISTS", "models", timeout_s=1.0
         )  # PING names no node of a Cluster
         self._note_bus()
         with contextlib.suppress(BusDown):
             await self._memory()
         self._seen = set()
-        metrics.TEXT_RESTARTS.inc(router.pool.restarts - self._restarts)
-        self._restarts = router.pool.restarts
-        models = await router.families()
+        metrics.TEXT_RESTARTS.inc(self._pool.restarts - self._restarts)
+        self._restarts = self._pool.restarts
+        models = await self._cards.families()
         for family in models:
             await self._family(family)
-        ready = any(family.name in router.depths for family in models if _serves(family))
+        ready = any(self._depths.of(family.name) for family in models if _serves(family))
         why = "" if ready else "no worker that embeds or generates is up"
-        router.health.set("workers", ready, why)
-        await router.requests.sweep()
+        self._health.set("workers", ready, why)
+        await self._store.sweep()
         if self._condemned is None:
-            self._condemned = set(await DeadLetters(router.bus).families())
-        requests = [Family("request", n) for n in range(router.config.partitions)]
-        others = {*requests, SESSIONS, *self._used(set(models)), *self._condemned} - set(models)
+            self._condemned = set(await DeadLetters(self._bus).families())
+        others = {*self._requests, SESSIONS, *self._used(set(models)), *self._condemned} - set(
+            models
+        )
         await self._graces([*models, *others])
         for family in others:
             await self._family(family)
@@ -98,7 +118,7 @@ class Watch:
     async def _memory(self) -> None:
         """Note how full Redis is: of a Cluster, its fullest node."""
         used, limit = 0, 0
-        for call in self._router.bus.connection.callers():
+        for call in self._bus.connection.callers():
             lines = (await call("INFO", "memory")).decode().splitlines()
             info = dict(line.split(":", 1) for line in lines if ":" in line)
             one, most = int(info["used_memory"]), int(info["maxmemory"])
@@ -109,21 +129,20 @@ class Watch:
 
     async def _graces(self, families: list[Family]) -> None:
         """Say that this router lives; now and then, look after the requests of those that do not any more."""
-        graces = self._router.orphans
-        await graces.beat()
+        await self._orphans.beat()
         self._turn += 1
         if self._turn % SWEEP_TURNS == 0:
-            await graces.sweep(families)
+            await self._orphans.sweep(families)
 
     def _used(self, but: set[Family]) -> list[Family]:
-        used = self._router.admission.used_within(USED_S)
+        used = self._admission.used_within(USED_S)
         return [family for family in used if family not in but][:MOST_FAMILIES]
 
     async def _family(self, family: Family) -> None:
-        lanes = await self._router.bus.lanes.states(family)
-        workers = [w for w in await self._router.bus.workers.living(family) if not w.draining]
+        lanes = await self._bus.lanes.states(family)
+        workers = [w for w in await self._bus.workers.living(family) if not w.draining]
         metrics.WORKERS.labels(str(family)).set(len(workers))
-        letters = await DeadLetters(self._router.bus).count(family)
+        letters = await DeadLetters(self._bus).count(family)
         metrics.DEAD_LETTERS.labels(str(family)).set(letters)
         if self._condemned is not None:
             (self._condemned.add if letters else self._condemned.discard)(family)
@@ -131,11 +150,7 @@ class Watch:
         deepest = [
             (lane.depth_items, lane.depth_tokens) for lane in shared.values() if lane.depth_items
         ]
-        if deepest:
-            items, tokens = zip(*deepest, strict=True)
-            self._router.depths[family.name] = (max(items), max(tokens))
-        else:
-            self._router.depths.pop(family.name, None)
+        self._depths.note(family.name, deepest)
         known = dict.fromkeys(CLASSES_OF.get(family.name.split(".")[0], ()), NOTHING)
         for cls, lane in (known | shared).items():
             self._seen.add(f"{family}:{cls}")

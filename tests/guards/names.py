@@ -7,16 +7,14 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 
-from common.clock import SystemClock
 from common.config import OTHER_NAMES, PREFIX, SERVICES, RouterConfig
 from common.health import Health
-from services.router.http.app import build
-from services.router.http.context import Router
+from services.router.assembly import Core, http_apis
+from services.router.http.app import application
 from tests.guards.checkout import ROOT, Checkout, Instance
 
 PLACE = Path(__file__).parent / "lists"
@@ -25,13 +23,25 @@ SOURCES = ("common", "services", "engine")
 EVERY_SERVICE = {"SPILLWAY_OVERFLOW_WORKERS": "1"}
 
 
+class _Absent:
+    """A part that is never asked for anything: its attributes are absent parts, too."""
+
+    def __getattr__(self, name: str) -> _Absent:
+        return _Absent()
+
+    def __call__(self, *_: object) -> _Absent:
+        return _Absent()
+
+
 def routes() -> Iterator[str]:
     """Yield method and path of every route that the router's application has."""
     config = RouterConfig()
     health = Health("router", instance="0", data_dir=config.data_dir, waits_for=())
     # A router that is not started: routes are declared before anything is asked of it.
-    bare = SimpleNamespace(config=config, health=health, clock=SystemClock())
-    for route in build(cast("Router", bare)).router.routes():
+    parts = Core(*[cast("Any", _Absent())] * len(Core._fields))
+    absent = cast("Any", _Absent())
+    apis = http_apis(config, parts, absent, absent, keys_on=False)
+    for route in application(apis, health, absent, absent, config.max_body_bytes).router.routes():
         if route.method != "HEAD" and route.resource is not None:
             yield f"{route.method} {route.resource.canonical}"
 

@@ -1,94 +1,109 @@
-"""POST /v1/chat/completions, as OpenAI's clients send it, with sessions and retrieval beside it."""
+"""POST /v1/chat/completions in OpenAI's shape, with our own fields for sessions and retrieval."""
 
 from __future__ import annotations
 
-import time
+import itertools
 from functools import partial
 
 from aiohttp import web
 
-from common.bus.events import Subscription
 from common.errors import Conflict
 from common.ids import family_of
 from common.wire.workflows import ChatRequest, ResponseOptions
-from services.router.admission.job_spec import RequestContext
-from services.router.http import grounded
-from services.router.http.context import ROUTER, Router
-from services.router.http.generations import admitted, attached, door, generation_caller
-from services.router.http.session_history import history, try_again
-from services.router.responses.answers import ReaderAnswer, deliver
-from services.router.responses.sources import kept
+from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.cards import Cards
+from services.router.http.generations import Generations
+from services.router.http.grounded import GroundedChats
+from services.router.http.receiver import Receiver
+from services.router.http.session_turns import SessionTurns
 from services.router.text import chats
 from services.router.text.generations import GenerationSpec
-from services.router.text.pool import INLINE_BYTES, INLINE_TEXT_BYTES
+from services.router.text.pool import INLINE_BYTES, INLINE_TEXT_BYTES, TextPool
 
 
-async def create(request: web.Request) -> web.StreamResponse:
-    """Answer a conversation: one generate job, attached to if its idempotency key knows it."""
-    router, began = request.app[ROUTER], time.perf_counter()
-    raw = await router.body(request)
-    caller = generation_caller(request, raw)
-    again = await attached(request, caller, began)
-    if again is not None:
-        return again
-    peek = await router.pool.run(partial(chats.peek, raw), inline=len(raw) < INLINE_BYTES)
-    session, tries = peek.session or "", 0
-    while True:
-        ask, made = await understood(router, caller, raw, session)
-        try:
-            if made is None:
-                return await grounded.answer(request, caller, ask, began)
-            name, bell, view = await submit(request, caller, ask, made)
-        except Conflict as error:
-            tries += 1
-            await try_again(router, caller, session, error, wait=peek.wait, tries=tries)
-            continue
-        return await deliver(request, ReaderAnswer(caller, name, view, kept(name, bell)), began)
+class ChatApi:
+    """Answers conversations by one generate job, or by a workflow if they ask for retrieval."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        cards: Cards,
+        pool: TextPool,
+        turns: SessionTurns,
+        generations: Generations,
+        grounded: GroundedChats,
+    ) -> None:
+        self._receiver, self._cards, self._pool = receiver, cards, pool
+        self._turns, self._generations, self._grounded = turns, generations, grounded
+        self._proved: set[str] = set()  # fingerprints of models whose templates have rendered
+        self._nth = itertools.count(1)  # requests go round the partitions
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.post("/v1/chat/completions", self.create)]
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation; an idempotency key attaches to the request it knows."""
+        raw = await self._receiver.body(request)
+        caller = self._receiver.generation_context(request, raw)
+        known = await self._generations.attached(request, caller)
+        if known is not None:
+            return known
+        peek = await self._pool.run(partial(chats.peek, raw), inline=len(raw) < INLINE_BYTES)
+        session, tries = peek.session or "", 0
+        while True:
+            chat, made = await self._parsed(caller, raw, session)
+            try:
+                if made is None:
+                    return await self._grounded.answer(request, caller, chat)
+                spec = await self._spec(request, chat, made)
+                accepted = await self._generations.accept(request, caller, spec)
+            except Conflict as error:
+                tries += 1
+                await self._turns.retry(caller, session, error, wait=peek.wait, tries=tries)
+                continue
+            return await self._generations.deliver(request, caller, spec, accepted)
+
+    async def _parsed(
+        self, caller: RequestContext, raw: bytes, session: str
+    ) -> tuple[ChatRequest, GenerationSpec | None]:
+        """Parse a chat's body and, unless it asks for retrieval, render and tokenize its prompt.
+
+        Templates run in the pool, where their time is bounded; a template that has rendered there once renders short
+        chats in this process.
+        """
+        past = await self._turns.history(session, caller.tenant) if session else None
+        specs, default = await self._cards.specs(), await self._cards.generate_default()
+        generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
+        short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= self._proved
+        call = partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
+        chat, made = await self._pool.run(call, inline=short)
+        if made is not None:
+            self._proved.add(specs[chat.model].fingerprint)
+        return chat, made
+
+    async def _spec(self, request: web.Request, chat: ChatRequest, made: GenerationSpec) -> JobSpec:
+        """Return a chat's job, in its session's family or in the next partition."""
+        card = await self._cards.card(chat.model)
+        options = chat_options(chat, made, card.fingerprint)
+        if made.session:
+            family = family_of(made.session)
+        else:
+            seed = request.remote or ""
+            family = await self._cards.family(chat.model, seed, next(self._nth))
+        return self._generations.spec(family, made, options)
 
 
-async def understood(
-    router: Router, caller: RequestContext, raw: bytes, session: str
-) -> tuple[ChatRequest, GenerationSpec | None]:
-    """Parse a chat's body and, unless it is to be grounded first, render and tokenize it.
-
-    Templates run in the pool, where their time is bounded; one that has proved itself there renders short chats here.
-    """
-    past = await history(router, session, caller.tenant) if session else None
-    specs, default = await router.cards.specs(), await router.cards.generate_default()
-    generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
-    short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= router.proved
-    call = partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
-    ask, made = await router.pool.run(call, inline=short)
-    if made is not None:
-        router.proved.add(specs[ask.model].fingerprint)
-    return ask, made
-
-
-async def submit(
-    request: web.Request, caller: RequestContext, ask: ChatRequest, made: GenerationSpec
-) -> tuple[str, Subscription | None, ResponseOptions]:
-    """Admit a chat's job; return its id, its bell and how its answer looks."""
-    router = request.app[ROUTER]
-    card = await router.cards.card(ask.model)
-    view = view_of(ask, made, card.fingerprint)
-    if made.session:
-        family = family_of(made.session)
-    else:
-        family = await router.cards.family(ask.model, request.remote or "", router.next_turn())
-    name, bell = await admitted(request, caller, door(router, family, made, view))
-    return name, bell, view
-
-
-def view_of(ask: ChatRequest, made: GenerationSpec, fingerprint: str) -> ResponseOptions:
-    """Return how a chat's answer looks."""
+def chat_options(chat: ChatRequest, made: GenerationSpec, fingerprint: str) -> ResponseOptions:
+    """Return the response options of a chat."""
     return ResponseOptions(
         kind="chat",
-        model=ask.model,
+        model=chat.model,
         tokens=made.prompt_tokens,
         fingerprint=fingerprint,
         choices=made.choices,
-        stream=ask.stream,
-        include_usage=ask.include_usage,
-        logprobs=ask.options.logprobs,
+        stream=chat.stream,
+        include_usage=chat.include_usage,
+        logprobs=chat.options.logprobs,
         session=made.session,
     )

@@ -1,4 +1,4 @@
-"""One client's connection: what is not HTTP, or comes too slowly, is told so in the shape of every other error."""
+"""One client's connection: bytes that are not HTTP, or arrive too slowly, get an error in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestHandler
 from common import log
 from common.errors import InternalError, InvalidRequest, RequestTimeout, SpillwayError, Unavailable
 from common.ids import ulid
-from services.router.http.middleware import error_response, from_http
+from services.router.http.replies import error_response, from_http
 
 _BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError)
 TOO_MANY = Unavailable("too many connections; try again", code="too_many_connections")
@@ -45,7 +45,7 @@ class ClientConnection(RequestHandler):
         self._head_begun = self._serving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, or say that there are too many connections, and close."""
+        """Begin; where there are too many connections, say so and close."""
         if self._site is None or len(self._site.connections) >= self._most:
             # Not checked by isinstance: uvloop's transports derive from nothing of asyncio's.
             cast("asyncio.Transport", transport).write(_raw(b"503 Service Unavailable", TOO_MANY))
@@ -105,7 +105,7 @@ class ClientConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return what a request that is not HTTP, or a fault outside of the application, is answered with."""
+        """Return the response to a request that is not HTTP, or to a fault outside of the application."""
         if request.writer.output_size > 0:
             raise ConnectionError("a reply has begun already")
         error: SpillwayError
@@ -127,7 +127,7 @@ class ClientConnection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response; what aiohttp refuses before the application is asked gets our shape, too."""
+        """Send a response; a refusal by aiohttp itself gets OpenAI's shape, too."""
         if isinstance(resp, web.HTTPException):
             resp = _with_id(from_http(resp, request))
         try:
@@ -136,7 +136,7 @@ class ClientConnection(RequestHandler):
             self._rest()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a fault; a body that was broken on its way is the client's, who has been told."""
+        """Log a fault; a broken body is the client's fault, and the client has its error."""
         if not isinstance(kw.get("exc_info"), _BROKEN_BODY):
             _log.error(
                 "connection_failed", what=args[0] if args else "", exc_info=kw.get("exc_info")

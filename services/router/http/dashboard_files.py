@@ -1,6 +1,6 @@
 """The dashboard's files: `/` and what lies under `/dashboard/`, served from memory to anybody.
 
-They hold nothing of the mesh: what they show they ask the API for, with the key that was typed in.
+The files hold no data of the mesh: they ask the API for it, with the key that was typed in.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# Nothing inline, nothing from elsewhere, and in nobody's frame: documents and answers are shown here.
+# No inline script, nothing of other origins, no frames: the pages show documents and answers.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # kept, but asked for each time: a 304 where nothing has changed
+    "Cache-Control": "no-cache",  # revalidated each time: 304 where nothing has changed
 }
 
 

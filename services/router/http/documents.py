@@ -9,56 +9,192 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from aiohttp import web
 
+from common.bus.writes import Writes
 from common.errors import InvalidRequest, NotFound
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
 from common.wire.workflows import DeletePlan, ResponseOptions, WritePlan
+from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec
 from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
-from services.router.http.context import MODEL, ROUTER, Router, reply
+from services.router.cards import Cards
+from services.router.http.job_replies import JobReplies
+from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.receiver import MODEL, Receiver
+from services.router.http.records import TenantRecords
+from services.router.http.replies import reply
 from services.router.responses import json_bodies
 from services.router.text import collections
 from services.router.text.bodies import DeleteBody, check_id, check_json, decode
-from services.router.text.pool import INLINE_BYTES
+from services.router.text.pool import INLINE_BYTES, TextPool
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import checked_encoder
+from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.write import shard_of
 
+DOCUMENTS = "/v1/collections/{name}/documents"
 PARTS = ("text", "metadata", "vectors")
 _MOST = 1000
 _BYTES_PER_TOKEN = 4
 
 
-async def store(request: web.Request) -> web.Response:
-    """Store documents; texts are split, embedded and synced before the answer."""
-    router = request.app[ROUTER]
-    record = await router.collection(request)
-    raw = await router.body(request)
-    caller = router.caller(request, raw)
-    call = partial(
-        collections.documents,
-        raw,
-        record.dimension,
-        record.metric,
-        router.text_limits(),
-        embeds=record.model is not None,
-    )
-    items, texts, size = await router.pool.run(call, inline=len(raw) < INLINE_BYTES)
-    bounds, tokens = router.text_limits(), size // _BYTES_PER_TOKEN
-    request[MODEL] = record.model or ""
-    if texts and record.model is not None:
-        checked_encoder(record, await router.cards.specs())
-        bounds = router.text_limits((await router.cards.card(record.model)).family)
-        family = await router.cards.family(record.model, record.id)
-        await router.admission.foresee(family, EMBED_CLASSES, texts, tokens, caller.deadline_ms)
-    await router.admission.foresee(
-        router.bus.writes.search_family(record.id), SEARCH_CLASSES, 1, 0, caller.deadline_ms
-    )
-    plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
-    view = ResponseOptions(kind="write", model=record.model or "")
-    ask = router.several(caller.tenant, "write", plan, view, tokens)
-    return await router.answer(request, caller, ask)
+class DocumentsApi:
+    """Lists and gets documents, each time by one job on one shard."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        records: TenantRecords,
+        pool: TextPool,
+        replies: JobReplies,
+        searches: Writes,
+    ) -> None:
+        self._receiver, self._records = receiver, records
+        self._pool, self._replies, self._searches = pool, replies, searches
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes that read."""
+        return [
+            web.get(DOCUMENTS, self.list_page),
+            web.get(DOCUMENTS + "/{id:.+}", self.get),
+        ]
+
+    async def list_page(self, request: web.Request) -> web.Response:
+        """List documents, a page after the cursor; a cursor is `<shard>:<the shard's cursor>`."""
+        record = await self._records.collection(request)
+        include = _include(request, "metadata")
+        shard, cursor = _cursor(request.query.get("after", ""), record)
+        work = DocumentsWork(
+            collection=record.id,
+            op="list",
+            cursor=cursor,
+            limit=_limit(request),
+            filter=_query_filter(request),
+            with_text="text" in include,
+            with_vectors="vectors" in include,
+            shard=shard,
+        )
+        options = ResponseOptions(kind="documents", include=include, count=record.dimension)
+        result = await self._read(request, record, work)
+        following = _next(result.cursor, shard, record)
+        found = msgspec.structs.replace(result, cursor=following)
+        size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in found.documents)
+        write = partial(json_bodies.documents, options, found)
+        return reply(await self._pool.run(write, inline=size <= INLINE_BYTES))
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return one document, or 404."""
+        record = await self._records.collection(request)
+        name, include = _document_id(request), _include(request, "text,metadata")
+        work = DocumentsWork(
+            collection=record.id,
+            op="get",
+            ids=[name],
+            limit=1,
+            with_text="text" in include,
+            with_vectors="vectors" in include,
+            after=request.query.get("applied") or None,
+            shard=shard_of(name, record.shards),
+        )
+        found = await self._read(request, record, work)
+        if not found.documents:
+            raise NotFound(
+                f"collection {record.name!r} holds no document {name!r}", code="document_not_found"
+            )
+        options = ResponseOptions(
+            kind="documents", doc=name, include=include, count=record.dimension
+        )
+        return reply(json_bodies.documents(options, found))
+
+    async def _read(
+        self, request: web.Request, record: CollectionRecord, work: DocumentsWork
+    ) -> DocumentsResult:
+        caller = self._receiver.context(request)
+        spec = JobSpec(
+            self._searches.search_family(record.id),
+            SEARCH_CLASSES,
+            Parcel(encode(work), 1, 0),
+            ResponseOptions(kind="documents"),
+        )
+        return cast("DocumentsResult", await self._replies.fetch(request, caller, spec))
+
+
+class DocumentWritesApi:
+    """Stores and deletes documents, each time by a workflow."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        records: TenantRecords,
+        limits: ParcelLimits,
+        cards: Cards,
+        pool: TextPool,
+        admission: AdmissionController,
+        planned: PlannedJobs,
+        replies: JobReplies,
+        searches: Writes,
+    ) -> None:
+        self._receiver, self._records, self._limits = receiver, records, limits
+        self._cards, self._pool, self._admission = cards, pool, admission
+        self._planned, self._replies, self._searches = planned, replies, searches
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes that write."""
+        return [
+            web.post(DOCUMENTS, self.store),
+            web.post(DOCUMENTS + "/delete", self.delete_many),
+            web.delete(DOCUMENTS + "/{id:.+}", self.delete),
+        ]
+
+    async def store(self, request: web.Request) -> web.Response:
+        """Store documents; texts are split, embedded and synced before the response."""
+        record = await self._records.collection(request)
+        raw = await self._receiver.body(request)
+        caller = self._receiver.context(request, raw)
+        bounds = self._limits.of()
+        call = partial(
+            collections.documents,
+            raw,
+            record.dimension,
+            record.metric,
+            bounds,
+            embeds=record.model is not None,
+        )
+        items, texts, size = await self._pool.run(call, inline=len(raw) < INLINE_BYTES)
+        tokens, deadline_ms = size // _BYTES_PER_TOKEN, caller.deadline_ms
+        request[MODEL] = record.model or ""
+        if texts and record.model is not None:
+            checked_encoder(record, await self._cards.specs())
+            bounds = self._limits.of((await self._cards.card(record.model)).family)
+            family = await self._cards.family(record.model, record.id)
+            await self._admission.foresee(family, EMBED_CLASSES, texts, tokens, deadline_ms)
+        searched = self._searches.search_family(record.id)
+        await self._admission.foresee(searched, SEARCH_CLASSES, 1, 0, deadline_ms)
+        plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
+        options = ResponseOptions(kind="write", model=record.model or "")
+        spec = self._planned.spec(caller.tenant, "write", plan, options, tokens)
+        return await self._replies.reply(request, caller, spec)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete one document, or 404."""
+        return await self._delete(request, b"", [_document_id(request)], single=True)
+
+    async def delete_many(self, request: web.Request) -> web.Response:
+        """Delete documents by id; ids that are not there are not counted."""
+        raw = await self._receiver.body(request)
+        ids = [check_id(item, "ids") for item in decode(raw, DeleteBody).ids]
+        return await self._delete(request, raw, ids, single=False)
+
+    async def _delete(
+        self, request: web.Request, raw: bytes, ids: list[str], *, single: bool
+    ) -> web.Response:
+        record = await self._records.collection(request)
+        caller = self._receiver.context(request, raw)
+        plan = DeletePlan(record, ids, single)
+        options = ResponseOptions(kind="delete")
+        spec = self._planned.spec(caller.tenant, "delete", plan, options)
+        return await self._replies.reply(request, caller, spec)
 
 
 def _include(request: web.Request, default: str) -> list[str]:
@@ -96,34 +232,6 @@ def _limit(request: web.Request) -> int:
     return int(text)
 
 
-async def list_page(request: web.Request) -> web.Response:
-    """List documents, a page after the cursor; a cursor is `<shard>:<the shard's cursor>`."""
-    router = request.app[ROUTER]
-    record = await router.collection(request)
-    caller = router.caller(request)
-    include = _include(request, "metadata")
-    shard, cursor = _cursor(request.query.get("after", ""), record)
-    work = DocumentsWork(
-        collection=record.id,
-        op="list",
-        cursor=cursor,
-        limit=_limit(request),
-        filter=_query_filter(request),
-        with_text="text" in include,
-        with_vectors="vectors" in include,
-    )
-    view = ResponseOptions(kind="documents", include=include, count=record.dimension)
-    name, result = await _read(router, request, record, shard, work)
-    following = _next(result.cursor, shard, record)
-    found = msgspec.structs.replace(result, cursor=following)
-    router.runner.delivered(caller, name)
-    size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in found.documents)
-    body = await router.pool.run(
-        partial(json_bodies.documents, view, found), inline=size <= INLINE_BYTES
-    )
-    return reply(body)
-
-
 def _cursor(text: str, record: CollectionRecord) -> tuple[int, str | None]:
     if not text:
         return 0, None
@@ -143,20 +251,7 @@ def _next(cursor: str | None, shard: int, record: CollectionRecord) -> str | Non
     return f"{shard + 1}:" if shard + 1 < record.shards else None
 
 
-async def _read(
-    router: Router, request: web.Request, record: CollectionRecord, shard: int, work: DocumentsWork
-) -> tuple[str, DocumentsResult]:
-    ask = JobSpec(
-        router.bus.writes.search_family(record.id),
-        SEARCH_CLASSES,
-        Parcel(encode(msgspec.structs.replace(work, shard=shard)), 1, 0),
-        ResponseOptions(kind="documents"),
-    )
-    name, result = await router.run(request, router.caller(request), ask)
-    return name, cast("DocumentsResult", result)
-
-
-def document_id(request: web.Request) -> str:
+def _document_id(request: web.Request) -> str:
     """Return the document a path names; its id may hold slashes, encoded or not."""
     raw = request.rel_url.raw_path.split("/documents/", 1)[-1]
     try:
@@ -164,50 +259,3 @@ def document_id(request: web.Request) -> str:
     except UnicodeDecodeError:
         raise InvalidRequest("the document's id is not UTF-8", code="invalid_utf8") from None
     return check_id(name, "id")
-
-
-async def get(request: web.Request) -> web.Response:
-    """Return one document, or 404."""
-    router = request.app[ROUTER]
-    record = await router.collection(request)
-    name, include = document_id(request), _include(request, "text,metadata")
-    work = DocumentsWork(
-        collection=record.id,
-        op="get",
-        ids=[name],
-        limit=1,
-        with_text="text" in include,
-        with_vectors="vectors" in include,
-        after=request.query.get("applied") or None,
-    )
-    job, found = await _read(router, request, record, shard_of(name, record.shards), work)
-    router.runner.delivered(router.caller(request), job)
-    if not found.documents:
-        raise NotFound(
-            f"collection {record.name!r} holds no document {name!r}", code="document_not_found"
-        )
-    view = ResponseOptions(kind="documents", doc=name, include=include, count=record.dimension)
-    return reply(json_bodies.documents(view, found))
-
-
-async def delete(request: web.Request) -> web.Response:
-    """Delete one document, or 404."""
-    return await _delete(request, b"", [document_id(request)], single=True)
-
-
-async def delete_many(request: web.Request) -> web.Response:
-    """Delete documents by id; ids that are not there are not counted."""
-    raw = await request.app[ROUTER].body(request)
-    ids = [check_id(item, "ids") for item in decode(raw, DeleteBody).ids]
-    return await _delete(request, raw, ids, single=False)
-
-
-async def _delete(
-    request: web.Request, raw: bytes, ids: list[str], *, single: bool
-) -> web.Response:
-    router = request.app[ROUTER]
-    record = await router.collection(request)
-    caller = router.caller(request, raw)
-    plan = DeletePlan(record, ids, single)
-    ask = router.several(caller.tenant, "delete", plan, ResponseOptions(kind="delete"))
-    return await router.answer(request, caller, ask)

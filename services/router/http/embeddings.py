@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI's clients send it."""
+"""POST /v1/embeddings in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -6,38 +6,48 @@ from functools import partial
 
 from aiohttp import web
 
-from common.wire.workflows import ParcelsPlan, ResponseOptions
-from services.router.admission.job_spec import JobSpec
-from services.router.admission.policy import EMBED_CLASSES
-from services.router.http.context import MODEL, ROUTER
+from common.wire.workflows import ResponseOptions
+from services.router.cards import Cards
+from services.router.http.job_replies import ParcelReplies
+from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.receiver import MODEL, Receiver
 from services.router.text import requests
-from services.router.text.pool import INLINE_TEXT_BYTES
+from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 
 
-async def create(request: web.Request) -> web.Response:
-    """Embed texts or token lists: one job if they fit one parcel, else a request of several jobs."""
-    router = request.app[ROUTER]
-    raw = await router.body(request)
-    caller = router.caller(request, raw)
-    specs, default = await router.cards.specs(), await router.cards.embed_default()
-    call = partial(requests.embeddings, raw, specs, default, await router.encoder_limits())
-    ask = await router.pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
-    model = request[MODEL] = ask.spec.name
-    view = ResponseOptions(
-        kind="embed",
-        model=model,
-        base64=ask.base64,
-        dimensions=ask.dimensions,
-        tokens=ask.tokens,
-    )
-    family = await router.cards.family(model, request.remote or "", router.next_turn())
-    if len(ask.parcels) == 1:
-        single = JobSpec(family, EMBED_CLASSES, ask.parcels[0], view, ask.tokens)
-        return await router.answer(request, caller, single)
-    items = sum(parcel.items for parcel in ask.parcels)
-    await router.admission.foresee(family, EMBED_CLASSES, items, ask.tokens, caller.deadline_ms)
-    plan = ParcelsPlan(
-        model, view, [(p.payload, p.items, p.tokens) for p in ask.parcels], whole=ask.whole
-    )
-    several = router.several(caller.tenant, "embeddings", plan, view, ask.tokens)
-    return await router.answer(request, caller, several)
+class EmbeddingsApi:
+    """Embeds texts or token lists: one job if they fit one parcel, else a request of several jobs."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        limits: ParcelLimits,
+        cards: Cards,
+        pool: TextPool,
+        replies: ParcelReplies,
+    ) -> None:
+        self._receiver, self._limits = receiver, limits
+        self._cards, self._pool, self._replies = cards, pool, replies
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.post("/v1/embeddings", self.create)]
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Embed the input of a request."""
+        raw = await self._receiver.body(request)
+        caller = self._receiver.context(request, raw)
+        specs, default = await self._cards.specs(), await self._cards.embed_default()
+        call = partial(requests.embeddings, raw, specs, default, await self._limits.encoders())
+        ask = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
+        request[MODEL] = ask.spec.name
+        options = ResponseOptions(
+            kind="embed",
+            model=ask.spec.name,
+            base64=ask.base64,
+            dimensions=ask.dimensions,
+            tokens=ask.tokens,
+        )
+        return await self._replies.reply(
+            request, caller, "embeddings", ask.parcels, options, whole=ask.whole
+        )

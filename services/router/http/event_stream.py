@@ -1,10 +1,9 @@
-"""What every stream of server-sent events has: its headers, where its reader goes on, and how it is written."""
+"""Server-sent events: a stream's headers, the position where its reader resumes, and the writing of its frames."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -29,24 +28,27 @@ def event_stream(request_id: str) -> web.StreamResponse:
 
 
 def streamed_body(error: SpillwayError) -> dict[str, Any]:
-    """Return an error as a stream says it, with the status that HTTP cannot say any more."""
+    """Return an error as a stream states it: with the status that HTTP cannot state any more."""
     body = error.body()
     body["error"]["status"] = error.http_status
     return body
 
 
 def last_event_id(request: web.Request) -> str:
-    """Return the id a reader goes on after, from its header or query; "" from the start."""
+    """Return the id after which a reader resumes, from its header or query; "" from the start."""
     return request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
 
 
 async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse) -> None:
-    """Write frames as they come, and a comment after PING_S without one; TimeoutError for a reader slower than SLOW_S.
+    """Write frames as they arrive, and a comment after PING_S without a frame.
 
-    A task of its own pings, so that a frame costs no task. Once the last frame is written the reader has all of it,
-    so one that leaves from then on has not left early: being cancelled then changes nothing.
+    Raises TimeoutError for a reader slower than SLOW_S.
+
+    A task of its own pings, so that a frame costs no task. Once the last frame is written the reader has the whole
+    stream, so a cancellation from then on changes nothing.
     """
-    wrote = [time.monotonic()]
+    loop = asyncio.get_running_loop()
+    wrote = [loop.time()]
     pinger = asyncio.create_task(_ping(response, wrote))
     whole = False
     try:
@@ -54,7 +56,7 @@ async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse
             async for frame in source:
                 async with asyncio.timeout(SLOW_S):
                     await response.write(frame)
-                wrote[0] = time.monotonic()
+                wrote[0] = loop.time()
         whole = True
     finally:
         pinger.cancel()
@@ -69,8 +71,9 @@ async def end(response: web.StreamResponse) -> None:
 
 
 async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:
+    loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(max(wrote[0] + PING_S - time.monotonic(), 0.01))
-        if time.monotonic() - wrote[0] >= PING_S:
-            wrote[0] = time.monotonic()
+        await asyncio.sleep(max(wrote[0] + PING_S - loop.time(), 0.01))
+        if loop.time() - wrote[0] >= PING_S:
+            wrote[0] = loop.time()
             await response.write(b": ping\n\n")

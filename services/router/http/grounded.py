@@ -1,18 +1,17 @@
-"""Grounded chats at the door: what is asked becomes one request of three jobs; what is refused is refused here."""
+"""Grounded chats: a chat that asks for retrieval becomes one request of three jobs, or is refused before any job."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 
-import msgspec
 from aiohttp import web
 
+from common.bus import Bus, Notifications
 from common.bus.events import Subscription
 from common.errors import InvalidRequest, NotFound
 from common.ids import Family, family_of
 from common.registry.collections import Collections
-from common.registry.sessions import Sessions
 from common.wire.registry import CollectionRecord
 from common.wire.results import Event
 from common.wire.workflows import (
@@ -22,153 +21,199 @@ from common.wire.workflows import (
     RetrievalOptions,
     SearchRequest,
 )
+from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.admission.refusals import refusal
-from services.router.http.context import ROUTER, Router
-from services.router.http.generations import admitted, door
-from services.router.http.session_history import history
-from services.router.responses.answers import ReaderAnswer, deliver
+from services.router.admission.request_runner import RequestRunner
+from services.router.cards import Cards
+from services.router.http.answers import AnswerWriter, ReaderAnswer
+from services.router.http.generations import Generations
+from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.session_turns import SessionTurns
+from services.router.lane_depths import LaneDepths
+from services.router.responses.answer_sources import AnswerSource, AnswerSources
 from services.router.responses.outcomes import error_of
-from services.router.responses.sources import AnswerSource, told_source
 from services.router.text.grounded import GroundedQuestion, question_of
+from services.router.text.pool import TextPool
+from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
+from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.progress import await_grounded_progress
 from services.router.workflows.search import QUERIES_AT_ONCE
 
-# How long a stream's head waits for its generate job, so that what is refused until then gets a status of its own.
+# How long a stream's head waits for its generate job, so that a refusal until then gets an HTTP status.
 HOLD_S = 2.0
-# Turns of a session that a question may lean on.
-_TURNS = 4
 
 
-async def answer(
-    request: web.Request, caller: RequestContext, chat: ChatRequest, began: float
-) -> web.StreamResponse:
-    """Answer a chat from a collection: one request of three jobs; raises what its stages refuse within HOLD_S."""
-    router = request.app[ROUTER]
-    ask = await ask_of(router, caller, chat)
-    name, bell = await admitted(request, caller, ask)
-    telling = asyncio.create_task(_tell(router, caller, name, bell))
-    try:
-        await asyncio.wait({telling}, timeout=HOLD_S if chat.stream else None)
-    except asyncio.CancelledError:
-        telling.cancel()
-        router.runner.left(caller, name)
-        raise
-    try:
-        if telling.done():
-            telling.result()
-        answered = ReaderAnswer(caller, name, ask.view, lambda: _source(telling))
-        response = await deliver(request, answered, began)
-        if telling.done() and not telling.exception():
-            router.runner.delivered(caller, telling.result().job)
-        return response
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+class GroundedChats:
+    """Answers chats from collections: the workflow embeds, searches and generates, and this router's client reads."""
+
+    def __init__(
+        self,
+        questions: GroundedQuestions,
+        generations: Generations,
+        runner: RequestRunner,
+        notifications: Notifications,
+        sources: AnswerSources,
+        answers: AnswerWriter,
+    ) -> None:
+        self._questions, self._generations = questions, generations
+        self._runner, self._notifications = runner, notifications
+        self._sources, self._answers = sources, answers
+
+    async def answer(
+        self, request: web.Request, caller: RequestContext, chat: ChatRequest
+    ) -> web.StreamResponse:
+        """Answer a chat from a collection; raises an error that ends the request within HOLD_S."""
+        spec = await self._questions.spec(caller, chat)
+        name, subscription = await self._generations.accept(request, caller, spec)
+        finding = asyncio.create_task(self._find(caller, name, subscription))
+        try:
+            await asyncio.wait({finding}, timeout=HOLD_S if chat.stream else None)
+        except asyncio.CancelledError:
+            finding.cancel()
+            self._runner.left(caller, name)
+            raise
+        try:
+            if finding.done():
+                finding.result()
+            answer = ReaderAnswer(caller, name, spec.view, lambda: _source(finding))
+            response = await self._answers.deliver(request, answer)
+            if finding.done() and not finding.exception():
+                self._runner.delivered(caller, finding.result().job)
+            return response
+        finally:
+            finding.cancel()
+            await asyncio.gather(finding, return_exceptions=True)
+
+    async def _find(
+        self, caller: RequestContext, request: str, subscription: Subscription | None
+    ) -> AnswerSource:
+        """Return the answer's source; settle a request that ends before it has one, and raise its error."""
+        with self._runner.reading(request):
+            progress = await await_grounded_progress(
+                self._notifications, request, caller.deadline_ms, subscription
+            )
+        if isinstance(progress, Event):
+            await self._runner.ended(caller, request, progress)
+            raise error_of(progress)
+        return await self._sources.generating(progress)
 
 
-async def _tell(
-    router: Router, caller: RequestContext, request: str, bell: Subscription | None
-) -> AnswerSource:
-    """Return where the answer comes from; if the request ends before it tells, note that and raise its error."""
-    with router.runner.reading(request):
-        told = await await_grounded_progress(
-            router.notifications, request, caller.deadline_ms, bell
+async def _source(finding: asyncio.Task[AnswerSource]) -> AnswerSource:
+    return await asyncio.shield(finding)
+
+
+class GroundedQuestions:
+    """Makes the job of a grounded chat, and refuses a chat that could not be answered."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        cards: Cards,
+        pool: TextPool,
+        turns: SessionTurns,
+        limits: ParcelLimits,
+        depths: LaneDepths,
+        admission: AdmissionController,
+        generations: Generations,
+        planned: PlannedJobs,
+    ) -> None:
+        self._bus, self._cards, self._pool, self._turns = bus, cards, pool, turns
+        self._limits, self._depths, self._admission = limits, depths, admission
+        self._generations, self._planned = generations, planned
+        self._collections = Collections(bus)
+
+    async def spec(self, caller: RequestContext, chat: ChatRequest) -> JobSpec:
+        """Return the request that answers a chat from a collection.
+
+        Refused are: an unknown collection, one without an encoder, another encoder than the one served, a conversation
+        too long for the model, a model without workers, and a search that no shard could finish in time.
+        """
+        retrieval = chat.retrieval
+        assert retrieval is not None, "a chat without retrieval is one job"
+        record = await self._collection(caller.tenant, retrieval.collection)
+        specs = await self._cards.specs()
+        encoder = checked_encoder(record, specs)
+        generator = await self._served_generator(caller, chat, encoder)
+        question = await self._question(caller, chat, specs[chat.model], encoder, record)
+        family = self._bus.writes.search_family(record.id)
+        options = ResponseOptions(
+            kind="chat",
+            model=chat.model,
+            tokens=question.generation.prompt_tokens,
+            fingerprint=(await self._cards.card(chat.model)).fingerprint,
+            stream=chat.stream,
+            include_usage=chat.include_usage,
+            logprobs=chat.options.logprobs,
+            session=chat.session,
         )
-    if isinstance(told, Event):
-        await router.runner.ended(caller, request, told)
-        raise error_of(told)
-    return await told_source(router, told)
-
-
-async def _source(telling: asyncio.Task[AnswerSource]) -> AnswerSource:
-    return await asyncio.shield(telling)
-
-
-async def ask_of(router: Router, caller: RequestContext, chat: ChatRequest) -> JobSpec:
-    """Return the request that answers a chat from a collection.
-
-    Refused at once: no such collection, one without an encoder, another encoder than the one served, a conversation
-    too long for the model, and kinds of work nobody is there for.
-    """
-    retrieval = chat.retrieval
-    assert retrieval is not None, "a chat without retrieval is one job"
-    record = await _collection(router, caller.tenant, retrieval.collection)
-    specs = await router.cards.specs()
-    encoder = checked_encoder(record, specs)
-    if chat.session:
-        family = family_of(chat.session)
-    else:
-        family = await router.cards.family(chat.model, caller.tenant)
-    for needed in (family, await router.cards.family(encoder.name, caller.tenant)):
-        if not await _served(router, needed):
-            raise refusal("no_worker", 2.0)
-    past = await history(router, chat.session, caller.tenant) if chat.session else None
-    earlier = await _earlier(router, chat.session) if chat.session else []
-    question: GroundedQuestion = await router.pool.run(
-        partial(question_of, chat, specs[chat.model], past, encoder, record.query_prompt, earlier)
-    )
-    card, family = await router.cards.card(chat.model), router.bus.writes.search_family(record.id)
-    view = ResponseOptions(
-        kind="chat",
-        model=chat.model,
-        tokens=question.generation.prompt_tokens,
-        fingerprint=card.fingerprint,
-        stream=chat.stream,
-        include_usage=chat.include_usage,
-        logprobs=chat.options.logprobs,
-        session=chat.session,
-    )
-    # What even an empty lane could not hold without a passage is refused here, and what no shard could find in time.
-    charged = door(router, family, question.generation, view).charge_tokens
-    count = len(question.tokens)
-    await router.admission.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
-    bounds = await router.encoder_limits()
-    plan = GroundPlan(
-        collection=record,
-        search=_search(retrieval, question.tokens),
-        parcel=(bounds.parcel_items, bounds.parcel_tokens),
-        queries=router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0],
-        chat=chat,
-        options=view,
-    )
-    charged += sum(map(len, question.tokens))
-    return router.several(caller.tenant, "chat", plan, view, charged)
-
-
-async def _served(router: Router, family: Family) -> bool:
-    """Return whether a worker of a family lives; one that has just started counts."""
-    if await router.bus.workers.living(family):
-        return True
-    router.bus.workers.forget(family)
-    return bool(await router.bus.workers.living(family))
-
-
-async def _collection(router: Router, tenant: str, name: str) -> CollectionRecord:
-    record = await Collections(router.bus).get(tenant, name)
-    if record is None:
-        raise NotFound(
-            f"no collection {name!r}", code="collection_not_found", param="retrieval.collection"
+        # Refuse a generation that even an empty lane could not hold, before any passage joins it.
+        tokens = self._generations.spec(generator, question.generation, options).charge_tokens
+        count = len(question.tokens)
+        await self._admission.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
+        bounds = await self._limits.encoders()
+        queries, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
+        plan = GroundPlan(
+            collection=record,
+            search=_search(retrieval, question.tokens),
+            parcel=(bounds.parcel_items, bounds.parcel_tokens),
+            queries=queries,
+            chat=chat,
+            options=options,
         )
-    if record.model is None:
-        raise InvalidRequest(
-            f"collection {name!r} has no encoder (model is null), so a question cannot be searched for in it; "
-            "name a collection that embeds texts",
-            code="vectors_only",
-            param="retrieval.collection",
+        tokens += sum(map(len, question.tokens))
+        return self._planned.spec(caller.tenant, "chat", plan, options, tokens)
+
+    async def _collection(self, tenant: str, name: str) -> CollectionRecord:
+        record = await self._collections.get(tenant, name)
+        if record is None:
+            raise NotFound(
+                f"no collection {name!r}", code="collection_not_found", param="retrieval.collection"
+            )
+        if record.model is None:
+            raise InvalidRequest(
+                f"collection {name!r} has no encoder (model is null), so a question cannot be searched for in it; "
+                "name a collection that embeds texts",
+                code="vectors_only",
+                param="retrieval.collection",
+            )
+        return record
+
+    async def _served_generator(
+        self, caller: RequestContext, chat: ChatRequest, encoder: Spec
+    ) -> Family:
+        """Return the family of a chat's generator; Unavailable `no_worker` unless it and the encoder have workers."""
+        if chat.session:
+            family = family_of(chat.session)
+        else:
+            family = await self._cards.family(chat.model, caller.tenant)
+        for needed in (family, await self._cards.family(encoder.name, caller.tenant)):
+            if not await self._served(needed):
+                raise refusal("no_worker", 2.0)
+        return family
+
+    async def _served(self, family: Family) -> bool:
+        """Return whether a worker of a family lives, one that has just started included."""
+        if await self._bus.workers.living(family):
+            return True
+        self._bus.workers.forget(family)
+        return bool(await self._bus.workers.living(family))
+
+    async def _question(
+        self,
+        caller: RequestContext,
+        chat: ChatRequest,
+        spec: Spec,
+        encoder: Spec,
+        record: CollectionRecord,
+    ) -> GroundedQuestion:
+        past = await self._turns.history(chat.session, caller.tenant) if chat.session else None
+        earlier = await self._turns.earlier(chat.session) if chat.session else []
+        return await self._pool.run(
+            partial(question_of, chat, spec, past, encoder, record.query_prompt, earlier)
         )
-    return record
-
-
-async def _earlier(router: Router, session: str) -> list[dict[str, str]]:
-    """Return the last turns of a session as its client sent them; who owns it is looked at when the turn is made."""
-    found: list[dict[str, str]] = []
-    for turn in await Sessions(router.bus).turns(session, -_TURNS):
-        found += msgspec.json.decode(turn.shown or turn.messages, type=list[dict[str, str]])
-        found.append({"role": "assistant", "content": turn.answer})
-    return found
 
 
 def _search(retrieval: RetrievalOptions, tokens: list[list[int]]) -> SearchRequest:

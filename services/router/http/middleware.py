@@ -1,32 +1,24 @@
-"""What happens to every request: an id, errors in OpenAI's shape, metrics, the key's tenant, and draining."""
+"""Middlewares of every route: request ids, errors in OpenAI's shape, metrics, spans and keys."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 
 from common import log, tracing
-from common.errors import (
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    SpillwayError,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-)
+from common.clock import Clock
+from common.errors import InternalError, InvalidRequest, SpillwayError, Unauthenticated, Unavailable
 from common.ids import ulid
-from common.registry.api_keys import KEY_PREFIX
+from common.registry.api_keys import KEY_PREFIX, KeyStore
 from services.router import metrics
+from services.router.admission.controller import AdmissionController
 from services.router.http import dashboard_files
-from services.router.http.context import KEY, MODEL, REQUEST_ID, ROUTER, TENANT, reply
+from services.router.http.active_requests import ActiveRequests
+from services.router.http.receiver import BEGAN_S, KEY, MODEL, REQUEST_ID, TENANT
+from services.router.http.replies import error_response, from_http
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"}) | dashboard_files.PATHS
 DEFAULT_TENANT = "default"
@@ -41,43 +33,71 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = log.get("router")
 
 
-def error_response(error: SpillwayError) -> web.Response:
-    """Return an error in OpenAI's shape, with the headers its clients obey."""
-    response = reply(msgspec.json.encode(error.body()), status=error.http_status)
-    if error.http_status in {429, 503}:
-        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
-    response.headers["x-should-retry"] = "true" if error.retryable else "false"
-    if error.http_status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if error.http_status in {408, 413} or error.code == "draining":
-        response.force_close()
-    return response
+class RequestObserver:
+    """The outermost middleware: counts, traces and logs every request, and gives every response an id."""
 
+    def __init__(self, active: ActiveRequests, clock: Clock) -> None:
+        self._active, self._clock = active, clock
 
-def from_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
-    """Return aiohttp's own refusals in our shape; OPTIONS of a known path is answered."""
-    known: SpillwayError
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(error.allowed_methods))
-        if request.method == "OPTIONS":
-            return web.Response(status=204, headers={"Allow": f"{allowed}, OPTIONS"})
-        known = MethodNotAllowed(f"{request.method} is not allowed here; expected one of {allowed}")
-        response = error_response(known)
-        response.headers["Allow"] = allowed
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Handle a request; a client that leaves before its response counts as 499."""
+        request[BEGAN_S] = self._clock.perf_s()
+        response: web.StreamResponse | None = None
+        with self._active.handling():
+            try:
+                response = await _traced(request, handler)
+            finally:
+                status = response.status if response is not None else 499
+                labels = _route(request), request.get(MODEL, "")
+                metrics.REQUESTS.labels(*labels, str(status)).inc()
+                metrics.DURATION.labels(*labels).observe(self._clock.perf_s() - request[BEGAN_S])
+        if not response.prepared:
+            response.headers["x-request-id"] = _id(request)
         return response
-    if error.status == 404:
-        known = NotFound(f"no route {request.path[:200]!r}", code="route_not_found")
-    elif error.status == 413:
-        known = TooLarge("the body is too large", code="body_too_large")
-    elif error.status < 500:
-        known = InvalidRequest(error.reason or "the request cannot be understood")
-    else:
-        known = InternalError(error.reason or "internal error")
-    return error_response(known)
+
+
+class AccessGuard:
+    """The inner middleware: finds the tenant of a key; refuses wrong keys, wrong paths, and writes while draining.
+
+    `keys_on`: every request needs a key. `checks`: a key that is sent is checked even where none is needed.
+    """
+
+    def __init__(
+        self, admission: AdmissionController, keys: KeyStore, *, keys_on: bool, checks: bool
+    ) -> None:
+        self._admission, self._keys = admission, keys
+        self._keys_on, self._checks = keys_on, checks
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request through to its handler, or refuse it."""
+        if request.path in OPEN_PATHS:
+            return await handler(request)
+        if self._admission.draining and request.method not in {"GET", "HEAD"}:
+            metrics.REFUSED.labels("draining").inc()
+            raise Unavailable(
+                "this router is stopping; try again", code="draining", retry_after_s=1
+            )
+        if _CONTROL.search(request.rel_url.raw_path):
+            raise InvalidRequest("the path holds a control character", code="invalid_path")
+        text = _bearer(request)
+        if self._keys_on and not text:
+            raise Unauthenticated(
+                "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
+                code="missing_api_key",
+            )
+        # Clients that must send some key send any text where none is needed; a text in the form of a key is checked.
+        if self._keys_on or (text.startswith(KEY_PREFIX) and self._checks):
+            key = await self._keys.check(text)
+            request[KEY], request[TENANT] = key, key.tenant
+        else:
+            request[TENANT] = DEFAULT_TENANT
+        return await handler(request)
 
 
 def _id(request: web.Request) -> str:
-    """Return the request's id: its job's, or one of its own where it came to none."""
+    """Return the request's id: its job's, or an own one where no job was admitted."""
     if REQUEST_ID not in request:
         request[REQUEST_ID] = f"req-{ulid()}"
     return request[REQUEST_ID]
@@ -86,26 +106,6 @@ def _id(request: web.Request) -> str:
 def _route(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "unmatched"
-
-
-@web.middleware
-async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every response an id, every error its shape, and count it."""
-    router = request.app[ROUTER]
-    began = time.perf_counter()
-    router.entered()
-    response: web.StreamResponse | None = None
-    try:
-        response = await _traced(request, handler)
-    finally:
-        router.left()
-        status = response.status if response is not None else 499
-        labels = _route(request), request.get(MODEL, "")
-        metrics.REQUESTS.labels(*labels, str(status)).inc()
-        metrics.DURATION.labels(*labels).observe(time.perf_counter() - began)
-    if not response.prepared:
-        response.headers["x-request-id"] = _id(request)
-    return response
 
 
 async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -117,19 +117,19 @@ async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in OPEN_PATHS or not tracing.on():
             return await _answered(request, handler)
         route = _route(request)
-        told = {"http.request.method": request.method, "http.route": route}
-        with tracing.span(f"{request.method} {route}", "server", told) as span:
+        attributes = {"http.request.method": request.method, "http.route": route}
+        with tracing.span(f"{request.method} {route}", "server", attributes) as span:
             response = await _answered(request, handler)
             span.set_attributes(
-                {"http.response.status_code": response.status, **_told(request, route)}
+                {"http.response.status_code": response.status, **_attributes(request, route)}
             )
             if response.status >= 500:
                 tracing.fail(span, str(response.status))
             return response
 
 
-def _told(request: web.Request, route: str) -> dict[str, str]:
-    """Return what a request turned out to be, by OpenTelemetry's names."""
+def _attributes(request: web.Request, route: str) -> dict[str, str]:
+    """Return the attributes that are known once a request was handled, by OpenTelemetry's names."""
     found = {"spillway.request_id": _id(request)}
     if model := request.get(MODEL):
         found |= {"gen_ai.request.model": model, "gen_ai.provider.name": "spillway"}
@@ -152,32 +152,6 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception:  # noqa: BLE001 - the boundary of a request: a bug must not end the connection silently
         _log.exception("request_crashed", request_id=_id(request), route=_route(request))
         return error_response(InternalError("an internal error; the log has it under x-request-id"))
-
-
-@web.middleware
-async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse while draining, paths with control characters, and keys that are missing or wrong."""
-    router = request.app[ROUTER]
-    if request.path in OPEN_PATHS:
-        return await handler(request)
-    if router.admission.draining and request.method not in {"GET", "HEAD"}:
-        metrics.REFUSED.labels("draining").inc()
-        raise Unavailable("this router is stopping; try again", code="draining", retry_after_s=1)
-    if _CONTROL.search(request.rel_url.raw_path):
-        raise InvalidRequest("the path holds a control character", code="invalid_path")
-    text = _bearer(request)
-    if router.keys_on and not text:
-        raise Unauthenticated(
-            "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
-            code="missing_api_key",
-        )
-    # Where none is needed, clients that must send something send anything; what is meant as a key is held to be one.
-    if router.keys_on or (text.startswith(KEY_PREFIX) and router.config.keys != "off"):
-        key = await router.keys.check(text)
-        request[KEY], request[TENANT] = key, key.tenant
-    else:
-        request[TENANT] = DEFAULT_TENANT
-    return await handler(request)
 
 
 def _bearer(request: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""POST /v1/collections/{name}/search: by text or by vector, one question or many."""
+"""POST /v1/collections/{name}/search: by text or by vector, one query or many."""
 
 from __future__ import annotations
 
@@ -6,69 +6,103 @@ from functools import partial
 
 from aiohttp import web
 
+from common.bus.writes import Writes
 from common.wire.registry import CollectionRecord
 from common.wire.workflows import ResponseOptions, SearchPlan
+from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec
 from services.router.admission.policy import SEARCH_CLASSES
-from services.router.http.context import MODEL, ROUTER, Router
+from services.router.cards import Cards
+from services.router.http.job_replies import JobReplies
+from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.receiver import MODEL, Receiver
+from services.router.http.records import TenantRecords
+from services.router.lane_depths import LaneDepths
 from services.router.text import collections
-from services.router.text.pool import INLINE_TEXT_BYTES
+from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
+from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.search import QUERIES_AT_ONCE, search_parcels
 
 _INLINE_NUMBERS = 2048
 _INLINE_BYTES = 1 << 20
 
 
-async def create(request: web.Request) -> web.Response:
-    """Search: one job for vectors on one shard, else embed and search as a request of several jobs."""
-    router = request.app[ROUTER]
-    record = await router.collection(request)
-    raw = await router.body(request)
-    caller = router.caller(request, raw)
-    request[MODEL] = record.model or ""
-    spec = await _spec(router, record)
-    call = partial(
-        collections.search,
-        raw,
-        record.dimension,
-        record.metric,
-        router.text_limits(),
-        spec=spec,
-        prompt=record.query_prompt,
-    )
-    ask = await router.pool.run(call, inline=_quick(raw))
-    if ask.tokens:
-        checked_encoder(record, await router.cards.specs())
-    view = ResponseOptions(kind="search", model=record.model or "", many=ask.many)
-    tokens = sum(map(len, ask.tokens))
-    family = router.bus.writes.search_family(record.id)
-    most = router.depths.get(family.name, (QUERIES_AT_ONCE, 0))[0]
-    if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
-        parcels = search_parcels(record, ask, ask.vectors, 0, most)
-        only = JobSpec(family, SEARCH_CLASSES, parcels[0], view)
-        return await router.answer(request, caller, only)
-    await router.admission.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
-    bounds = await router.encoder_limits()
-    plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
-    several = router.several(caller.tenant, "search", plan, view, tokens)
-    return await router.answer(request, caller, several)
+class SearchApi:
+    """Searches a collection: vectors on one shard by one job, all else by a workflow that embeds and searches."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        records: TenantRecords,
+        limits: ParcelLimits,
+        depths: LaneDepths,
+        cards: Cards,
+        pool: TextPool,
+        admission: AdmissionController,
+        planned: PlannedJobs,
+        replies: JobReplies,
+        searches: Writes,
+    ) -> None:
+        self._receiver, self._records, self._limits, self._depths = (
+            receiver,
+            records,
+            limits,
+            depths,
+        )
+        self._cards, self._pool, self._admission = cards, pool, admission
+        self._planned, self._replies, self._searches = planned, replies, searches
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.post("/v1/collections/{name}/search", self.create)]
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Search for the queries of a request."""
+        record = await self._records.collection(request)
+        raw = await self._receiver.body(request)
+        caller = self._receiver.context(request, raw)
+        request[MODEL] = record.model or ""
+        call = partial(
+            collections.search,
+            raw,
+            record.dimension,
+            record.metric,
+            self._limits.of(),
+            spec=await self._spec(record),
+            prompt=record.query_prompt,
+        )
+        ask = await self._pool.run(call, inline=_quick(raw))
+        if ask.tokens:
+            checked_encoder(record, await self._cards.specs())
+        options = ResponseOptions(kind="search", model=record.model or "", many=ask.many)
+        family = self._searches.search_family(record.id)
+        most, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
+        if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
+            parcels = search_parcels(record, ask, ask.vectors, 0, most)
+            only = JobSpec(family, SEARCH_CLASSES, parcels[0], options)
+            return await self._replies.reply(request, caller, only)
+        await self._admission.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
+        bounds = await self._limits.encoders()
+        plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
+        tokens = sum(map(len, ask.tokens))
+        spec = self._planned.spec(caller.tenant, "search", plan, options, tokens)
+        return await self._replies.reply(request, caller, spec)
+
+    async def _spec(self, record: CollectionRecord) -> Spec | None:
+        """Return the encoder's spec for tokenizing; one that does not match is refused once the body is known."""
+        if record.model is None:
+            return None
+        specs = await self._cards.specs()
+        return specs.get(record.model) or next(iter(specs.values()), None)
 
 
 def _quick(raw: bytes) -> bool:
     """Return whether reading a body here holds the loop no longer than handing it to another process would."""
     if len(raw) < 8 * INLINE_TEXT_BYTES:
         return True
-    # Texts are tokenized, and numbers cost by their count; of vectors in base64 there are few commas. Whoever escapes
-    # a name is read elsewhere.
+    # Texts are tokenized, and numbers cost by their count; vectors in base64 have few commas. A body with escapes may
+    # hide the name "text", so another process reads it.
     numbers = raw.count(b",") > _INLINE_NUMBERS
     return not (numbers or len(raw) > _INLINE_BYTES or b'"text' in raw or b"\\" in raw)
-
-
-async def _spec(router: Router, record: CollectionRecord) -> Spec | None:
-    """Return the encoder's spec for tokenizing; one that does not match is refused once the body is known."""
-    if record.model is None:
-        return None
-    specs = await router.cards.specs()
-    return specs.get(record.model) or next(iter(specs.values()), None)

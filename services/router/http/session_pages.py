@@ -1,6 +1,6 @@
-"""/v1/sessions/{id}/export/pages, …/import/pages: a session's KV pages out of this mesh's tiers, and into another's.
+"""/v1/sessions/{id}/export/pages and …/import/pages: a session's KV pages, out of one mesh and into another.
 
-They go page by page between the client and the Redis of KV pages, never over the bus.
+Pages go one by one between the client and the Redis of KV pages, never over the bus.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 
-import msgspec
 from aiohttp import web
 
 from common import log
@@ -25,9 +24,9 @@ from common.pages.keys import GROUPS, PageKey
 from common.pages.store import PageStore, Tier, TierDown
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
-from services.router.http.context import REQUEST_ID, ROUTER, TENANT, Router, reply
-from services.router.http.limits import body_parts
-from services.router.http.sessions import own
+from services.router.http.receiver import REQUEST_ID, TENANT, Receiver
+from services.router.http.records import TenantRecords
+from services.router.http.replies import reply_json
 
 CONTENT_TYPE = "application/octet-stream"
 TOGETHER = 4  # pages in memory at once
@@ -39,12 +38,68 @@ _POLL_S = 0.05
 _log = log.get("router")
 
 
-def _store(router: Router) -> PageStore:
-    if router.pages is None:
-        raise Conflict(
-            "no pages are kept below the workers (SPILLWAY_PAGES_URL is none)", code="no_page_tier"
-        )
-    return router.pages
+class SessionPagesApi:
+    """Exports and imports the KV pages of a session; `store` is None where no tier below the workers keeps pages."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        records: TenantRecords,
+        sessions: Sessions,
+        store: PageStore | None,
+    ) -> None:
+        self._receiver, self._records = receiver, records
+        self._sessions, self._store = sessions, store
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return both routes."""
+        return [
+            web.get("/v1/sessions/{id}/export/pages", self.export),
+            web.post("/v1/sessions/{id}/import/pages", self.load),
+        ]
+
+    def _tier(self) -> PageStore:
+        if self._store is None:
+            raise Conflict(
+                "no pages are kept below the workers (SPILLWAY_PAGES_URL is none)",
+                code="no_page_tier",
+            )
+        return self._store
+
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """Stream the pages that the tiers have of a session; damaged and vanished pages are left out."""
+        record, store = await self._records.session(request), self._tier()
+        root = root_id(record.fingerprint, record.tenant)
+        chain = await _chain(self._sessions, record, root)
+        try:
+            found = await _found(store, chain)
+        except TierDown as error:
+            raise _down(error) from None
+        request[REQUEST_ID] = name = f"req-{ulid()}"
+        response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE, "x-request-id": name})
+        await response.prepare(request)
+        head = BundleHeader(FORMAT, record.model, record.fingerprint, root.hex(), len(found))
+        await response.write(head.encode())
+        with contextlib.suppress(TierDown, TimeoutError):  # the pages written so far are sound
+            async with contextlib.aclosing(_values(store, chain, found)) as values:
+                async for value in values:
+                    async with asyncio.timeout(SLOW_S):
+                        await response.write(value)
+        await response.write_eof()
+        return response
+
+    async def load(self, request: web.Request) -> web.Response:
+        """Put the pages of an exported session under the ids they have here, and count the outcomes."""
+        record, store = await self._records.session(request), self._tier()
+        taken = PageImport(self._sessions, store, record)
+        try:
+            await taken.read(self._receiver.parts(request))
+            await taken.end(request[TENANT])
+        except TierDown as error:
+            raise _down(error) from None
+        counts = {name: taken.counts[name] for name in PageImport.OUTCOMES}
+        body = {"object": "session.pages", "session": record.id, **counts, "bytes": taken.bytes}
+        return reply_json(body)
 
 
 def _down(error: TierDown) -> Unavailable:
@@ -54,38 +109,14 @@ def _down(error: TierDown) -> Unavailable:
     )
 
 
-async def _chain(router: Router, record: SessionRecord, root: PageId) -> Chain:
+async def _chain(sessions: Sessions, record: SessionRecord, root: PageId) -> Chain:
     chain = Chain(root)
-    for turn in await Sessions(router.bus).turns(record.id):
+    for turn in await sessions.turns(record.id):
         chain.add(turn)
     return chain
 
 
-# -- out -----------------------------------------------------------------------------------------------
-
-
-async def export(request: web.Request) -> web.StreamResponse:
-    """Stream the pages that the tiers have of a session; those that are damaged, or go meanwhile, are left out."""
-    router = request.app[ROUTER]
-    record, store = await own(request), _store(router)
-    root = root_id(record.fingerprint, record.tenant)
-    chain = await _chain(router, record, root)
-    try:
-        found = await _found(store, chain)
-    except TierDown as error:
-        raise _down(error) from None
-    request[REQUEST_ID] = name = f"req-{ulid()}"
-    response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE, "x-request-id": name})
-    await response.prepare(request)
-    head = BundleHeader(FORMAT, record.model, record.fingerprint, root.hex(), len(found))
-    await response.write(head.encode())
-    with contextlib.suppress(TierDown, TimeoutError):  # what is sent is sent
-        async with contextlib.aclosing(_values(store, chain, found)) as values:
-            async for value in values:
-                async with asyncio.timeout(SLOW_S):
-                    await response.write(value)
-    await response.write_eof()
-    return response
+# -- export --------------------------------------------------------------------------------------------
 
 
 async def _found(store: PageStore, chain: Chain) -> dict[PageKey, Tier]:
@@ -101,7 +132,7 @@ async def _found(store: PageStore, chain: Chain) -> dict[PageKey, Tier]:
 async def _values(
     store: PageStore, chain: Chain, found: dict[PageKey, Tier]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the pages that are sound, a few at a time."""
+    """Yield the values of the sound pages; a few pages are in memory at a time."""
     keys = list(found)
     for first in range(0, len(keys), TOGETHER):
         some = keys[first : first + TOGETHER]
@@ -129,49 +160,38 @@ async def _read(store: PageStore, keys: list[PageKey], wait_s: float) -> dict[Pa
         await asyncio.sleep(_POLL_S)
 
 
-# -- in ------------------------------------------------------------------------------------------------
+# -- import --------------------------------------------------------------------------------------------
 
 
-async def load(request: web.Request) -> web.Response:
-    """Put the pages of an exported session under the ids they have here; count what was not."""
-    router = request.app[ROUTER]
-    record, store = await own(request), _store(router)
-    taking = Taking(router, store, record)
-    reader = BundleReader()
-    try:
-        async for part in body_parts(request, router.config):
-            for header, value in reader.feed(part):
-                if taking.renaming is None:
-                    assert reader.head is not None
-                    await taking.begin(reader.head)
-                await taking.take(header, value)
-        reader.end()
-        if taking.renaming is None and reader.head is not None:
-            await taking.begin(reader.head)
-        await taking.end(request[TENANT])
-    except TierDown as error:
-        raise _down(error) from None
-    counts = {name: taking.counts[name] for name in Taking.OUTCOMES}
-    body = {"object": "session.pages", "session": record.id, **counts, "bytes": taking.bytes}
-    return reply(msgspec.json.encode(body))
-
-
-class Taking:
-    """One import on its way: what of it was put, and what was not."""
+class PageImport:
+    """One import: its pages are put one by one, and the outcomes counted."""
 
     OUTCOMES = ("stored", "exists", "refused", "damaged", "foreign")
 
-    def __init__(self, router: Router, store: PageStore, record: SessionRecord) -> None:
-        self._router, self._store, self._record = router, store, record
-        self.renaming: Renaming | None = None
+    def __init__(self, sessions: Sessions, store: PageStore, record: SessionRecord) -> None:
+        self._sessions, self._store, self._record = sessions, store, record
+        self._renaming: Renaming | None = None
         self.counts: Counter[str] = Counter()
         self.bytes = 0
         self._owner = owner_id(record.tenant)
         self._keys: list[PageKey] = []
         self._patience_s = PATIENCE_S
 
-    async def begin(self, head: BundleHeader) -> None:
-        """Learn whose pages they are. Conflict `fingerprint_mismatch` if they mean nothing to the session's model."""
+    async def read(self, parts: AsyncIterator[bytes]) -> None:
+        """Put every page of a bundle. Conflict `fingerprint_mismatch`; TooLarge `pages_too_large`."""
+        reader = BundleReader()
+        async for part in parts:
+            for header, value in reader.feed(part):
+                assert reader.head is not None
+                await self._take(await self._begun(reader.head), header, value)
+        reader.end()
+        if reader.head is not None:
+            await self._begun(reader.head)
+
+    async def _begun(self, head: BundleHeader) -> Renaming:
+        """Return the names of the bundle's pages here. Conflict if they were computed by another model."""
+        if self._renaming is not None:
+            return self._renaming
         record = self._record
         if head.fingerprint != record.fingerprint:
             raise Conflict(
@@ -179,20 +199,20 @@ class Taking:
                 f"session's tokens are those of {record.fingerprint or 'none'!r}, and its pages are computed anew",
                 code="fingerprint_mismatch",
             )
-        here = await _chain(self._router, record, root_id(record.fingerprint, record.tenant))
-        there = await _chain(self._router, record, bytes.fromhex(head.root))
-        self.renaming = Renaming(there, here)
+        here = await _chain(self._sessions, record, root_id(record.fingerprint, record.tenant))
+        there = await _chain(self._sessions, record, bytes.fromhex(head.root))
+        self._renaming = Renaming(there, here)
+        return self._renaming
 
-    async def take(self, header: Header, value: bytes) -> None:
+    async def _take(self, renaming: Renaming, header: Header, value: bytes) -> None:
         """Put one page. TooLarge if there are more than the session can have."""
-        assert self.renaming is not None
-        if self.counts.total() >= (len(self.renaming) + 1) * GROUPS:
+        if self.counts.total() >= (len(renaming) + 1) * GROUPS:
             raise TooLarge(
-                f"there are more pages than the {len(self.renaming)} the session can have",
+                f"there are more pages than the {len(renaming)} the session can have",
                 code="pages_too_large",
             )
         try:
-            page = self.renaming.rename(header, value)
+            page = renaming.rename(header, value)
         except CorruptPage as error:
             _log.warning("page_corrupt", why=str(error))
             self.counts["damaged"] += 1
@@ -207,7 +227,7 @@ class Taking:
             self._keys.append(page[0])
 
     async def _put(self, key: PageKey, value: bytes) -> str:
-        """Put a page; where there is no room for it, kv_store may be making some."""
+        """Put a page; where it is refused, kv_store may be evicting others, so it is tried again for a while."""
         while True:
             outcome = await self._store.put(key, value, self._store.ttl_s, self._owner)
             if outcome in ("stored", "exists"):
@@ -218,8 +238,8 @@ class Taking:
             await asyncio.sleep(_POLL_S)
 
     async def end(self, tenant: str) -> None:
-        """Take back what was put for a session that is gone meanwhile. NotFound."""
-        record = await Sessions(self._router.bus).get(self._record.id)
+        """Finish the import; if the session was deleted meanwhile, drop its pages again and raise NotFound."""
+        record = await self._sessions.get(self._record.id)
         if record is None or record.tenant != tenant:
             await self._store.drop(self._keys)
             raise NotFound(

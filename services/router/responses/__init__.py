@@ -1,1 +1,1 @@
-"""Responses."""
+"""Responses: results and answers as clients read them; no HTTP here."""

@@ -1,4 +1,4 @@
-"""Bodies of replies from results: pure, and run in the pool of processes when the vectors are many."""
+"""JSON bodies of results: pure functions, run in the pool of text processes when the vectors are many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.wire.results import ScoreResult
 from common.wire.search import DocumentsResult, Hit, StoredDocument
 from common.wire.workflows import ResponseOptions
 
-# So many are written in less time than another process needs to be handed them.
+# Writing so many hits takes less time than handing them to another process.
 INLINE_HITS = 10_000
 
 
@@ -25,35 +25,35 @@ def truncated(row: bytes, dimensions: int) -> array[float]:
     return array("f", [value / norm for value in values])
 
 
-def embeddings(view: ResponseOptions, dimension: int, blocks: Sequence[bytes]) -> bytes:
+def embeddings(options: ResponseOptions, dimension: int, blocks: Sequence[bytes]) -> bytes:
     """Return the JSON of an embeddings reply from blocks of float32 rows."""
     data: list[dict[str, Any]] = []
     size = 4 * dimension
     for block in blocks:
         for start in range(0, len(block), size):
             row: bytes | array[float] = block[start : start + size]
-            if view.dimensions:
-                row = truncated(bytes(row), view.dimensions)
+            if options.dimensions:
+                row = truncated(bytes(row), options.dimensions)
             shown: Any = (
                 base64.b64encode(bytes(row)).decode()
-                if view.base64
+                if options.base64
                 else (row if isinstance(row, array) else array("f", row)).tolist()
             )
             data.append({"object": "embedding", "index": len(data), "embedding": shown})
-    usage = {"prompt_tokens": view.tokens, "total_tokens": view.tokens}
+    usage = {"prompt_tokens": options.tokens, "total_tokens": options.tokens}
     return msgspec.json.encode(
-        {"object": "list", "data": data, "model": view.model, "usage": usage}
+        {"object": "list", "data": data, "model": options.model, "usage": usage}
     )
 
 
-def rerank(view: ResponseOptions, request: str, results: Sequence[ScoreResult]) -> bytes:
+def rerank(options: ResponseOptions, request: str, results: Sequence[ScoreResult]) -> bytes:
     """Return the JSON of a rerank reply in the shape the request asked for, best first."""
     scores = [score for result in results for score in result.scores]
     raws = [raw for result in results for raw in (result.raw or result.scores)]
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    texts = view.texts
-    if view.tei:
-        shown = raws if view.raw else scores
+    texts = options.texts
+    if options.tei:
+        shown = raws if options.raw else scores
         return msgspec.json.encode(
             [
                 {"index": i, "score": shown[i], **({"text": texts[i]} if texts else {})}
@@ -66,22 +66,22 @@ def rerank(view: ResponseOptions, request: str, results: Sequence[ScoreResult]) 
             "relevance_score": scores[i],
             **({"document": {"text": texts[i]}} if texts else {}),
         }
-        for i in order[: view.top_n]
+        for i in order[: options.top_n]
     ]
-    usage = {"prompt_tokens": view.tokens, "total_tokens": view.tokens}
+    usage = {"prompt_tokens": options.tokens, "total_tokens": options.tokens}
     return msgspec.json.encode(
-        {"id": request, "model": view.model, "results": hits, "usage": usage}
+        {"id": request, "model": options.model, "results": hits, "usage": usage}
     )
 
 
 def search(
-    view: ResponseOptions, request: str, hits: Sequence[Sequence[Hit]], path: str, applied: str
+    options: ResponseOptions, request: str, hits: Sequence[Sequence[Hit]], path: str, applied: str
 ) -> bytes:
     """Return the JSON of a search reply: one list of hits, or one per query."""
     shown = [[_hit(hit) for hit in row] for row in hits]
     data: Any = (
         [{"index": i, "data": row} for i, row in enumerate(shown)]
-        if view.many
+        if options.many
         else shown[0]
         if shown
         else []
@@ -124,12 +124,12 @@ def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dic
     return shown
 
 
-def documents(view: ResponseOptions, result: DocumentsResult) -> bytes:
+def documents(options: ResponseOptions, result: DocumentsResult) -> bytes:
     """Return the JSON of a page of documents, or of the one asked for."""
-    shown = [document(doc, view.include, view.count) for doc in result.documents]
-    if view.doc:
+    shown = [document(doc, options.include, options.count) for doc in result.documents]
+    if options.doc:
         return msgspec.json.encode({"object": "document", **shown[0], "applied": result.applied})
-    cursor = view.cursor if view.cursor is not None else result.cursor
+    cursor = options.cursor if options.cursor is not None else result.cursor
     return msgspec.json.encode(
         {"object": "list", "data": shown, "has_more": cursor is not None, "next": cursor}
     )

@@ -1,4 +1,4 @@
-"""What became of a job, as the error a client sees."""
+"""Outcomes of jobs: the result, or the error that the client sees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.errors import (
 from common.wire.results import ErrorDetails, Event, Result, decode_result
 
 
-class _ComeBack(msgspec.Struct):
+class _RetryAfter(msgspec.Struct):
     """The data of an error event that an earlier version wrote."""
 
     retry_after_s: float | None = None
@@ -24,7 +24,7 @@ class _ComeBack(msgspec.Struct):
 def _details(event: Event) -> ErrorDetails:
     if event.error is None:
         data = event.data or b"{}"
-        wait = msgspec.json.decode(data, type=_ComeBack).retry_after_s
+        wait = msgspec.json.decode(data, type=_RetryAfter).retry_after_s
         return ErrorDetails(status=0, retry_after_s=wait)
     return event.error
 
@@ -40,13 +40,13 @@ def error_of(event: Event) -> SpillwayError:
             event.message or "the request's job was convicted of failing; its dead letter tells why"
         )
     if event.kind == "error":
-        told = _details(event)
+        details = _details(event)
         return rebuild(
             event.code,
             event.message or event.code,
-            status=told.status,
-            param=told.param,
-            retry_after_s=told.retry_after_s,
+            status=details.status,
+            param=details.param,
+            retry_after_s=details.retry_after_s,
         )
     return InternalError(f"a job ended with {event.kind!r}")
 

@@ -1,4 +1,4 @@
-"""Turns a request's result into the JSON its client asked for, at once or when it comes back for it."""
+"""JSON of a request's result, for the client that waits or for one that comes back."""
 
 from __future__ import annotations
 
@@ -20,48 +20,58 @@ from services.router.responses.outcomes import result_of
 from services.router.text.pool import INLINE_BYTES, TextPool
 
 
-async def present(
-    bus: Bus, pool: TextPool, request: str, result: Result, view: ResponseOptions | None
-) -> bytes:
-    """Return a result as JSON; large ones are written by the pool. NotFound if its parts have expired."""
-    results: Sequence[Result] = [result]
-    if isinstance(result, RequestResult):
-        if result.body:
-            return result.body
-        results = await _parts(bus, result.jobs)
-        view = msgspec.convert(result.info["view"], ResponseOptions)
-    if isinstance(result, SessionResult):
-        return result.body
-    first = results[0]
-    view = view or _default_view(request, first)
-    if isinstance(first, EmbedResult):
-        blocks = [cast("EmbedResult", part).vectors for part in results]
-        call = partial(json_bodies.embeddings, view, first.dimension, blocks)
-        return await pool.run(call, inline=sum(map(len, blocks)) <= INLINE_BYTES)
-    if isinstance(first, ScoreResult):
-        return json_bodies.rerank(view, request, [cast("ScoreResult", part) for part in results])
-    if isinstance(first, SearchResult):
-        found = partial(json_bodies.search, view, request, first.hits, first.path, first.applied)
-        return await pool.run(found, inline=sum(map(len, first.hits)) <= json_bodies.INLINE_HITS)
-    if isinstance(first, DocumentsResult):
-        shown = partial(json_bodies.documents, view, first)
-        many = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in first.documents)
-        return await pool.run(shown, inline=many <= INLINE_BYTES)
-    raise InternalError(f"no view of a {type(first).__name__}")
+class ResultWriter:
+    """Writes results as JSON; large ones in the pool of text processes."""
+
+    def __init__(self, bus: Bus, pool: TextPool) -> None:
+        self._bus, self._pool = bus, pool
+
+    async def json(self, request: str, result: Result, options: ResponseOptions | None) -> bytes:
+        """Return a result as JSON. NotFound if the results of its jobs have expired."""
+        results: Sequence[Result] = [result]
+        if isinstance(result, RequestResult):
+            if result.body:
+                return result.body
+            results = await self._parts(result.jobs)
+            options = msgspec.convert(result.info["view"], ResponseOptions)
+        first = results[0]
+        if isinstance(first, SessionResult):
+            return first.body
+        return await self._written(request, results, options or _default_options(request, first))
+
+    async def _written(
+        self, request: str, results: Sequence[Result], options: ResponseOptions
+    ) -> bytes:
+        first, run = results[0], self._pool.run
+        if isinstance(first, EmbedResult):
+            blocks = [cast("EmbedResult", part).vectors for part in results]
+            call = partial(json_bodies.embeddings, options, first.dimension, blocks)
+            return await run(call, inline=sum(map(len, blocks)) <= INLINE_BYTES)
+        if isinstance(first, ScoreResult):
+            scores = [cast("ScoreResult", part) for part in results]
+            return json_bodies.rerank(options, request, scores)
+        if isinstance(first, SearchResult):
+            hits, path, applied = first.hits, first.path, first.applied
+            found = partial(json_bodies.search, options, request, hits, path, applied)
+            return await run(found, inline=sum(map(len, hits)) <= json_bodies.INLINE_HITS)
+        if isinstance(first, DocumentsResult):
+            size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in first.documents)
+            shown = partial(json_bodies.documents, options, first)
+            return await run(shown, inline=size <= INLINE_BYTES)
+        raise InternalError(f"no response shows a {type(first).__name__}")
+
+    async def _parts(self, jobs: Sequence[str]) -> list[Result]:
+        parts: list[Result] = []
+        for job in jobs:
+            events = await self._bus.jobs.log(job)
+            if not events or not events[-1].ends:
+                raise NotFound("the request's result has expired", code="request_not_found")
+            parts.append(result_of(events[-1]))
+        return parts
 
 
-async def _parts(bus: Bus, jobs: Sequence[str]) -> list[Result]:
-    parts: list[Result] = []
-    for job in jobs:
-        events = await bus.jobs.log(job)
-        if not events or not events[-1].ends:
-            raise NotFound("the request's result has expired", code="request_not_found")
-        parts.append(result_of(events[-1]))
-    return parts
-
-
-def _default_view(request: str, result: Result) -> ResponseOptions:
-    """Return how a result is shown when its client did not say, or said it to a router that is gone."""
+def _default_options(request: str, result: Result) -> ResponseOptions:
+    """Return the response options of a request that stored none, from its id and its result."""
     name = family_of(request).name
     model = name.split(".", 1)[1] if "." in name else name
     tokens: Any = getattr(result, "tokens", 0)

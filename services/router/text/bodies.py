@@ -20,6 +20,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 T = TypeVar("T")
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+TtlSeconds = Annotated[int, Meta(ge=1, le=10 * 366 * 24 * 3600)]
 
 
 class EmbeddingsBody(Struct, frozen=True):
@@ -115,6 +116,31 @@ class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/collections/{name}/reembed."""
 
     model: ModelName | None = None
+
+
+class SessionBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/sessions; `model` absent means the default chat model."""
+
+    model: ModelName | None = None
+    ttl_s: TtlSeconds | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SessionChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/sessions/{id}: what is given is set; `metadata` replaces all of it."""
+
+    ttl_s: TtlSeconds | None = None
+    metadata: dict[str, Any] | None = None
+    pin: bool | None = None
+
+
+class SessionImportBody(Struct, frozen=True):
+    """POST /v1/sessions/import: what the router reads of an exported document; kv_store checks the rest."""
+
+    format: Literal["spillway.session/1"]
+    model: ModelName
+    ttl_s: TtlSeconds | None = None
+    metadata: dict[str, Any] = {}
 
 
 class RequestLimits(NamedTuple):

@@ -13,8 +13,12 @@ from common.wire.sessions import SessionTurn
 from common.wire.workflows import ChatRequest, RetrievalOptions
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import ChatBody, check_chat, plain
-from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
-from services.router.text.options import options_of
+from services.router.text.generations import (
+    BYTES_PER_TOKEN,
+    GenerationSpec,
+    generation_of,
+    options_of,
+)
 from services.router.text.requests import choose
 from services.router.text.templates import Messages, PromptSegment, Template, after
 from services.router.text.tokens import Spec, load

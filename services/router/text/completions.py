@@ -14,8 +14,12 @@ from services.router.text.generation_bodies import (
     CompletionBody,
     check_completion,
 )
-from services.router.text.generations import BYTES_PER_TOKEN, GenerationSpec, generation_of
-from services.router.text.options import options_of
+from services.router.text.generations import (
+    BYTES_PER_TOKEN,
+    GenerationSpec,
+    generation_of,
+    options_of,
+)
 from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 

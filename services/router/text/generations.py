@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from common.errors import InvalidRequest, TooLarge
 from common.pages.identity import PageId, page_ids, root_id
 from common.pages.prefix_hashes import marks_of
+from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.message import encode
 from common.wire.sessions import SessionTurn
 from common.wire.workflows import GenerationOptions
-from services.router.text.options import DEFAULT_NEW
+from services.router.text.generation_bodies import GenerateBody
 from services.router.text.requests import Parcel
-from services.router.text.tokens import Spec
+from services.router.text.tokens import Spec, TextEncoder, load
 
 BYTES_PER_TOKEN = 64
+DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 
 
 class GenerationSpec(NamedTuple):
@@ -79,3 +84,73 @@ def generation_of(
     session, version = (turn.session, turn.version) if turn else ("", 0)
     marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
     return GenerationSpec(parcel, total, choices, session, version, marks)
+
+
+# -- options -------------------------------------------------------------------------------------------
+
+
+def _bias(given: dict[str, float] | None, encoder: TextEncoder) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for text, value in (given or {}).items():
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise InvalidRequest(
+                f"logit_bias has a key {text[:40]!r}: expected token ids",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        bias[int(text)] = value
+    _known(bias, encoder, "logit_bias")
+    return bias
+
+
+def _known(ids: Sequence[int] | dict[int, float], encoder: TextEncoder, param: str) -> None:
+    for index in ids:
+        if not 0 <= index < encoder.vocabulary:
+            raise InvalidRequest(
+                f"{param} names token {index}: expected 0..{encoder.vocabulary - 1}",
+                code="invalid_token",
+                param=param,
+            )
+
+
+def _sampling(body: GenerateBody, spec: Spec) -> SamplingParams:
+    wishes = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        "min_p": body.min_p,
+        "presence": body.presence_penalty,
+        "frequency": body.frequency_penalty,
+        "repetition": body.repetition_penalty,
+    }
+    said = {name: value for name, value in wishes.items() if value is not None}
+    seed = secrets.randbits(62) if body.seed is None else body.seed % (1 << 63)
+    bias = _bias(body.logit_bias, load(spec.path)) or spec.sampling.bias
+    return msgspec.structs.replace(spec.sampling, **said, seed=seed, bias=bias)
+
+
+def options_of(
+    body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int, low: bool
+) -> GenerationOptions:
+    """Return a body's options, with the model's defaults where the client says nothing; the seed is fixed here."""
+    stop_ids = body.stop_token_ids or []
+    if stop_ids:
+        _known(stop_ids, load(spec.path), "stop_token_ids")
+    min_new = body.min_tokens or 0
+    if max_new and min_new > max_new:
+        raise InvalidRequest(
+            f"min_tokens is {min_new}: expected at most max_tokens, {max_new}",
+            code="invalid_value",
+            param="min_tokens",
+        )
+    return GenerationOptions(
+        sampling=_sampling(body, spec),
+        max_new=max_new,
+        min_new=min_new,
+        n=body.n or 1,
+        stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
+        stop_ids=sorted({*spec.stop_ids, *stop_ids}),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        low=low,
+    )

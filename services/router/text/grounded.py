@@ -13,7 +13,7 @@ from common.wire.search import Hit
 from common.wire.workflows import ChatRequest
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.generations import GenerationSpec
-from services.router.text.grounding import (
+from services.router.text.passages import (
     Passage,
     budget,
     merged,

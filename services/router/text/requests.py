@@ -1,4 +1,4 @@
-"""What a body asks for, ready for lanes: raw bytes in, encoded jobs out; these run in the pool of processes."""
+"""Requests for encoders: bodies of embeddings and rerank in, parcels of encoded jobs out; run in the process pool."""
 
 from __future__ import annotations
 

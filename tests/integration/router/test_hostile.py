@@ -18,7 +18,8 @@ import pytest
 
 from common.config import RouterConfig
 from common.errors import ConfigError
-from services.router.service import keys_needed, tls_context
+from services.router.assembly import keys_needed
+from services.router.service import tls_context
 from tests.support.mesh import Mesh
 
 

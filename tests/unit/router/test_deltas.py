@@ -15,8 +15,8 @@ from common.types.generation import Logprob
 from common.wire.message import encode
 from common.wire.results import Delta, Event, GenerateResult, Piece
 from common.wire.workflows import ResponseOptions
-from services.router.responses.chunks import AnswerFormat
-from services.router.responses.generation_events import follow
+from services.router.responses.answer_format import AnswerFormat
+from services.router.responses.answer_sources import follow
 from tests.support.chat import frames_of
 
 REQUEST = f"chat.m~0~{ulid(1_700_000_000_123)}"

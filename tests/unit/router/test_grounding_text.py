@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidRequest, Unavailable
 from common.wire.search import Hit
-from services.router.text.grounding import (
+from services.router.text.passages import (
     Citations,
     Passage,
     budget,

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from common.errors import InvalidRequest
+from common.wire.workflows import SearchRequest
 from services.router.http.search import _quick
 from services.router.text import collections
 from services.router.text.bodies import RequestLimits
@@ -22,7 +23,7 @@ def _packed(row: list[float]) -> str:
     return base64.b64encode(array("f", row).tobytes()).decode()
 
 
-def _ask(metric: str = "dot", **body: object) -> collections.SearchRequest:
+def _ask(metric: str = "dot", **body: object) -> SearchRequest:
     raw = msgspec.json.encode(body)
     return collections.search(raw, 3, metric, LIMITS, spec=None, prompt="")
 

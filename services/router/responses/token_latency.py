@@ -1,28 +1,30 @@
-"""When a generation's tokens came, as its router saw them."""
+"""Token latencies of one generation, as its router sees them: time to the first token, mean time between tokens."""
 
 from __future__ import annotations
 
-import time
-
 from common import tracing
+from common.clock import Clock
 from common.wire.results import Piece
 from services.router import metrics
 
 
-class Timing:
-    """One answer's times; `began` is by time.perf_counter(). Only the reader who asked for it `counts`."""
+class TokenLatency:
+    """The latencies of one answer; `began` is the request's time by the clock's `perf_s`.
 
-    def __init__(self, model: str, began: float, *, counts: bool) -> None:
-        self._model, self._began, self._counts = model, began, counts
+    Only the reader who sent the request `counts`.
+    """
+
+    def __init__(self, clock: Clock, model: str, began: float, *, counts: bool) -> None:
+        self._clock, self._model, self._began, self._counts = clock, model, began, counts
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
 
     def note(self, piece: Piece) -> None:
-        """Note a piece that has come just now."""
+        """Note a piece that has arrived just now."""
         if not piece.tokens or not self._counts:
             return
-        now = time.perf_counter()
+        now = self._clock.perf_s()
         if not self._first:
             tracing.current().add_event("first token")
             metrics.FIRST_TOKEN.labels(self._model).observe(now - self._began)

@@ -1,6 +1,6 @@
-"""A generation's pieces as OpenAI's clients read them: chunks of a stream, or one whole answer.
+"""Answers in OpenAI's format, made of a generation's pieces: the chunks of a stream, or one whole answer.
 
-Both are made from the same pieces, so an answer is what its stream would have said.
+Both are made of the same pieces, so a whole answer equals its stream.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Position = tuple[int, int]
 
 
 class Extension(Struct, frozen=True):
-    """What a grounded answer adds: `retrieval` to the first chunk, `citations` of a choice's whole text to its last."""
+    """The fields a grounded answer adds: `retrieval` to the first chunk, `citations` of the whole text to the last."""
 
     retrieval: dict[str, Any]
     citations: Callable[[str], list[dict[str, Any]]]
 
 
 class ChoiceText(Struct):
-    """What one choice has said so far."""
+    """The text and tokens of one choice so far."""
 
     text: str = ""
     finish: str | None = None
@@ -40,26 +40,26 @@ class ChoiceText(Struct):
 
 
 class AnswerFormat:
-    """How the answer to one request looks; it takes each piece once, in order (`take`)."""
+    """The answer to one request, built of its pieces, each taken once and in order (`take`)."""
 
     def __init__(
-        self, request: str, view: ResponseOptions, extension: Extension | None = None
+        self, request: str, options: ResponseOptions, extension: Extension | None = None
     ) -> None:
-        self.view, self.extension = view, extension
-        self.chat = view.kind == "chat"
-        self.said = [ChoiceText(logprobs=[]) for _ in range(view.choices)]
+        self.options, self.extension = options, extension
+        self.chat = options.kind == "chat"
+        self.said = [ChoiceText(logprobs=[]) for _ in range(options.choices)]
         unique = request.rsplit("~", 1)[-1][:26]
         kind = "chat.completion" if self.chat else "text_completion"
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{unique}",
             "object": kind,
             "created": time_of(unique) // 1000,
-            "model": view.model,
-            "system_fingerprint": f"fp_{view.fingerprint[:10]}" if view.fingerprint else None,
+            "model": options.model,
+            "system_fingerprint": f"fp_{options.fingerprint[:10]}" if options.fingerprint else None,
         }
 
     def take(self, piece: Piece) -> ChoiceText | None:
-        """Add a piece to what its choice has said; None for a choice the request does not have."""
+        """Add a piece to its choice and return the choice; None for a choice the request does not have."""
         if piece.choice >= len(self.said):
             return None
         said = self.said[piece.choice]
@@ -67,7 +67,7 @@ class AnswerFormat:
         said.tokens += len(piece.tokens)
         said.finish = piece.finish or said.finish
         said.stopped_by = piece.stopped_by or said.stopped_by
-        if self.view.logprobs >= 0:
+        if self.options.logprobs >= 0:
             for logprob in piece.logprobs:
                 said.logprobs.append((logprob, said.shown))
                 said.shown += len(_text(logprob))
@@ -78,11 +78,11 @@ class AnswerFormat:
     def heads(self) -> list[bytes]:
         """Return the chunks that begin the choices: the role, and a completion's own prompt if it was asked for."""
         frames = []
-        for index in range(self.view.choices):
+        for index in range(self.options.choices):
             if self.chat:
                 delta = {"role": "assistant", "content": "", "refusal": None}
                 choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            elif self.view.echo:
+            elif self.options.echo:
                 text = self.echoed(index)
                 choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
             else:
@@ -94,7 +94,7 @@ class AnswerFormat:
     def chunk(self, piece: Piece) -> bytes | None:
         """Take a piece and return its chunk with its id; None if it has nothing to show yet."""
         said = self.take(piece)
-        shows = piece.text or piece.finish or (piece.logprobs and self.view.logprobs >= 0)
+        shows = piece.text or piece.finish or (piece.logprobs and self.options.logprobs >= 0)
         if said is None or not shows:
             return None
         fresh = said.logprobs[-len(piece.logprobs) :] if piece.logprobs else []
@@ -120,7 +120,7 @@ class AnswerFormat:
         chunk = {**self._head, "choices": choices}
         if self.chat:
             chunk["object"] = "chat.completion.chunk"
-        if self.view.include_usage:
+        if self.options.include_usage:
             chunk["usage"] = None
         return b"data: %s\n\n" % msgspec.json.encode(chunk | more)
 
@@ -151,16 +151,16 @@ class AnswerFormat:
 
     def echoed(self, index: int) -> str:
         """Return the prompt that a completion's choice repeats; "" if it does not."""
-        echo = self.view.echo
-        return echo[index * len(echo) // self.view.choices] if echo else ""
+        echo = self.options.echo
+        return echo[index * len(echo) // self.options.choices] if echo else ""
 
     def _session(self, result: GenerateResult) -> dict[str, Any]:
-        if not self.view.session:
+        if not self.options.session:
             return {}
-        return {"session": {"id": self.view.session, "version": result.version}}
+        return {"session": {"id": self.options.session, "version": result.version}}
 
     def _logprobs(self, fresh: list[tuple[Logprob, int]]) -> dict[str, Any] | None:
-        if self.view.logprobs < 0:
+        if self.options.logprobs < 0:
             return None
         if self.chat:
             return {"content": [_chat_logprob(one) for one, _ in fresh], "refusal": None}

@@ -1,0 +1,274 @@
+"""The composition root of a router: builds its parts, each from the parts it uses, and starts those that run."""
+
+from __future__ import annotations
+
+import ipaddress
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+from common.bus import Bus, Notifications
+from common.config import RouterConfig
+from common.health import Health
+from common.pages.store import PageStore
+from common.registry.api_keys import KeyStore
+from common.registry.sessions import Sessions
+from common.worker.incarnation import incarnation_name
+from services.router.admission.controller import AdmissionController
+from services.router.admission.orphan_reaper import OrphanReaper
+from services.router.admission.policy import DeliveryLatency, LanePolicy
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.request_runner import RequestRunner
+from services.router.admission.request_store import RequestStore
+from services.router.cards import Cards
+from services.router.http.active_requests import ActiveRequests, OpenStreams
+from services.router.http.answers import AnswerWriter
+from services.router.http.app import Api, HttpServer, application
+from services.router.http.chat import ChatApi
+from services.router.http.collections import CollectionsApi, ReembedApi
+from services.router.http.completions import CompletionsApi
+from services.router.http.documents import DocumentsApi, DocumentWritesApi
+from services.router.http.embeddings import EmbeddingsApi
+from services.router.http.generations import Generations
+from services.router.http.grounded import GroundedChats, GroundedQuestions
+from services.router.http.job_replies import JobReplies, ParcelReplies
+from services.router.http.mesh import MeshApi, MeshHistory
+from services.router.http.middleware import AccessGuard, RequestObserver
+from services.router.http.models import ModelsApi
+from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.receiver import Receiver
+from services.router.http.records import TenantRecords
+from services.router.http.request_events import RequestEventsApi
+from services.router.http.requests import RequestsApi
+from services.router.http.rerank import RerankApi
+from services.router.http.search import SearchApi
+from services.router.http.session_pages import SessionPagesApi
+from services.router.http.session_turns import SessionTurns
+from services.router.http.sessions import SessionsApi
+from services.router.http.timeline import TimelineApi
+from services.router.lane_depths import LaneDepths
+from services.router.mesh_snapshot import MeshSnapshot
+from services.router.responses.answer_sources import AnswerSources
+from services.router.responses.results import ResultWriter
+from services.router.text.pool import TextPool
+from services.router.watch import Watch
+from services.router.workflows.context import WorkflowContext
+from services.router.workflows.planned_jobs import PlannedJobs
+from services.router.workflows.runner import WorkflowRunner
+
+CLOSE_S = 2.0
+
+
+class Core(NamedTuple):
+    """The parts of a router that know no HTTP; read in this module only."""
+
+    bus: Bus
+    notifications: Notifications
+    admission: AdmissionController
+    runner: RequestRunner
+    store: RequestStore
+    orphans: OrphanReaper
+    keys: KeyStore
+    cards: Cards
+    pool: TextPool
+    depths: LaneDepths
+    pages: PageStore | None
+
+
+class RouterProcess(NamedTuple):
+    """The parts of a router that its process starts, drains and stops."""
+
+    admission: AdmissionController
+    workflows: WorkflowRunner
+    active: ActiveRequests
+    streams: OpenStreams
+    server: HttpServer
+    history: MeshHistory
+    watch: Watch
+    keys: KeyStore
+    keys_on: bool
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def keys_needed(config: RouterConfig) -> bool:
+    """Return whether requests need a key: always, never, or unless the router is on loopback."""
+    return config.keys == "on" or (config.keys == "auto" and not is_loopback(config.host))
+
+
+async def assemble(
+    config: RouterConfig, bus: Bus, health: Health, stack: AsyncExitStack
+) -> RouterProcess:
+    """Build a router's parts and start its notifications and text processes; `stack` stops them."""
+    core = await _core(config, bus, stack)
+    context = WorkflowContext(
+        core.admission, bus, core.notifications, core.cards, core.pool, config.search_ack
+    )
+    workflows = WorkflowRunner(context, config.partitions)
+    core.runner.on_flagged = workflows.step_now
+    active, streams, history = ActiveRequests(), OpenStreams(), MeshHistory(bus, core.cards)
+    keys_on = keys_needed(config)
+    app = application(
+        http_apis(config, core, streams, history, keys_on=keys_on),
+        health,
+        RequestObserver(active, bus.clock),
+        AccessGuard(core.admission, core.keys, keys_on=keys_on, checks=config.keys != "off"),
+        config.max_body_bytes,
+    )
+    watch = Watch(
+        bus,
+        health,
+        core.cards,
+        core.pool,
+        core.depths,
+        core.admission,
+        core.store,
+        core.orphans,
+        config.partitions,
+    )
+    return RouterProcess(
+        core.admission,
+        workflows,
+        active,
+        streams,
+        HttpServer(app, config),
+        history,
+        watch,
+        core.keys,
+        keys_on,
+    )
+
+
+async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
+    name, latency = incarnation_name("router"), DeliveryLatency()
+    notifications = Notifications(bus.connection, name, latency.heard, bus.supervisor)
+    await notifications.start()
+    stack.push_async_callback(notifications.stop)
+    stack.push_async_callback(bus.supervisor.settle, CLOSE_S)
+    cards = Cards(bus, config.data_dir, embed=config.default_model, rerank=config.rerank_model)
+    pool = TextPool(config.text_processes)
+    await pool.start()
+    stack.callback(pool.stop)
+    keys, store, orphans = KeyStore(bus), RequestStore(bus), OrphanReaper(bus, name)
+    policy, queue = LanePolicy(config.admission, latency), AdmissionQueue(notifications)
+    admission = AdmissionController(bus, notifications, keys, policy, queue, store, orphans)
+    runner = RequestRunner(bus, notifications, keys, admission, store, orphans)
+    pages = PageStore.of(config, bus.clock)
+    if pages is not None:
+        stack.push_async_callback(pages.close)
+    return Core(
+        bus,
+        notifications,
+        admission,
+        runner,
+        store,
+        orphans,
+        keys,
+        cards,
+        pool,
+        LaneDepths(),
+        pages,
+    )
+
+
+def http_apis(
+    config: RouterConfig, core: Core, streams: OpenStreams, history: MeshHistory, *, keys_on: bool
+) -> list[Api]:
+    """Return the handlers of every route but health and dashboard."""
+    bus, cards, admission = core.bus, core.cards, core.admission
+    receiver, records = Receiver(config, bus.clock), TenantRecords(bus, core.store)
+    limits, planned = ParcelLimits(config, core.depths, cards), PlannedJobs(config.partitions)
+    writer = ResultWriter(bus, core.pool)
+    replies = JobReplies(core.runner, admission.policy.hops, writer, bus.clock)
+    sources = AnswerSources(bus, core.notifications, cards)
+    answers = AnswerWriter(core.runner, sources, streams, bus.clock)
+    snapshot = MeshSnapshot(bus, cards, config.partitions)
+    ttl_s = config.session_ttl_s
+    return [
+        *_generation_apis(config, core, receiver, limits, planned, sources, answers),
+        *_encoder_apis(core, receiver, limits, planned, replies),
+        *_collection_apis(config, core, receiver, records, limits, planned, replies),
+        ModelsApi(cards),
+        SessionsApi(receiver, records, bus, cards, replies, ttl_s),
+        SessionPagesApi(receiver, records, Sessions(bus), core.pages),
+        RequestsApi(records, bus, core.runner, core.store, sources, answers, writer),
+        RequestEventsApi(bus, core.notifications, admission, core.store, sources, answers),
+        TimelineApi(records, bus, cards),
+        MeshApi(bus, cards, snapshot, history, admission, keys_on=keys_on),
+    ]
+
+
+def _generation_apis(
+    config: RouterConfig,
+    core: Core,
+    receiver: Receiver,
+    limits: ParcelLimits,
+    planned: PlannedJobs,
+    sources: AnswerSources,
+    answers: AnswerWriter,
+) -> list[Api]:
+    bus, cards, pool = core.bus, core.cards, core.pool
+    turns = SessionTurns(bus, core.notifications, cards)
+    generations = Generations(core.admission, core.runner, core.depths, sources, answers)
+    questions = GroundedQuestions(
+        bus, cards, pool, turns, limits, core.depths, core.admission, generations, planned
+    )
+    grounded = GroundedChats(
+        questions, generations, core.runner, core.notifications, sources, answers
+    )
+    return [
+        ChatApi(receiver, cards, pool, turns, generations, grounded),
+        CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
+    ]
+
+
+def _encoder_apis(
+    core: Core,
+    receiver: Receiver,
+    limits: ParcelLimits,
+    planned: PlannedJobs,
+    replies: JobReplies,
+) -> list[Api]:
+    parcels = ParcelReplies(core.cards, core.admission, planned, replies)
+    return [
+        EmbeddingsApi(receiver, limits, core.cards, core.pool, parcels),
+        RerankApi(receiver, limits, core.cards, core.pool, parcels),
+    ]
+
+
+def _collection_apis(
+    config: RouterConfig,
+    core: Core,
+    receiver: Receiver,
+    records: TenantRecords,
+    limits: ParcelLimits,
+    planned: PlannedJobs,
+    replies: JobReplies,
+) -> list[Api]:
+    bus, cards, pool, admission = core.bus, core.cards, core.pool, core.admission
+    writes, timeout_s = bus.writes, config.max_timeout_s
+    return [
+        CollectionsApi(receiver, records, bus, cards, admission, replies),
+        ReembedApi(receiver, records, limits, cards, planned, replies, bus.clock, timeout_s),
+        SearchApi(
+            receiver,
+            records,
+            limits,
+            core.depths,
+            cards,
+            pool,
+            admission,
+            planned,
+            replies,
+            writes,
+        ),
+        DocumentsApi(receiver, records, pool, replies, writes),
+        DocumentWritesApi(
+            receiver, records, limits, cards, pool, admission, planned, replies, writes
+        ),
+    ]

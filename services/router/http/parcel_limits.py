@@ -1,0 +1,34 @@
+"""Limits of one request and of one parcel, by the configuration and by the depths of lanes."""
+
+from __future__ import annotations
+
+from common.config import RouterConfig
+from services.router.cards import Cards
+from services.router.lane_depths import LaneDepths
+from services.router.text.bodies import RequestLimits
+
+PARCEL_ITEMS = 32
+PARCEL_TOKENS = 8192
+
+
+class ParcelLimits:
+    """Limits under which texts are parsed and cut into parcels: no parcel is larger than its lane could hold."""
+
+    def __init__(self, config: RouterConfig, depths: LaneDepths, cards: Cards) -> None:
+        self._config, self._depths, self._cards = config, depths, cards
+
+    def of(self, family: str = "") -> RequestLimits:
+        """Return the limits for the lanes of `family`; without one, or with unknown depths, the largest."""
+        items, tokens = self._depths.of(family) or (PARCEL_ITEMS, PARCEL_TOKENS)
+        return RequestLimits(
+            self._config.max_texts,
+            self._config.max_tokens,
+            max(1, min(PARCEL_ITEMS, items)),
+            max(1, min(PARCEL_TOKENS, tokens)),
+        )
+
+    async def encoders(self) -> RequestLimits:
+        """Return the limits for the lanes of the first encoder that has a worker."""
+        cards = (await self._cards.cards()).values()
+        encoders = [card.family for card in cards if card.kind != "generate"]
+        return self.of(next((family for family in encoders if self._depths.of(family)), ""))

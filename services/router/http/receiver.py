@@ -1,0 +1,168 @@
+"""Receiving: bodies within their limits of size and time, and the headers that say how to treat a request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.client_exceptions import ClientError
+from aiohttp.http_exceptions import HttpProcessingError
+
+from common.clock import Clock
+from common.config import RouterConfig
+from common.errors import InvalidRequest, RequestTimeout, TooLarge
+from common.registry.api_keys import ApiKey
+from services.router.admission.job_spec import RequestContext
+from services.router.admission.policy import LOW_SHARE
+
+# Values that travel with a request through the middlewares and its handler.
+KEY = web.RequestKey("key", ApiKey)
+TENANT = web.RequestKey("tenant", str)
+REQUEST_ID = web.RequestKey("request_id", str)
+MODEL = web.RequestKey("model", str)
+BEGAN_S = web.RequestKey("began_s", float)  # by the clock's `perf_s`
+
+MAX_RESUME_S = 300.0
+GENERATION_S = 300.0
+_BROKEN = (web.RequestPayloadError, HttpProcessingError, ClientError)
+
+
+class Receiver:
+    """Reads the bodies and the headers of requests; every fault of a client is a SpillwayError of status 4xx."""
+
+    def __init__(self, config: RouterConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+
+    async def body(self, request: web.Request) -> bytes:
+        """Return a request's whole body; 413 over `max_body_bytes`, 408 after `body_timeout_s`."""
+        most, limit_s = self._config.max_body_bytes, self._config.body_timeout_s
+        if (request.content_length or 0) > most:
+            raise _too_large(most)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(limit_s):
+                while chunk := await request.content.readany():
+                    size += len(chunk)
+                    if size > most:
+                        raise _too_large(most)
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the body did not arrive within {limit_s:g} s; {size} bytes came"
+            ) from None
+        except _BROKEN as error:
+            raise _broken(error) from None
+        return b"".join(chunks)
+
+    async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Yield a body of any size as it arrives; 408 where nothing arrives for `body_timeout_s`."""
+        limit_s = self._config.body_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(limit_s):
+                    part = await request.content.readany()
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"nothing more of the body arrived for {limit_s:g} s"
+                ) from None
+            except _BROKEN as error:
+                raise _broken(error) from None
+            if not part:
+                return
+            yield part
+
+    def context(
+        self, request: web.Request, raw: bytes = b"", *, default_timeout_s: float | None = None
+    ) -> RequestContext:
+        """Return the caller, the deadline and the headers' wishes; 400 for headers that make no sense."""
+        default = default_timeout_s or self._config.request_timeout_s
+        owner: ApiKey | None = request.get(KEY)
+        own_s = _timeout_s(request, self._config.max_timeout_s, owner.timeout_s if owner else 0.0)
+        low = _is_low(request, owner.priority if owner else "normal")
+        key = _idempotency_key(request) if request.method == "POST" else ""
+        return RequestContext(
+            tenant=request[TENANT],
+            key=owner,
+            deadline_ms=self._clock.now_ms() + int((own_s or default) * 1000),
+            own=own_s is not None,
+            share=LOW_SHARE if low else 1.0,
+            resume_s=_seconds(request, "Spillway-Resume", 0.0, MAX_RESUME_S, 0.0),
+            idempotency_key=key,
+            body_hash=_body_hash(request, raw) if key else b"",
+        )
+
+    def generation_context(self, request: web.Request, raw: bytes) -> RequestContext:
+        """Return the context of a generation, whose default timeout is longer: answers take longer than vectors."""
+        config = self._config
+        default_s = min(max(config.request_timeout_s, GENERATION_S), config.max_timeout_s)
+        return self.context(request, raw, default_timeout_s=default_s)
+
+
+def _broken(error: Exception) -> InvalidRequest:
+    reason = " ".join(str(error).removeprefix("400, message:").split())
+    return InvalidRequest(f"the body is broken: {reason}", code="invalid_body")
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(
+        f"the body is larger than {most} bytes; split the request", code="body_too_large"
+    )
+
+
+def _seconds(request: web.Request, name: str, lowest: float, most: float, default: float) -> float:
+    text = request.headers.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not lowest <= value < math.inf:
+        raise InvalidRequest(
+            f"{name} is {text[:80]!r}: expected seconds, at least {lowest:g}",
+            code="invalid_header",
+            param=name,
+        )
+    return min(value, most)
+
+
+def _timeout_s(request: web.Request, most_s: float, key_s: float) -> float | None:
+    """Return the seconds that the client, or else its key by `key_s` above 0, gives this request; at most `most_s`."""
+    found = _seconds(request, "Spillway-Timeout", 0.001, most_s, key_s)
+    return min(found, most_s) if found > 0 else None
+
+
+def _is_low(request: web.Request, key_priority: str) -> bool:
+    """Return whether requests of normal priority go first: by `Spillway-Priority`, else by the key."""
+    text = request.headers.get("Spillway-Priority", key_priority)
+    if text not in ("low", "normal"):
+        raise InvalidRequest(
+            f"Spillway-Priority is {text[:80]!r}: expected low or normal",
+            code="invalid_header",
+            param="Spillway-Priority",
+        )
+    return text == "low"
+
+
+def _idempotency_key(request: web.Request) -> str:
+    """Return the client's idempotency key, "" without one."""
+    key = request.headers.get("Idempotency-Key", "")
+    if len(key) > 255 or not key.isascii() or (key and not key.isprintable()):
+        raise InvalidRequest(
+            "Idempotency-Key: expected at most 255 printable ASCII characters",
+            code="invalid_header",
+            param="Idempotency-Key",
+        )
+    return key
+
+
+def _body_hash(request: web.Request, raw: bytes) -> bytes:
+    """Return a digest that tells two requests under one idempotency key apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (request.method.encode(), request.rel_url.raw_path.encode(), raw):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

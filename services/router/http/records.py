@@ -1,0 +1,56 @@
+"""Records that a path names: collections, sessions and requests, which only their own tenant may see."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from common.bus import Bus
+from common.errors import NotFound
+from common.registry.collections import Collections
+from common.registry.idempotency import Idempotency
+from common.registry.sessions import Sessions
+from common.wire.registry import CollectionRecord
+from common.wire.sessions import SessionRecord
+from services.router.admission.request_store import RequestStore
+from services.router.http.receiver import MODEL, TENANT
+
+
+class TenantRecords:
+    """Finds the record that a request's path names; NotFound if its tenant has none of that name."""
+
+    def __init__(self, bus: Bus, store: RequestStore) -> None:
+        self._collections, self._sessions = Collections(bus), Sessions(bus)
+        self._claims, self._store = Idempotency(bus), store
+
+    async def collection(self, request: web.Request) -> CollectionRecord:
+        """Return the collection of a path's `name`; NotFound `collection_not_found`."""
+        name = request.match_info["name"]
+        record = None
+        if not name.startswith(".") and len(name) <= 63:
+            record = await self._collections.get(request[TENANT], name)
+        if record is None:
+            raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
+        return record
+
+    async def session(self, request: web.Request, *, deleted: bool = False) -> SessionRecord:
+        """Return the session of a path's `id`, with `deleted` also one marked so; NotFound `session_not_found`."""
+        name = request.match_info["id"]
+        try:
+            found = await self._sessions.stored(name)
+        except ValueError:
+            found = None
+        if found is None or found.tenant != request[TENANT] or (found.deleted and not deleted):
+            raise NotFound(
+                f"no session {name[:120]!r}: it is unknown, deleted or expired",
+                code="session_not_found",
+            )
+        request[MODEL] = found.model
+        return found
+
+    async def request(self, request: web.Request) -> str:
+        """Return the request of a path's `id`, which may be an idempotency key; NotFound `request_not_found`."""
+        name = request.match_info["id"]
+        if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
+            name = await self._claims.claimed(request[TENANT], name) or name
+        await self._store.owned(name, request[TENANT])
+        return name

@@ -1,0 +1,134 @@
+"""Sources of answers: the generate job that an answer is read from, and the job's pieces in order.
+
+A plain generation is its own generate job; a grounded request names its generate job as progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from common.bus import Bus, Notifications
+from common.bus.events import Subscription
+from common.errors import DeadlineExceeded, NotFound
+from common.wire.results import Event, Piece, decode_delta, error_event
+from common.wire.workflows import ResponseOptions, decode_options
+from services.router.cards import Cards
+from services.router.responses.answer_format import Extension
+from services.router.responses.outcomes import error_of
+from services.router.text.passages import Passage, cited
+from services.router.workflows.progress import (
+    GroundedProgress,
+    await_grounded_progress,
+    grounded_options,
+)
+
+# The subscription rings for every step; the log is read only where a ring may have been missed.
+LOOK_S = 2.0
+_SEVERAL_JOBS = "request~"
+
+
+class AnswerSource(NamedTuple):
+    """A generate job, the subscription made before the job was admitted, and the fields a grounded answer adds."""
+
+    job: str
+    subscription: Subscription | None = None
+    extension: Extension | None = None
+
+
+SourceLookup = Callable[[], Awaitable[AnswerSource]]
+
+
+async def follow(
+    notifications: Notifications,
+    job: str,
+    deadline_ms: int,
+    subscription: Subscription | None = None,
+) -> AsyncGenerator[Piece | Event, None]:
+    """Yield every piece of a generate job once, in rising order of (at, choice), then the job's outcome.
+
+    Pieces of a folded log are compared with those seen. If the deadline passes first, the outcome is an "expired" event
+    made here. A `subscription` that was there before the job was admitted spares the first look at the log.
+    """
+    seen = (-1, -1)
+    events = notifications.events(job, 0, deadline_ms, subscription, look_s=LOOK_S)
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if event.ends:
+                yield event
+                return
+            for piece in decode_delta(event.data).pieces:
+                if (piece.at, piece.choice) > seen:
+                    seen = (piece.at, piece.choice)
+                    yield piece
+    late = DeadlineExceeded("the deadline passed before the answer was complete")
+    yield error_event(-1, "expired", late)
+
+
+def own_job(request: str, subscription: Subscription | None = None) -> SourceLookup:
+    """Return the source of a request that is its own generate job."""
+
+    async def source() -> AnswerSource:
+        return AnswerSource(request, subscription)
+
+    return source
+
+
+class AnswerSources:
+    """Finds the source and the response options of any generation, whichever router accepted the request."""
+
+    def __init__(self, bus: Bus, notifications: Notifications, cards: Cards) -> None:
+        self._bus, self._notifications, self._cards = bus, notifications, cards
+
+    def of(self, request: str) -> SourceLookup:
+        """Return the source of a request that was accepted before; a grounded one's waits for its progress."""
+        if not request.startswith(_SEVERAL_JOBS):
+            return own_job(request)
+
+        async def source() -> AnswerSource:
+            state = await self._bus.jobs.get(request)
+            if state is None:
+                raise NotFound("the request's result has expired", code="request_not_found")
+            progress = await await_grounded_progress(
+                self._notifications, request, state.deadline_ms + 1000
+            )
+            if isinstance(progress, Event):
+                raise error_of(progress)
+            return await self.generating(progress)
+
+        return source
+
+    async def generating(self, progress: GroundedProgress) -> AnswerSource:
+        """Return the source of a grounded answer whose job is known, and have this router notified of its events."""
+        await self._bus.jobs.adopt(progress.job, self._notifications.router)
+        return AnswerSource(progress.job, None, _extension(progress))
+
+    def pieces(self, source: AnswerSource, deadline_ms: int) -> AsyncGenerator[Piece | Event, None]:
+        """Yield a source's pieces and its outcome; see `follow`."""
+        return follow(self._notifications, source.job, deadline_ms, source.subscription)
+
+    async def options(self, request: str) -> ResponseOptions | None:
+        """Return the response options of a generation; None if the request is no generation."""
+        kept = await self._bus.jobs.view(request)
+        if kept is not None:
+            options = decode_options(kept)
+            return options if options.kind in {"chat", "completion"} else None
+        state = await self._bus.jobs.get(request)
+        if state is None or not request.startswith("chat."):
+            return None if state is None else await grounded_options(self._bus, request)
+        cards = (await self._cards.cards()).values()
+        family = request.split("~", maxsplit=1)[0]
+        model = next((card.name for card in cards if card.family == family), family)
+        return ResponseOptions(kind="chat", model=model, choices=state.items, stream=True)
+
+
+def _extension(progress: GroundedProgress) -> Extension:
+    """Return the fields a grounded answer adds to a chat's: its passages, and the citations of a whole answer."""
+    passages = msgspec.convert(progress.retrieval["passages"], list[Passage])
+    return Extension(
+        retrieval=progress.retrieval,
+        citations=lambda answer: [msgspec.to_builtins(one) for one in cited(answer, passages)],
+    )

@@ -1,0 +1,31 @@
+"""Planned jobs: requests of several jobs as the one job that a router's workflow runner leases."""
+
+from __future__ import annotations
+
+import itertools
+
+from common.errors import TooLarge
+from common.ids import Family
+from common.wire.message import encode
+from common.wire.workflows import Plan, RequestWork, ResponseOptions, encode_plan
+from services.router.admission.job_spec import JobSpec
+from services.router.admission.policy import REQUEST_CLASSES
+from services.router.text.requests import Parcel
+
+
+class PlannedJobs:
+    """Makes the job of a plan; requests go round the partitions of the family `request`."""
+
+    def __init__(self, partitions: int) -> None:
+        self._families = itertools.cycle([Family("request", n) for n in range(partitions)])
+
+    def spec(
+        self, tenant: str, kind: str, plan: Plan, options: ResponseOptions, tokens: int = 0
+    ) -> JobSpec:
+        """Return the job of a plan, for whose `tokens` a key is charged; TooLarge if it does not fit one message."""
+        try:
+            payload = encode(RequestWork(kind=kind, tenant=tenant, body=encode_plan(plan)))
+        except ValueError as error:
+            raise TooLarge(f"the request is too large: {error}; split it") from None
+        parcel = Parcel(payload, 1, 0)
+        return JobSpec(next(self._families), REQUEST_CLASSES, parcel, options, tokens)
