@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".soak"
 PIECE_S = 3600
 CLOSE_S = 300  # of them, for what is under way to end
-LONGER = re.compile(r"\bhypothesis\b|\bPROFILE\b|\bsoak\b")
+LONGER = re.compile(r"\bhypothesis\b|\bPROFILE\b|\bsampled\b|\bsoak\b")
 HELPER = re.compile(r"^(?:from|import) (tests\.[\w.]+)", re.M)
 # Rows of the benchmarks, and what the run gets besides its JSON. F6 is not among them: its tests are pieces themselves.
 BENCH = {

@@ -49,10 +49,27 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave tests marked `soak` to `make soak`."""
+    """Leave tests marked `soak`, and the cases that the seed leaves out of those marked `sampled`, to `make soak`."""
     if PROFILE == "soak":
         return
-    items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {id(item) for test, found in cases.items() for item in _left_out(test, found)}
+    items[:] = [
+        item
+        for item in items
+        if item.get_closest_marker("soak") is None and id(item) not in left_out
+    ]
+
+
+def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases of a test that are not drawn; the draw depends on the seed and the test's name alone."""
+    marker = cases[0].get_closest_marker("sampled")
+    assert marker is not None
+    (most,) = marker.args
+    return random.Random(f"{SEED} {test}").sample(cases, max(0, len(cases) - most))
 
 
 @pytest.hookimpl(wrapper=True)

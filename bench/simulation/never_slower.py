@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.simulation import virtual_clock
+from bench.simulation import virtual_loop
 from common.pages.identity import PAGE, PageId, root_id
 from common.pages.keys import PageKey
 from common.pages.store import TierDown
@@ -154,4 +154,4 @@ def compare(
         await with_tier.fetcher.close()
         return found
 
-    return virtual_clock.run(sides())
+    return virtual_loop.run(sides())

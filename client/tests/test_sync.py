@@ -37,7 +37,7 @@ class Beside:
 
     def __enter__(self) -> Generator:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self.generator
 
     def __exit__(self, *_: object) -> None:

@@ -150,7 +150,8 @@ class Recovery:
                 bad.append((row, str(error)))
         if bad:
             try:
-                await self._convict(family, cls, bad)
+                for first in range(0, len(bad), BATCH):
+                    await self._convict(family, cls, bad[first : first + BATCH])
             except (
                 BusDown,
                 BusFull,

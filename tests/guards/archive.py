@@ -22,8 +22,9 @@ from typing import Any
 
 import redis
 
-from tests.guards.checkout import ROOT, Checkout, Instance, until
+from tests.guards.checkout import ROOT, Checkout, Instance
 from tests.guards.script import Script
+from tests.support.waiting import until_sync
 
 DATA = Path(__file__).parent / "data"
 ARCHIVE, LIST = DATA / "directory.tar.gz", DATA / "directory.json"
@@ -131,7 +132,7 @@ def sessions(script: Script) -> dict[str, Any]:
     def on_disk() -> Any:
         return script.ask("GET", f"/v1/sessions/{made['talk']}/pages").json["tiers"]["disk"]
 
-    until(on_disk, "pages of the session are on disk")
+    until_sync(on_disk, "pages of the session are on disk")
     return {name: told(script, session) for name, session in made.items()}
 
 
@@ -163,7 +164,7 @@ def unfinished(instance: Instance, script: Script, made: dict[str, Any]) -> dict
     headers = {"Spillway-Resume": "300", "Spillway-Timeout": "30"}
     for each in asked:
         threading.Thread(target=_ask, args=(script, *each, headers), daemon=True).start()
-    until(lambda: length(bus) >= before + len(asked), "the work is in Redis", 20)
+    until_sync(lambda: length(bus) >= before + len(asked), "the work is in Redis")
     (points,) = [each for each in made["collections"] if each["name"] == "points"]
     writes = f"{{search.{points['id']}/0}}:writes"
     first = bus.xrange(writes)[0][1][b"w"]

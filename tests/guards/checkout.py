@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +146,3 @@ def _kill(pid: int, ours: list[int]) -> None:
     if pid in ours:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def until(what: Callable[[], Any], why: str, seconds: float = 120.0) -> Any:
-    """Return the first true answer; TimeoutError that says why it was awaited if none comes."""
-    give_up = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > give_up:
-            raise TimeoutError(why)
-        time.sleep(0.05)
-    return found

@@ -8,8 +8,9 @@ import struct
 from typing import Any
 
 from tests.guards import plain
-from tests.guards.checkout import Instance, until
+from tests.guards.checkout import Instance
 from tests.guards.script import Reply, Script
+from tests.support.waiting import until_sync
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 QUESTION = {"role": "user", "content": "What can you do?"}
@@ -451,7 +452,7 @@ def _pages(script: Script, here: str) -> bytes:
         found = script.ask("GET", f"{here}/pages").json
         return found["pages"] and found["tiers"]["redis"] == found["pages"]
 
-    until(told, "a session's pages are in Redis")
+    until_sync(told, "a session's pages are in Redis")
     script.call("pages", "GET", f"{here}/pages", shape=True)
     script.call("pin", "POST", here, {"pin": True})
     script.call("unpin", "POST", here, {"pin": False})
@@ -486,7 +487,7 @@ def _over_budget(script: Script, here: str, pages: bytes, key: str) -> None:
             script.ask("POST", here, {"pin": False}, key=key)
         return status != 200
 
-    until(refused, "a pin is refused")
+    until_sync(refused, "a pin is refused")
     script.call("pin over budget", "POST", here, {"pin": True}, key=key)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.guards import archive, plain
-from tests.guards.checkout import Checkout, Instance, until
+from tests.guards.checkout import Checkout, Instance
 from tests.guards.script import Script
+from tests.support.waiting import until_sync
 
 MADE: dict[str, Any] = json.loads(archive.LIST.read_text(encoding="utf-8"))
 KEYS: dict[str, str] = MADE["keys"]
@@ -64,7 +65,9 @@ def check_collections(instance: Instance) -> None:
     listed = script.ask("GET", "/v1/collections").json["data"]
     assert sorted(listed, key=lambda each: str(each["name"])) == MADE["collections"]
     at = {"vector": [9, 1, 0], "k": 1}
-    until(lambda: archive.search(script, "points", at)[0]["id"] == MADE["late"], "the late write")
+    until_sync(
+        lambda: archive.search(script, "points", at)[0]["id"] == MADE["late"], "the late write"
+    )
     hits = {
         text: archive.search(script, "texts", {"text": text, "k": 1}) for text in archive.QUESTIONS
     }
@@ -118,14 +121,14 @@ def check_queued(instance: Instance) -> None:
         def state(request: str = request) -> Any:
             return script.ask("GET", f"/v1/requests/{request}").json.get("state")
 
-        until(lambda: state() not in {"queued", "running"}, f"{request} has ended")
+        until_sync(lambda: state() not in {"queued", "running"}, f"{request} has ended")
         assert state() in {"expired", None}
 
     def held() -> int:
         lanes = script.ask("GET", "/v1/mesh").json["lanes"]
         return sum(lane["items"]["used"] for lane in lanes)
 
-    until(lambda: held() == 0, "nothing is held")
+    until_sync(lambda: held() == 0, "nothing is held")
 
 
 def check_turn(instance: Instance) -> None:
@@ -182,7 +185,9 @@ def _cut_off(instance: Instance, moment: str) -> None:
     begun = instance.begin()
     try:
         path = instance.data_dir / "run" / f"{moment}.json"
-        until(lambda: not moment or path.exists() or begun.poll() is not None, f"{moment} runs")
+        until_sync(
+            lambda: not moment or path.exists() or begun.poll() is not None, f"{moment} runs"
+        )
         assert begun.poll() is None, instance.logs()
     finally:
         _kill(begun)

@@ -9,4 +9,5 @@ for _ = 1, num() do
   local k = {use = use, dead = dead, letters = letters, lane = lane, job = key(), log = key(), journal = key()}
   if convict(k, class, id, entry, message) then done = done + 1 end
 end
+if done > 0 then recount(use, lane, class) end
 return done

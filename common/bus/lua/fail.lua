@@ -9,7 +9,7 @@ if call('HGET', k.job, 'failed_by') == mark then return 'done' end
 local held, since = lease(k.lane, entry, worker)
 if held ~= epoch then return 'fenced' end
 if call('HGET', k.job, 'entry') ~= entry then
-  convict(k, class, id, entry, NO_JOB)
+  if convict(k, class, id, entry, NO_JOB) then recount(k.use, k.lane, class) end
   return 'bad'
 end
 local f = fields(k.job, 'state', 'trail')

@@ -138,7 +138,8 @@ local function held_in(lane)
 end
 
 -- Convicts an entry that is no job: it leaves its lane, and its fields, cut short, become a dead letter. A job that was
--- admitted with this very entry ends with it. The use of the lane is counted anew: nobody knows whether it held this.
+-- admitted with this very entry ends with it. Nobody knows whether the lane's use held the entry: who has convicted calls
+-- `recount` once, since that reads the whole lane.
 local function convict(k, class, id, entry, message)
   local e = call('XRANGE', k.lane, entry, entry)
   redis.pcall('XACK', k.lane, GROUP, entry)
@@ -160,10 +161,14 @@ local function convict(k, class, id, entry, message)
     end_job(k, id, 'dead', nil, 'bad_entry', message)
   end
   call('XDEL', k.lane, entry)
-  local items, tokens = held_in(k.lane)
-  call('HSET', k.use, class .. ':items', items, class .. ':tokens', tokens)
-  wake_waiting(k.use)
   return true
+end
+
+-- Counts the use of a lane anew, from its entries.
+local function recount(use, lane, class)
+  local items, tokens = held_in(lane)
+  call('HSET', use, class .. ':items', items, class .. ':tokens', tokens)
+  wake_waiting(use)
 end
 
 local function use_of(use, class)

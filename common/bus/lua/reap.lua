@@ -11,7 +11,7 @@ for w, heart in pairs(hearts) do
   live[w] = call('EXISTS', heart) == 1
   if not live[w] then call('HDEL', workers, w) end
 end
-local now, ended, deleted, wrong, bad = now_ms(), 0, 0, {}, {}
+local now, ended, deleted, wrong, bad, uncounted = now_ms(), 0, 0, {}, {}, {}
 for _ = 1, num() do
   local c, id, entry = num(), arg(), arg()
   local k = {use = use, dead = dead, letters = letters, lane = lanes[c], job = key(), log = key(), journal = key()}
@@ -19,7 +19,10 @@ for _ = 1, num() do
   local holder = owner(k.lane, entry)
   local free = not holder or holder == RETURNED
   if f[1] ~= entry then
-    if free and convict(k, classes[c], id, entry, NO_JOB) then bad[#bad + 1] = classes[c] end
+    if free and convict(k, classes[c], id, entry, NO_JOB) then
+      bad[#bad + 1] = classes[c]
+      uncounted[c] = true
+    end
   elseif tonumber(f[2]) < now and free then
     if end_job(k, id, 'expired', nil, 'deadline_exceeded', 'the deadline passed before the job ran') then
       ended = ended + 1
@@ -27,6 +30,7 @@ for _ = 1, num() do
   end
 end
 for i, class in ipairs(classes) do
+  if uncounted[i] then recount(use, lanes[i], class) end
   local consumers = redis.pcall('XINFO', 'CONSUMERS', lanes[i], GROUP)
   for _, c in ipairs(consumers.err and {} or consumers) do
     local info = {}

@@ -9,7 +9,7 @@
 local use, dead, letters, heart, lane, shared = key(), key(), key(), key(), key(), key()
 open_door(use)
 local mode, from, caller, class, shared_class, idle = arg(), arg(), arg(), arg(), arg(), arg() == '1'
-local out, now = {}, now_ms()
+local out, now, uncounted = {}, now_ms(), false
 if mode == 'settle' and call('EXISTS', heart) == 1 then return {'alive'} end
 if mode == 'take' and call('EXISTS', heart) == 0 then return {'gone'} end
 local own = lane ~= shared
@@ -90,6 +90,8 @@ for _ = 1, num() do
   local verdict = one(k, id, entry, unread)
   out[#out + 1] = id
   out[#out + 1] = verdict
+  uncounted = uncounted or verdict == 'bad'
   if mode == 'take' and string.sub(verdict, -2) == ':1' then break end
 end
+if uncounted then recount(use, lane, class) end
 return out

@@ -400,7 +400,7 @@ class Driver(Chaos):
         """What each of these has heard, to the end, is what was logged. A log is kept for ten minutes."""
         for ear in ears:
             assert ear.task is not None
-            await asyncio.wait_for(ear.task, 10)
+            await asyncio.wait_for(ear.task, 60)
             logged = await self.buses[0].jobs.log(ear.job)
             if ear.seen != logged:
                 raise Violation(f"{ear.job}: heard {ear.seen}, logged {logged}")

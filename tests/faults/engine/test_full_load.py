@@ -30,6 +30,7 @@ from tests.conftest import PROFILE
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, text_of, tokens_of
 from tests.support.servers import Server, free_port
+from tests.support.waiting import until
 
 SOAK = PROFILE == "soak"
 REQUESTS = 50_000 if SOAK else 300
@@ -150,12 +151,14 @@ async def test_full_load(
 
 async def until_free(port: int) -> dict[str, float]:
     """Return the worker's metrics, once it holds no sequence."""
-    async with asyncio.timeout(30):
-        while True:
-            url = f"http://127.0.0.1:{port}/metrics"
-            told = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-            lines = (line.rpartition(" ") for line in told.splitlines() if line[0] != "#")
-            found = {name: float(value) for name, _, value in lines}
-            if not found["spillway_running_sequences"] + found["spillway_waiting_sequences"]:
-                return found
-            await asyncio.sleep(0.1)
+    found: dict[str, float] = {}
+
+    async def free() -> bool:
+        url = f"http://127.0.0.1:{port}/metrics"
+        told = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
+        lines = (line.rpartition(" ") for line in told.splitlines() if line[0] != "#")
+        found.update({name: float(value) for name, _, value in lines})
+        return not found["spillway_running_sequences"] + found["spillway_waiting_sequences"]
+
+    await until(free, "the worker holds no sequence")
+    return found

@@ -17,6 +17,7 @@ from tests.support.hostile.clear import clear
 from tests.support.hostile.wire import Reply
 from tests.support.hostile.world import Witness, World
 from tests.support.servers import Server
+from tests.support.waiting import until_sync
 
 ROOT = Path(__file__).resolve().parents[3]
 NOT_NOW = {"disk_full", "bus_down", "bus_full", "not_applied", "behind"}
@@ -74,16 +75,15 @@ def mesh(disks: tuple[Disk, Disk]) -> Iterator[World]:
     made.close()
 
 
-def _until(ask: Callable[[], Reply], status: int, seconds: float = 30.0) -> Reply:
-    """Ask until the status is as wanted; every answer on the way is a clear one."""
-    give_up = time.monotonic() + seconds
-    while True:
+def _until_served(ask: Callable[[], Reply]) -> None:
+    """Ask until the status is 200; every answer on the way is a clear one."""
+
+    def served() -> bool:
         reply = ask()
         clear(reply)
-        if reply.status == status:
-            return reply
-        assert time.monotonic() < give_up, reply
-        time.sleep(0.1)
+        return reply.status == 200
+
+    until_sync(served, "the mesh serves again")
 
 
 def _store(mesh: World, name: str, text: str = "a weir") -> Reply:
@@ -117,7 +117,7 @@ def test_full_disk_of_the_services(mesh: World, disks: tuple[Disk, Disk]) -> Non
         watch.undisturbed()
     finally:
         disks[0].empty()
-    _until(lambda: _store(mesh, "after"), 200)
+    _until_served(lambda: _store(mesh, "after"))
     found = mesh.ask("GET", "/v1/collections/facts/documents/after", tenant="witness")
     assert found.json["text"] == "a weir"
     watch.undisturbed()
@@ -150,5 +150,5 @@ def test_full_disk_of_redis(mesh: World, disks: tuple[Disk, Disk]) -> None:
         assert mesh.ask("GET", "/livez").status == 200
     finally:
         disks[1].empty()
-    _until(lambda: mesh.ask("POST", "/v1/embeddings", {"input": "after"}), 200, 60)
+    _until_served(lambda: mesh.ask("POST", "/v1/embeddings", {"input": "after"}))
     assert mesh.alive()

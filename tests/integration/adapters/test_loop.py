@@ -26,7 +26,7 @@ from tests.support.fake_encoders import NAN, POISON, TinyModel, work
 
 FAMILY = Family("embed.tiny")
 LANE = "embed.tiny/0:gpu"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Desk:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 from common.bus import Bus, Notifications, keys
 from common.bus.keys import RETURNED
+from common.bus.recovery import BATCH
 from common.ids import Family, family_of
 from common.registry.dead_letters import DeadLetters
 from common.registry.deletion import Deletions, digest_of
 from common.wire.search import Write
 from tests.integration.supervision.poison import LOG_POISON, STREAM_POISON, lane_poison
 from tests.support.bus import RESULT, Hand, admit, differences, must, new_job, outcome, state
+from tests.support.servers import Cluster, Server
 
 KINDS = sorted(lane_poison(Family("embed.test")))
 # Whose fields are sound: only their missing record tells that they are no jobs.
@@ -39,6 +42,7 @@ async def convicted(bus: Bus, family: Family, cls: str = "gpu") -> None:
     assert await differences(bus, family) == []
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", UNREADABLE)
 async def test_read(bus: Bus, family: Family, kind: str) -> None:
     """A worker that reads a bad entry convicts it, and gets the job behind it in the same reading."""
@@ -56,6 +60,7 @@ async def test_read(bus: Bus, family: Family, kind: str) -> None:
     await convicted(bus, family)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", UNREADABLE)
 async def test_held_by_the_dead(bus: Bus, family: Family, kind: str) -> None:
     """A bad entry that died in somebody's hands is convicted by whoever settles what the dead one held."""
@@ -71,6 +76,7 @@ async def test_held_by_the_dead(bus: Bus, family: Family, kind: str) -> None:
     await convicted(bus, family)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", UNREADABLE)
 async def test_handed_over(bus: Bus, family: Family, kind: str) -> None:
     """A bad entry that was handed over is convicted by whoever would take it."""
@@ -85,6 +91,7 @@ async def test_handed_over(bus: Bus, family: Family, kind: str) -> None:
     await convicted(bus, family)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("how", ["moved", "own lane of the dead", "reaped"])
 async def test_unread(bus: Bus, family: Family, kind: str, how: str) -> None:
@@ -108,6 +115,7 @@ async def test_unread(bus: Bus, family: Family, kind: str, how: str) -> None:
     await convicted(bus, family, cls)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", UNKNOWN)
 @pytest.mark.parametrize("how", ["failed", "told of", "handed over", "settled"])
 async def test_no_job(bus: Bus, family: Family, kind: str, how: str) -> None:
@@ -169,6 +177,30 @@ async def test_many(bus: Bus, family: Family) -> None:
     assert [lease.job for lease in leases] == [job.id for job in jobs]
     letters = await DeadLetters(bus).all(family)
     assert len(letters) == 20 * len(UNREADABLE)
+
+
+def range_reads(server: Server | Cluster) -> int:
+    """Return how many ranges of streams a server has read since it started."""
+    total = 0
+    for node in server.servers if isinstance(server, Cluster) else [server]:
+        stats = node.command("INFO", "commandstats")
+        total += stats.get("cmdstat_xrange", {"calls": 0})["calls"]
+    return total
+
+
+async def test_a_lane_is_counted_once(bus: Bus, family: Family, place: Any) -> None:
+    """Convicting many entries reads the lane once a call, not once an entry: Redis answers others meanwhile."""
+    server, count = place[0], 3 * BATCH
+    hand = await Hand(bus, family, "w").join()
+    for _ in range(count):
+        await poison(bus, family, UNREADABLE[0])
+    before = range_reads(server)
+
+    await hand.pull(count)
+
+    assert len(await DeadLetters(bus).all(family)) == count
+    assert await bus.lanes.use(family) == {"gpu": (0, 0)}
+    assert range_reads(server) - before <= count + 20
 
 
 async def test_bad_dead_letters(bus: Bus, family: Family) -> None:

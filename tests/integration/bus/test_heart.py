@@ -34,7 +34,7 @@ def test_the_thread_goes_on_after_a_reply_that_is_none() -> None:
             Heartbeat("{f/0}:heart:w", now=lambda: 0.0)
         )  # never overdue, however slow the machine
         for _ in range(3):  # each beat on a new connection: the thread lives
-            assert asked.acquire(timeout=20)
+            assert asked.acquire(timeout=60)
         thread = heart._thread
         assert thread is not None
         assert thread.is_alive()

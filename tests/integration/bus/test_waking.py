@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from common.worker.leases import Lease
 from common.worker.worker import Worker
 from tests.support.bus import EMBED, RESULT, Hand, differences, must, new_job, open_bus, record
 from tests.support.servers import Server
+from tests.support.waiting import until
 
 FOR_EVER_S = 3600.0
 
@@ -36,15 +37,6 @@ async def consumer(bus: Bus) -> AsyncIterator[Worker]:
     yield made
     await made.drain()
     await made.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is true that no event announces."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 async def turns(bus: Bus, count: int) -> None:

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import LIMIT_S, until_sync
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 STUB = """
@@ -118,12 +119,12 @@ class Spillway:
                     found.append(int(entry.name))
         return found
 
-    def until(self, what: Callable[[], bool], seconds: float = 30) -> None:
-        """Wait until something is so."""
-        give_up = time.monotonic() + seconds
-        while not what():
-            assert time.monotonic() < give_up, self.logs()
-            time.sleep(0.05)
+    def until(self, what: Callable[[], bool], seconds: float = LIMIT_S) -> None:
+        """Wait until a condition is true; the supervisor's log is in the error."""
+        try:
+            until_sync(what, seconds=seconds)
+        except AssertionError as never:
+            raise AssertionError(f"{never}\n{self.logs()}") from None
 
     def logs(self) -> str:
         """Return the supervisor's log."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,19 @@ def test_port_in_use(stubbed: Spillway) -> None:
 
     assert done.returncode == 2
     assert f"port {port} on 127.0.0.1: Address already in use" in done.stderr
+
+
+def test_passwords_are_masked(tmp_path: Path) -> None:
+    """A Redis address that cannot be used is shown without its password, by services and by the command."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SPILLWAY_")}
+    env |= {"SPILLWAY_REDIS_URL": "redis://user:secret-word@host:port/x"}
+    for words in (["-m", "services.vector_search"], ["-m", "cli.main", "keys", "list"]):
+        done = subprocess.run(
+            [sys.executable, *words, "--data-dir", str(tmp_path)],
+            env=env, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        sentence = done.stderr.splitlines()[-1]
+        assert sentence.startswith("spillway: SPILLWAY_REDIS_URL is 'redis://user:***@")
+        assert "secret-word" not in done.stderr

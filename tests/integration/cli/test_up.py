@@ -114,7 +114,7 @@ def test_a_leftover_is_ended(stubbed: Spillway) -> None:
         else:
             assert "ended 1 processes" in stubbed.run("down").stdout
 
-        assert left.wait(10) == 0
+        assert left.wait(60) == 0
         stubbed.run("down")
 
 
@@ -146,7 +146,7 @@ def test_interrupt_drains_in_order(stubbed: Spillway) -> None:
         lines.append(line)
         if "v1/embeddings" in line:
             process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
     stopped = [line.split()[2] for line in lines if line.strip().endswith("stopping")]
@@ -162,7 +162,7 @@ def test_second_interrupt_ends_at_once(stubbed: Spillway) -> None:
     for line in process.stdout:
         if "v1/embeddings" in line or line.strip().endswith("router           stopping"):
             process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
     assert stubbed.processes() == []
 

@@ -37,7 +37,7 @@ def _end(body: str, *signals: int) -> tuple[int, str]:
         process.send_signal(number)
     said += process.stderr.read()
     process.stderr.close()
-    return process.wait(20), said
+    return process.wait(60), said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -78,7 +78,7 @@ async def asked(request: pytest.FixtureRequest, place: Any, tmp_path: Path) -> A
 
 async def answered(asked: Asked, *command: Any) -> Any:
     """The reply, asked for until the client counts the server as back."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await asked.call(*command)
@@ -158,7 +158,7 @@ async def in_flight(asked: Asked) -> tuple[asyncio.Task[Any], set[asyncio.Task[A
     """A caller that waits for a reply, and the tasks that it has started."""
     before = asyncio.all_tasks()
     caller = asyncio.create_task(once(asked)(("BLPOP", "{a}:list", 4)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if inner := asyncio.all_tasks() - before - {caller}:
                 return caller, inner

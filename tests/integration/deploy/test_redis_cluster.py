@@ -73,7 +73,7 @@ class Nodes:
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            process.wait(10)
+            process.wait(60)
         self.processes.clear()
 
     def whole(self, number: int) -> bool:

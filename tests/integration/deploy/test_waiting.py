@@ -19,6 +19,7 @@ import redis
 
 from common.bus.scripts import IN_USE, Scripts
 from tests.support.servers import Server, free_port
+from tests.support.waiting import until_sync
 
 ROOT = Path(__file__).parents[3]
 SERVICES = {
@@ -59,13 +60,11 @@ def events(log: Path) -> list[dict[str, Any]]:
 
 def wait_event(log: Path, event: str) -> dict[str, Any]:
     """Wait until a service has logged an event."""
-    give_up = time.monotonic() + WAIT_S
-    while time.monotonic() < give_up:
-        for record in events(log):
-            if record.get("event") == event:
-                return record
-        time.sleep(0.05)
-    raise AssertionError(f"no {event}: {log.read_text()[-2000:]}")
+
+    def found() -> list[dict[str, Any]]:
+        return [record for record in events(log) if record.get("event") == event]
+
+    return until_sync(found, f"{event} in {log}", seconds=WAIT_S)[0]
 
 
 def wait_ready(log: Path) -> None:

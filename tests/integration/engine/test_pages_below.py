@@ -91,7 +91,7 @@ async def put(worker: Worker, count: int) -> None:
     """Wait until so many pages are in Redis."""
     publisher = worker.loop.engine.offload.publisher
     assert publisher is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while publisher.put["stored"] < count:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
 
@@ -167,7 +167,7 @@ async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
         pages.pause() if fault == "stopped" else pages.kill()
         try:
             again, found = await say(bus, desk, second, prompt)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not fetcher.trust["redis"].misses:  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(0.01)
         finally:

@@ -119,6 +119,6 @@ async def test_a_session_deleted_in_mid_turn(bus: Any, desk: Desk) -> None:
             ("cancelled", "cancelled"),
         }
         assert await Sessions(bus).get(record.id) is None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not worker.no_page_held():  # noqa: ASYNC110 - the pools have no event for it
                 await asyncio.sleep(0.005)

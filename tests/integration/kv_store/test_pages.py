@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.conftest import PROFILE
 from tests.integration.pages.test_store import counted, opened
 from tests.support.mesh import Process
 from tests.support.servers import KINDS, Cluster, Server
+from tests.support.waiting import until
 
 PAGE = 4000  # bytes of a layer; two a page
 BUDGET = 16 * 100_000
@@ -47,13 +48,6 @@ def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(20):
-        while not await true():  # noqa: ASYNC110 - what is looked at lies in another process
-            await asyncio.sleep(0.02)
-
-
 @contextlib.asynccontextmanager
 async def kept(store: PageStore, directory: Path, disk: int = DISK) -> AsyncIterator[PageKeeper]:
     """A running keeper."""
@@ -66,7 +60,7 @@ async def running(made: PageKeeper) -> AsyncIterator[PageKeeper]:
     """A keeper while it runs."""
     task = asyncio.create_task(made.run())
     try:
-        await asyncio.wait_for(made._keeps.wait(), 10)
+        await asyncio.wait_for(made._keeps.wait(), 60)
         yield made
     finally:
         task.cancel()
@@ -374,7 +368,7 @@ async def test_several_keepers(store: PageStore, place: Any, tmp_path: Path) -> 
             await until(lambda: on_disk(store, pages[0][0]))
             assert first._keeps.is_set()
             assert not second._keeps.is_set()
-        await asyncio.wait_for(second._keeps.wait(), 10)
+        await asyncio.wait_for(second._keeps.wait(), 60)
         assert await brought(store, pages[0][0]) == pages[0][1]
         assert (
             0 < await store.server.call("PTTL", names.disk(7)) <= 30_000

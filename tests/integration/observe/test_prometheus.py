@@ -15,6 +15,7 @@ import yaml
 
 from tests.support.mesh import ROOT, Mesh
 from tests.support.servers import free_port
+from tests.support.waiting import until_sync
 
 WAIT_S = 60.0
 SCRAPES = 4  # a second apart, before silence is believed
@@ -104,19 +105,20 @@ def mesh() -> Iterator[Scraped]:
 
 
 def _until(mesh: Scraped, *wanted: str) -> dict[str, str]:
-    give_up = time.monotonic() + WAIT_S
-    while set(found := mesh.firing()) != set(wanted) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert set(found) == set(wanted)
+    found: dict[str, str] = {}
+
+    def firing() -> bool:
+        found.clear()
+        found.update(mesh.firing())
+        return set(found) == set(wanted)
+
+    until_sync(firing, f"the alerts are {wanted}", seconds=WAIT_S)
     return found
 
 
 def test_what_is_lost_is_told(mesh: Scraped) -> None:
     """Nothing fires in a mesh in order; a killed generator is named until it is back, and a killed router is named."""
-    give_up = time.monotonic() + WAIT_S
-    while mesh.scrapes() < SCRAPES and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert mesh.scrapes() >= SCRAPES
+    until_sync(lambda: mesh.scrapes() >= SCRAPES, "the mesh is scraped", seconds=WAIT_S)
     _until(mesh)
     mesh.generator.kill()
     assert "chat.sim-chat" in _until(mesh, "SpillwayNoWorker")["SpillwayNoWorker"]

@@ -63,7 +63,7 @@ async def name(http: aiohttp.ClientSession) -> AsyncIterator[str]:
 async def model(mesh: Mesh, http: aiohttp.ClientSession) -> AsyncIterator[Generator]:
     """A scripted generator on the mesh, known to its router."""
     async with generator(mesh.redis.url, mesh.directory) as made:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 async with http.get(f"/v1/models/{NAME}") as response:
                     if response.status == 200:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import await_served
 from tests.support.bus import EMBED, RESULT, WORK, Hand, must, new_job, open_bus
 from tests.support.servers import Server
+from tests.support.waiting import until
 
 FOR_EVER_S = 3600.0
 REQUEST = Family("request")
@@ -57,15 +58,6 @@ def admission(bus: Bus, journal: Notifications, queue: AdmissionQueue) -> Admiss
     policy = LanePolicy("windve-tokens", DeliveryLatency())
     store, orphans = RequestStore(bus), OrphanReaper(bus, journal.router)
     return AdmissionController(bus, journal, KeyStore(bus), policy, queue, store, orphans)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is true that no event announces."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 class Asked:

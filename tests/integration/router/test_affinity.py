@@ -82,14 +82,14 @@ async def test_turns_go_where_their_pages_are(two: Two, bus: Bus) -> None:
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             return job.lane, cached, answer["choices"][0]["message"]["content"]
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(await bus.workers.living(family)) < 2:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
         await asyncio.sleep(2 * FRESH_S)  # so old may be what router and workers know of each other
         plain = [{"role": "user", "content": WORDS[::-1]}]
         lane, cached, said = await say(plain)
         assert (lane, cached) == ("gpu", 0)
-        async with asyncio.timeout(10):  # a prompt is marked once its answer is out
+        async with asyncio.timeout(60):  # a prompt is marked once its answer is out
             while not await bus.connection.call("ZCARD", keys.prefixes(family)):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
         plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]

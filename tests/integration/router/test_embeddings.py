@@ -227,7 +227,7 @@ async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
 
 async def shown(http: aiohttp.ClientSession, model: str, *, status: int) -> None:
     """Wait until the router knows a model, or knows it no more."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             async with http.get(f"/v1/models/{model}") as response:
                 if response.status == status:
@@ -253,14 +253,14 @@ async def waiting(
     before = (await bus.lanes.use(family)).get("gpu", (0, 0))[0]
     task = asyncio.ensure_future(http.post("/v1/embeddings", json=body, headers=headers))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await bus.lanes.use(family)).get("gpu", (0, 0))[0] < before + min(texts, 32):
                 assert not task.done(), await task
                 await asyncio.sleep(0.02)
         yield
     finally:
         task.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await bus.lanes.use(family)).get("gpu", (0, 0))[0] > before:  # noqa: ASYNC110 - no event of it
                 await asyncio.sleep(0.02)
 

@@ -250,7 +250,7 @@ async def test_a_busy_session_is_a_status(
     model.script = wait
     body = grounded(pages, session=session)
     first = asyncio.create_task(post(http, body))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not model.works:
             assert not first.done(), await first
             await asyncio.sleep(0.02)
@@ -281,7 +281,7 @@ async def test_full_lanes_are_a_status(
     await consumer.incarnation.publish(msgspec.structs.replace(consumer.record, depth_items=1))
     await asyncio.sleep(1.2)  # the router reads who is there once a second
     first = asyncio.create_task(post(http, grounded(pages)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not model.works:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     status, error, headers = await post(http, {**grounded(pages), "stream": True})

@@ -8,7 +8,6 @@ import io
 import json
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,8 +33,8 @@ def strict(mesh: Mesh) -> Iterator[str]:
     assert router.stop() == 0
 
 
-async def raw(url: str, data: bytes, *, wait_s: float = 5.0, half_close: bool = False) -> bytes:
-    """Send bytes as they are and return everything that comes back."""
+async def raw(url: str, data: bytes, *, wait_s: float = 60.0, half_close: bool = False) -> bytes:
+    """Send bytes as they are and return everything that comes back until the server closes the connection."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(data)
@@ -47,9 +46,8 @@ async def raw(url: str, data: bytes, *, wait_s: float = 5.0, half_close: bool = 
         async with asyncio.timeout(wait_s):
             while chunk := await reader.read(65536):
                 answer += chunk
-    except TimeoutError:
-        pass
-    writer.close()
+    finally:
+        writer.close()
     return answer
 
 
@@ -165,7 +163,7 @@ HTTP = [
 @pytest.mark.parametrize("data", HTTP)
 async def test_what_is_no_http(mesh: Mesh, http: aiohttp.ClientSession, data: bytes) -> None:
     """Bytes that are no request are a 400, or a closed connection, and nothing else is disturbed."""
-    answer = await raw(mesh.url, data, wait_s=2.0)
+    answer = await raw(mesh.url, data, half_close=True)
 
     assert answer == b"" or answer.split()[1] == b"400", answer[:200]
     async with http.post("/v1/embeddings", json={"input": "still there"}) as response:
@@ -190,10 +188,9 @@ async def after_a_request(url: str, data: bytes) -> bytes:
 async def test_slow_bodies_and_slow_headers(strict: str) -> None:
     """A body that does not arrive is a 408; so is a head that does not arrive, a connection's first or a later one."""
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
-    began = time.monotonic()
     slow_body, slow_head, later_head = await asyncio.gather(
-        raw(strict, head, wait_s=10),
-        raw(strict, b"POST /v1/embeddings HTTP/1.1\r\nHost:", wait_s=10),
+        raw(strict, head),
+        raw(strict, b"POST /v1/embeddings HTTP/1.1\r\nHost:"),
         after_a_request(strict, b"GET /livez HTTP"),
     )
 
@@ -201,7 +198,6 @@ async def test_slow_bodies_and_slow_headers(strict: str) -> None:
     assert body_of(slow_head)[0] == 408
     assert body_of(later_head)[0] == 408
     assert await after_a_request(strict, b"") == b""
-    assert time.monotonic() - began < 10
 
 
 async def test_bodies_over_the_limit(strict: str) -> None:
@@ -235,7 +231,7 @@ async def test_too_many_connections(strict: str) -> None:
 async def test_half_closed_connections(mesh: Mesh, http: aiohttp.ClientSession) -> None:
     """A client that closes its side early harms nobody."""
     request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    await asyncio.gather(*(raw(mesh.url, request, half_close=True, wait_s=1) for _ in range(20)))
+    await asyncio.gather(*(raw(mesh.url, request, half_close=True) for _ in range(20)))
     async with http.get("/v1/models") as response:
         assert response.status == 200
 

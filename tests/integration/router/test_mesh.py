@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from common.config import Common
 from common.registry.api_keys import KeyStore
 from services.router.recent_counts import quantile
 from tests.support.mesh import Mesh
+from tests.support.waiting import until
 
 TEXT = {"input": "water over the dam"}
 
@@ -56,14 +56,16 @@ async def test_lanes_and_workers(http: aiohttp.ClientSession, name: str) -> None
     """Every kind of lane is there with its depth, every worker with its model and its last batch."""
     async with http.post("/v1/embeddings", json=TEXT) as response:
         assert response.status == 200
-    async with asyncio.timeout(20):
-        while True:  # the batch is told with the next heartbeat
-            told = await _mesh(http)
-            ran = [w for w in told["workers"] if w["kind"] == "embed" and w["last_batch"]]
-            if ran and any(lane["kind"] == "search" for lane in told["lanes"]):
-                break
-            await asyncio.sleep(0.2)
+    ran: list[dict[str, Any]] = []
 
+    async def batch_is_told() -> dict[str, Any] | None:
+        told = await _mesh(http)
+        ran[:] = [w for w in told["workers"] if w["kind"] == "embed" and w["last_batch"]]
+        searches = any(lane["kind"] == "search" for lane in told["lanes"])
+        return told if ran and searches else None
+
+    told = await until(batch_is_told, "the batch is told with the next heartbeat")
+    assert told is not None
     lanes = {lane["lane"]: lane for lane in told["lanes"]}
     assert {"embed", "search", "request"} <= {lane["kind"] for lane in told["lanes"]}
     assert lanes["embed.sim/0:gpu"]["items"]["depth"] > 0
@@ -81,20 +83,19 @@ async def test_a_lost_worker_is_shown(mesh: Mesh, http: aiohttp.ClientSession) -
     def states(told: dict[str, Any]) -> list[str]:
         return [w["state"] for w in told["workers"] if w["kind"] == "sessions"]
 
-    async def until(state: str) -> None:
-        async with asyncio.timeout(30):
-            while True:
-                if state in states(await _mesh(http)):
-                    return
-                await asyncio.sleep(0.2)
+    async def seen(state: str) -> None:
+        async def is_seen() -> bool:
+            return state in states(await _mesh(http))
+
+        await until(is_seen, f"a worker is {state}")
 
     store = mesh.add("kv_store", "seen")
     try:
-        await until("ready")
+        await seen("ready")
         store.kill()
-        await until("lost")
+        await seen("lost")
         store.start()
-        await until("ready")
+        await seen("ready")
     finally:
         assert store.stop() == 0
 

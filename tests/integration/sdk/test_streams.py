@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from client.tests.generator import cutting
 from tests.integration.sdk.conftest import TalkingMesh
+from tests.support.waiting import until
 
 CUTS = st.lists(st.tuples(st.integers(0, 6000), st.booleans()), max_size=3)
 TOKENS = 40
@@ -91,9 +92,10 @@ async def test_leaving_a_stream_ends_the_work(client: sw.AsyncSpillway) -> None:
     async with await client.chat.completions.stream("tell me", max_tokens=5000) as stream:
         await anext(stream)
 
-    async with asyncio.timeout(20):
-        while (await client.requests.get(stream.request_id or "")).state != "cancelled":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    async def cancelled() -> bool:
+        return (await client.requests.get(stream.request_id or "")).state == "cancelled"
+
+    await until(cancelled, "the request is cancelled")
 
 
 async def test_sessions(client: sw.AsyncSpillway) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from common.bus import Bus
@@ -91,13 +88,3 @@ async def streams(bus: Bus) -> list[str]:
 def family_of_key(name: str) -> Family:
     """Return the family whose hash tag a key bears."""
     return Family.parse(name[1:].partition("}")[0])
-
-
-async def until(holds: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Wait until a condition is true and return it; the limit is only there to end a test that has failed."""
-    give_up = time.monotonic() + START_S
-    while True:
-        if found := await holds():
-            return found
-        assert time.monotonic() < give_up, f"never: {what}"
-        await asyncio.sleep(0.05)

@@ -19,9 +19,9 @@ from tests.integration.supervision.poison import (
     family_of_key,
     lane_poison,
     streams,
-    until,
 )
 from tests.support.mesh import Mesh
+from tests.support.waiting import until
 
 COLLECTION = "poisoned"
 

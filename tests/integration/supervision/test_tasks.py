@@ -103,6 +103,7 @@ def ended(made: Sabotaged) -> int:
         raise AssertionError(f"it went on:\n{made.log.read_text()[-3000:]}") from None
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("service", "target"), CASES, ids=[target for _, target in CASES])
 def test_a_task_that_ends_ends_the_process(
     service: str, target: str, redis: Server, tmp_path: Path

