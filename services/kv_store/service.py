@@ -18,13 +18,14 @@ from common.registry.api_keys import KeyStore
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
+from common.worker.serve_each import serve_each
 from common.worker.worker import Worker
 from services.kv_store.deletion.page_eraser import PageEraser
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
 from services.kv_store.deletion.trace_index import TraceIndex
 from services.kv_store.deletion.worker_eraser import WorkerEraser
-from services.kv_store.job_loop import AT_ONCE, SessionJobLoop
+from services.kv_store.job_handler import AT_ONCE, LOG_NAMES, SessionJobHandler
 from services.kv_store.pages.limits import limits_of
 from services.kv_store.pages.page_keeper import PageKeeper
 from services.kv_store.pages.page_locations import PageLocations
@@ -107,9 +108,15 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     if pins is not None:
         tasks.append(bus.supervisor.process(pins.run(), "pins"))
     try:
-        await SessionJobLoop(
-            worker, SessionStore(bus, eraser, pins), PageLocations(bus, pages)
-        ).run(stopping, config.drain_s)
+        handler = SessionJobHandler(SessionStore(bus, eraser, pins), PageLocations(bus, pages))
+        await serve_each(
+            worker,
+            handler.serve,
+            AT_ONCE,
+            names=LOG_NAMES,
+            stopping=stopping,
+            drain_s=config.drain_s,
+        )
     finally:
         await bus.supervisor.end(*tasks)
         if pages is not None:

@@ -40,11 +40,6 @@ class Workflow:
         """When the request's client stops waiting."""
         return self.lease.deadline_ms
 
-    @property
-    def has_progress(self) -> bool:
-        """Whether there is progress that is not logged yet."""
-        return self._progress is not None
-
     def caller(self, share: float = 1.0) -> RequestContext:
         """Return on whose behalf the jobs are submitted; `share` below 1 leaves the rest of a lane to others."""
         return RequestContext(

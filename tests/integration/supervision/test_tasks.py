@@ -31,8 +31,8 @@ WORKER = [
 ]
 TASKS = {
     "router": [
-        "services.router.workflows.runner:WorkflowRunner._read",
-        "services.router.workflows.runner:WorkflowRunner._step",
+        "common.worker.serve_each:JobServer._read",
+        "common.worker.serve_each:JobServer._step",
         "services.router.watch:Watch._run",
         "services.router.http.mesh:MeshHistory._note_metrics",
         "services.router.http.mesh:MeshHistory._note_batches",
@@ -40,8 +40,8 @@ TASKS = {
         *WORKER,
     ],
     "kv_store": [
-        "services.kv_store.job_loop:SessionJobLoop._read",
-        "services.kv_store.job_loop:SessionJobLoop._step",
+        "common.worker.serve_each:JobServer._read",
+        "common.worker.serve_each:JobServer._step",
         "services.kv_store.deletion.sweep:Sweep.run",
         "services.kv_store.pages.page_keeper:PageKeeper.run",
         "services.kv_store.pages.session_pins:SessionPins.run",
