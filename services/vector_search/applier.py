@@ -34,11 +34,11 @@ _log = log.get("vector_search")
 
 
 class Applier:
-    """Applies the writes of every shard in `holdings`; `applied` is called with a shard's key after each batch."""
+    """Applies the writes of every shard in `shards`; `applied` is called with a shard's key after each batch."""
 
     def __init__(
         self,
-        holdings: ShardManager,
+        shards: ShardManager,
         bus: Bus,
         stopping: asyncio.Event,
         *,
@@ -47,7 +47,7 @@ class Applier:
         applied: Callable[[Key], None],
         looked: Callable[[], None],
     ) -> None:
-        self._holdings = holdings
+        self._shards = shards
         self._bus = bus
         self._stopping = stopping
         self._replica = replica
@@ -107,7 +107,7 @@ class Applier:
 
     def _of(self, family: Family) -> list[Key]:
         return [
-            key for key in self._holdings.units if self._bus.writes.search_family(key[0]) == family
+            key for key in self._shards.handles if self._bus.writes.search_family(key[0]) == family
         ]
 
     # -- applying
@@ -139,11 +139,11 @@ class Applier:
     def _due(self) -> dict[Key, str]:
         now, due = asyncio.get_running_loop().time(), {}
         for key in list(self._waiting):
-            unit = self._holdings.units.get(key)
-            if unit is None or unit.shard is None:
+            handle = self._shards.handles.get(key)
+            if handle is None or handle.shard is None:
                 self._waiting.discard(key)  # looked at when it is opened
             elif self._put_off.get(key, 0.0) <= now:
-                due[key] = unit.shard.applied
+                due[key] = handle.shard.applied
         return due
 
     def _pause_s(self) -> float:
@@ -152,21 +152,21 @@ class Applier:
         return min(max(min(times, default=now + _IDLE_S) - now, 0.0), _IDLE_S)
 
     async def _apply(self, key: Key, batch: list[Entry]) -> None:
-        unit = self._holdings.units.get(key)
-        if unit is None or unit.shard is None:
+        handle = self._shards.handles.get(key)
+        if handle is None or handle.shard is None:
             return
-        shard = unit.shard
+        shard = handle.shard
         if batch and not await self._store(key, shard, batch):
             return
         if batch:
-            unit.advanced()
+            handle.advanced()
             self._applied(key)
         if shard.dropped:
-            await self._holdings.drop(key[0])
+            await self._shards.drop(key[0])
             return
         rings = [write.router for _, write in batch if isinstance(write, Write)]
         if rings or self._announced.get(key) != shard.applied:
-            await self._announce(unit, shard, rings)
+            await self._announce(handle, shard, rings)
 
     async def _store(self, key: Key, shard: Shard, batch: list[Entry]) -> bool:
         """Apply a batch; False if that must be tried again later, which routers are told."""
@@ -191,13 +191,13 @@ class Applier:
 
     async def catch_up(self) -> None:
         """Publish again what did not reach the bus."""
-        for key, unit in list(self._holdings.units.items()):
-            if unit.shard is not None and self._announced.get(key) != unit.shard.applied:
-                await self._announce(unit, unit.shard, [])
+        for key, handle in list(self._shards.handles.items()):
+            if handle.shard is not None and self._announced.get(key) != handle.shard.applied:
+                await self._announce(handle, handle.shard, [])
 
-    async def _announce(self, unit: ShardHandle, shard: Shard, rings: list[str]) -> None:
+    async def _announce(self, handle: ShardHandle, shard: Shard, rings: list[str]) -> None:
         """Publish what is applied; one at a time a shard, so that an older id never overwrites a newer one."""
-        key = unit.collection, unit.number
+        key = handle.collection, handle.number
         with contextlib.suppress(BusDown, BusFull):  # `catch_up` tries again
             async with self._announcing[key]:
                 applied = shard.applied

@@ -9,17 +9,18 @@ applied, so replaying the log is idempotent.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import xxhash
 
 from common.wire.search import Document, Hit, StoredDocument
-from services.vector_search.chunks import Added, StoredChunks, byte_offsets, checksum, size_of
-from services.vector_search.filters import Filter, attributes
-from services.vector_search.readers import Readers, connect
+from services.vector_search.filters import Attributes, Filter, attributes
 from services.vector_search.write_log import EntryId, format_id, parse_id
 
 _SCHEMA = """
@@ -50,6 +51,70 @@ SEEN_MS = 24 * 3600 * 1000
 _json = msgspec.json.Encoder()
 
 
+class Added(NamedTuple):
+    """A document just stored: its number, its chunks' labels, the labels it replaced, and its attributes."""
+
+    number: int
+    labels: list[int]
+    replaced: list[int]
+    attributes: Attributes
+
+
+class StoredChunks(NamedTuple):
+    """A run of chunks in label order; `sound` is False where a vector's checksum is wrong."""
+
+    labels: np.ndarray[Any, np.dtype[np.int64]]
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+    vectors: list[bytes]
+    sound: list[bool]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database so that readers never wait for the writer and a crash never breaks it."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA cache_size=-16384")
+    return connection
+
+
+class ReaderPool:
+    """Connections for readers: as many as ever read at once, kept for the next ones."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection; sqlite3.ProgrammingError once closed."""
+        with self._lock:
+            if self._closed:
+                raise sqlite3.ProgrammingError("the store is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = connect(self._path)
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                connection.close()
+
+    def close(self) -> None:
+        """Lend no more; those at work finish first."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
 class Documents:
     """The store of one shard: one writer at a time, many readers; sqlite3 errors pass through.
 
@@ -61,7 +126,7 @@ class Documents:
         self._path = path
         self._writer = connect(path)
         self._writer.executescript(_SCHEMA)
-        self._readers = Readers(path)
+        self._readers = ReaderPool(path)
         self._load_state()
 
     def _load_state(self) -> None:
@@ -128,12 +193,12 @@ class Documents:
             (number, document.id, document.hash, len(document.chunks), metadata, text),
         )
         rows = []
-        at = byte_offsets(document)
+        at = _byte_offsets(document)
         for ordinal, chunk in enumerate(document.chunks):
             label, self._next_label = self._next_label, self._next_label + 1
             first, last = at[chunk.start], at[chunk.end]
             span = (chunk.start, chunk.end, first, last - first)
-            rows.append((label, number, ordinal, *span, checksum(chunk.vector), chunk.vector))
+            rows.append((label, number, ordinal, *span, _checksum(chunk.vector), chunk.vector))
         self._writer.executemany("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         found = attributes(msgspec.json.decode(metadata))
         self._writer.executemany(
@@ -234,7 +299,7 @@ class Documents:
                 if len(found) == limit or (found and size > PAGE_BYTES):
                     return found, found[-1].id
                 found.append(self._stored(reader, row, text=text, vectors=vectors))
-                size += size_of(found[-1]) + len(row[4])
+                size += _size_of(found[-1]) + len(row[4])
         return found, None
 
     @staticmethod
@@ -266,7 +331,7 @@ class Documents:
                     np.array([row[0] for row in part], dtype=np.int64),
                     np.array([row[1] for row in part], dtype=np.int64),
                     [row[3] for row in part],
-                    [checksum(row[3]) == row[2] for row in part],
+                    [_checksum(row[3]) == row[2] for row in part],
                 )
 
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -290,3 +355,28 @@ class Documents:
         """Close; readers at work finish first."""
         self._readers.close()
         self._writer.close()
+
+
+def _checksum(vector: bytes) -> int:
+    """Return the signed xxh3-64 kept beside a vector, so that a damaged one is found at start."""
+    value = int(xxhash.xxh3_64_intdigest(vector))
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _byte_offsets(document: Document) -> dict[int, int]:
+    """Return where each chunk boundary (in characters) stands in the UTF-8 text, in one pass."""
+    bounds = sorted({bound for chunk in document.chunks for bound in (chunk.start, chunk.end)})
+    text = document.text or ""
+    if text.isascii():
+        return {bound: bound for bound in bounds}
+    offsets, before, size = {}, 0, 0
+    for bound in bounds:
+        size += len(text[before:bound].encode())
+        before = bound
+        offsets[bound] = size
+    return offsets
+
+
+def _size_of(document: StoredDocument) -> int:
+    """Return about how many bytes a document takes in a message, metadata aside."""
+    return 4 * len(document.text or "") + len(document.vectors or b"") + len(document.id)

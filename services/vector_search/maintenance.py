@@ -30,7 +30,7 @@ class Maintenance:
 
     def __init__(
         self,
-        holdings: ShardManager,
+        shards: ShardManager,
         bus: Bus,
         stopping: asyncio.Event,
         *,
@@ -38,7 +38,7 @@ class Maintenance:
         audit_s: float,
         writer: ThreadPoolExecutor,
     ) -> None:
-        self._holdings = holdings
+        self._shards = shards
         self._bus = bus
         self._stopping = stopping
         self._replica = replica
@@ -67,7 +67,7 @@ class Maintenance:
     async def finish(self) -> None:
         """Take last snapshots, so that the next start is quick."""
         await self._snapshot_all()
-        await self._keep_graphs(self._holdings.units)
+        await self._keep_graphs(self._shards.handles)
 
     async def run(self) -> None:
         """Index, compact and audit, whenever there is need, until the stop."""
@@ -78,13 +78,13 @@ class Maintenance:
             self._work.clear()
             if time() - rounded >= every_s:
                 rounded = time()
-                self._touched |= self._holdings.units.keys()
+                self._touched |= self._shards.handles.keys()
             touched, self._touched = self._touched, set()
             for key in touched:
-                unit = self._holdings.units.get(key)
-                if unit is None or unit.shard is None or self._stopping.is_set():
+                handle = self._shards.handles.get(key)
+                if handle is None or handle.shard is None or self._stopping.is_set():
                     continue
-                if await self._tidied(unit.shard.maintain):
+                if await self._tidied(handle.shard.maintain):
                     self._touched.add(key)
             due = time() - audited >= self._audit_s
             audited = time() if due else audited
@@ -94,9 +94,9 @@ class Maintenance:
                 await wait(self._work, every_s)
 
     async def _audit(self, *, due: bool) -> None:
-        for unit in list(self._holdings.units.values()):
-            if unit.shard is not None and (due or unit.shard.audit_due):
-                await self._tidied(unit.shard.audit)
+        for handle in list(self._shards.handles.values()):
+            if handle.shard is not None and (due or handle.shard.audit_due):
+                await self._tidied(handle.shard.audit)
 
     async def _tidied(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
@@ -116,23 +116,23 @@ class Maintenance:
 
     async def _snapshot_all(self) -> None:
         now = asyncio.get_running_loop().time()
-        for key, unit in list(self._holdings.units.items()):
-            shard = unit.shard
+        for key, handle in list(self._shards.handles.items()):
+            shard = handle.shard
             if shard is None or not shard.log_bytes:
                 continue
             last = self._snapshots.setdefault(key, now)
             if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
                 self._snapshots[key] = now
                 covered = await self._tidied(shard.snapshot, self._writer)
-                if covered is not None and unit.shard is not None:
+                if covered is not None and handle.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.writes.publish_snapshot(*key, self._replica, covered)
 
     async def _keep_graphs(self, keys: Iterable[Key]) -> None:
         for key in list(keys):
-            unit = self._holdings.units.get(key)
-            if unit is not None and unit.shard is not None:
-                await self._tidied(unit.shard.keep_graph)
+            handle = self._shards.handles.get(key)
+            if handle is not None and handle.shard is not None:
+                await self._tidied(handle.shard.keep_graph)
 
 
 def _be_nice() -> None:

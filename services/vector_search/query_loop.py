@@ -1,13 +1,12 @@
-"""The query loop of one family: jobs in from its lanes, batched by shard and by what they ask, results out."""
+"""The query loop of one family: leases jobs from its lanes, has them computed in batches, and finishes them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from common import log
 from common.bus import BusDown
@@ -26,14 +25,13 @@ from common.wire.results import Result
 from common.wire.search import DocumentsWork, SearchWork
 from common.worker.leases import Lease
 from common.worker.worker import Worker
-from services.vector_search.execute import alike, execute
+from services.vector_search.query_batch import QueryQueue, SearchJob, alike, execute
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
 MAX_JOBS = 128
-MOST_HELD = 1024  # with those that wait for a shard to be opened or to get as far as they ask
-MAX_QUERIES = 256
-_RUNNERS = 2  # batches of one shard at a time: one computes while the next is made
+MOST_HELD = 1024  # with those whose shard is not open yet, or has not applied as much as they ask
+_RUNNERS = 2
 _AFTER_S = 10.0
 _PREDICTED_S = 1.0
 _WAIT_S = 1.0
@@ -42,25 +40,15 @@ _log = log.get("vector_search")
 T = TypeVar("T")
 
 
-class SearchJob(NamedTuple):
-    """A leased job, read and understood, with its shard; jobs of one `key` may run as one, of None alone."""
-
-    lease: Lease
-    work: SearchWork | DocumentsWork
-    generation: int
-    unit: ShardHandle
-    key: bytes | None
-
-
 class QueryLoop:
-    """Serves one family's queries until `stopping`; compute runs on `pool`'s `threads`, never on the event loop.
+    """Serves one family's queries until `stopping`; computing runs on `pool`'s `threads`, never on the event loop.
 
-    A job of a collection that `holdings` does not have is answered why, and no other's is.
+    A job of a collection that `shards` does not have is refused with the reason, and touches no other job.
     """
 
     def __init__(
         self,
-        holdings: ShardManager,
+        shards: ShardManager,
         worker: Worker,
         pool: Executor,
         clock: Clock,
@@ -68,13 +56,11 @@ class QueryLoop:
         threads: int,
     ) -> None:
         self.worker = worker
-        self._holdings = holdings
+        self._shards = shards
         self._pool = pool
         self._clock = clock
         self._runners = max(_RUNNERS, threads + 1)
-        self._pending: list[SearchJob] = []
-        self._running = 0
-        self._busy: Counter[ShardHandle] = Counter()  # batches that run, of each shard
+        self._queue = QueryQueue()
         self._parked = 0  # jobs that wait for their shard
         self._waiting: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
@@ -82,11 +68,15 @@ class QueryLoop:
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end what runs and hand over the rest. The worker has started."""
+        """Work until `stopping`; then end what runs and hand over the rest. The worker has started.
+
+        An unexpected error of a part ends the loop and is raised, after the drain.
+        """
         reader = asyncio.create_task(self._read())
         runners = [asyncio.create_task(self._work()) for _ in range(self._runners)]
         stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait({reader, *runners, stop}, return_when=asyncio.FIRST_COMPLETED)
+        parts = (reader, *runners)
+        await asyncio.wait({*parts, stop}, return_when=asyncio.FIRST_COMPLETED)
         self._stopping = True
         self._arrived.set()
         self._room.set()
@@ -97,12 +87,13 @@ class QueryLoop:
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error))
         finally:
-            tasks = [reader, *runners, stop, *self._waiting]
+            tasks = [*parts, stop, *self._waiting]
             for task in tasks:
                 task.cancel()
-            for ended in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(ended, Exception):
-                    _log.error("query_loop_failed", exc_info=ended)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for part in parts:
+            if not part.cancelled():
+                part.result()
 
     # -- reading
 
@@ -116,10 +107,8 @@ class QueryLoop:
                 continue
             # The bus halves the room for handed-over work and shares it between lanes.
             room *= 4
-            worker = self.worker
-            leases = await worker.reader.read(
-                room * worker.reader.largest_items, room * worker.reader.largest_tokens
-            )
+            reader = self.worker.reader
+            leases = await reader.read(room * reader.largest_items, room * reader.largest_tokens)
             if self._stopping:
                 return  # drain hands these over
             for lease in leases:
@@ -129,25 +118,16 @@ class QueryLoop:
         try:
             if lease.deadline_ms <= self._clock.now_ms():
                 raise DeadlineExceeded("the deadline passed in the queue")
-            work = self._understand(lease)
+            work = _decoded(lease)
         except SpillwayError as error:
-            self._spawn(self._refuse(lease, error))
+            self._spawn(lease, self._refuse(lease, error))
             return
         generation = self.worker.generation
-        unit = self._holdings.units.get((work.collection, work.shard))
-        if unit is None or work.after is not None:
-            self._spawn(self._prepare(lease, work, generation))
+        handle = self._shards.handles.get((work.collection, work.shard))
+        if handle is None or work.after is not None:
+            self._spawn(lease, self._prepare(lease, work, generation))
         else:
-            self._queue(SearchJob(lease, work, generation, unit, alike(work)))
-
-    def _understand(self, lease: Lease) -> SearchWork | DocumentsWork:
-        try:
-            work = decode_work(lease.payload)
-        except BadMessage as error:
-            raise InvalidRequest(str(error)) from error
-        if not isinstance(work, SearchWork | DocumentsWork):
-            raise InvalidRequest(f"{type(work).__name__} on a search lane; expected a search")
-        return work
+            self._add(SearchJob(lease, work, generation, handle, alike(work)))
 
     async def _prepare(
         self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
@@ -155,11 +135,11 @@ class QueryLoop:
         """Queue a job once its shard is open and has applied as much as it asks for."""
         self._parked += 1
         try:
-            unit = await self._shard_of(lease, work)
+            handle = await self._shard_of(lease, work)
         except SpillwayError as error:
             await self._refuse(lease, error)
             return
-        except Exception as error:  # noqa: BLE001 - else the job would be held for ever
+        except Exception as error:  # noqa: BLE001 - the job hears of it, and no other is touched
             _log.exception("shard_not_found", collection=work.collection, shard=work.shard)
             why = f"the collection could not be looked up: {type(error).__name__}"
             await self._refuse(lease, Unavailable(why, code="search_failed"))
@@ -167,83 +147,57 @@ class QueryLoop:
         finally:
             self._parked -= 1
             self._room.set()
-        self._queue(SearchJob(lease, work, generation, unit, alike(work)))
+        self._add(SearchJob(lease, work, generation, handle, alike(work)))
 
-    def _queue(self, job: SearchJob) -> None:
-        self._pending.append(job)
+    def _add(self, job: SearchJob) -> None:
+        self._queue.add(job)
         self._arrived.set()
 
     async def _shard_of(self, lease: Lease, work: SearchWork | DocumentsWork) -> ShardHandle:
         left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
         try:
             async with asyncio.timeout(left_s):
-                unit = await self._holdings.find(work.collection, work.shard)
+                handle = await self._shards.find(work.collection, work.shard)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 "the deadline passed while the collection was being opened"
             ) from error
         if work.after is not None:
             left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
-            await unit.reach(work.after, min(left_s, _AFTER_S))
-        return unit
+            await handle.reach(work.after, min(left_s, _AFTER_S))
+        return handle
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+    def _spawn(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
+        """Run what one job waits for in a task; after an unexpected error the job is delivered again."""
+        task = asyncio.create_task(work)
         self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(partial(self._spawned, lease))
+
+    def _spawned(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        self._waiting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("query_job_failed", job=lease.job, exc_info=error)
+            self.worker.leases.let_go(lease)
+            self._room.set()
 
     # -- computing
 
     async def _work(self) -> None:
         while not self._stopping:
-            batch = self._form()
+            batch = self._queue.take(self.worker.generation)
             if not batch:
                 self._arrived.clear()
                 await wait(self._arrived, _WAIT_S)
                 continue
-            self._running += 1
-            self._busy[batch[0].unit] += 1
             self.worker.incarnation.working(_PREDICTED_S)
             try:
                 await self._run(batch)
             finally:
-                self._running -= 1
-                self._rest(batch[0].unit)
-                if not self._running:
+                self._queue.done(batch)
+                self._arrived.set()
+                if not self._queue.running:
                     self.worker.incarnation.idle()
                 self._room.set()
-
-    def _rest(self, unit: ShardHandle) -> None:
-        """A batch of a shard is over: jobs that waited for its turn may run."""
-        self._busy[unit] -= 1
-        if not self._busy[unit]:
-            del self._busy[unit]
-        self._arrived.set()
-
-    def _form(self) -> list[SearchJob]:
-        """Take the oldest jobs that can run as one: searches that ask alike, or one read of documents.
-
-        Jobs of a shard that has as many batches running as it may wait, and others go before them.
-        """
-        held = [job for job in self._pending if job.generation == self.worker.generation]
-        first = next((job for job in held if self._busy[job.unit] < _RUNNERS), None)
-        if first is None:
-            self._pending = held
-            return []
-        queries = 0
-        batch: list[SearchJob] = []
-        rest: list[SearchJob] = []
-        for job in held:
-            fits = job is first or (
-                first.key is not None
-                and job.key == first.key
-                and job.unit is first.unit
-                and queries + job.lease.items <= MAX_QUERIES
-            )
-            (batch if fits else rest).append(job)
-            queries += job.lease.items if fits else 0
-        self._pending = rest
-        return batch
 
     async def _run(self, batch: list[SearchJob]) -> None:
         now_ms = self._clock.now_ms()
@@ -253,14 +207,14 @@ class QueryLoop:
         await asyncio.gather(*(self._refuse(job.lease, error) for job in late))
         if not batch:
             return
-        began, span = time.monotonic(), self.worker.leases.spans.batch(job.lease for job in batch)
-        outcomes = await self._compute(execute, batch[0].unit, [job.work for job in batch])
+        began_s = self._clock.perf_s()
+        span = self.worker.leases.spans.batch(job.lease for job in batch)
+        outcomes = await self._compute(execute, batch[0].handle, [job.work for job in batch])
         span.end()
+        took_s = self._clock.perf_s() - began_s
         self.worker.incarnation.idle()
-        self.worker.incarnation.ran(
-            sum(job.lease.items for job in batch), 0, time.monotonic() - began
-        )
-        if time.monotonic() - began > _ASK_FIRST_S:
+        self.worker.incarnation.ran(sum(job.lease.items for job in batch), 0, took_s)
+        if took_s > _ASK_FIRST_S:
             batch, outcomes = await self._without_stopped(batch, outcomes)
         await asyncio.gather(
             *(self._end(job, outcome) for job, outcome in zip(batch, outcomes, strict=True))
@@ -299,3 +253,14 @@ class QueryLoop:
             await self.worker.outbox.refuse(lease, error)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))
+
+
+def _decoded(lease: Lease) -> SearchWork | DocumentsWork:
+    """Return a lease's work; InvalidRequest if that is no work of a search lane."""
+    try:
+        work = decode_work(lease.payload)
+    except BadMessage as error:
+        raise InvalidRequest(str(error)) from error
+    if not isinstance(work, SearchWork | DocumentsWork):
+        raise InvalidRequest(f"{type(work).__name__} on a search lane; expected a search")
+    return work

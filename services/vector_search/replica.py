@@ -16,7 +16,7 @@ from common.config import SearchConfig
 from common.tasks import wait
 from services.vector_search.applier import Applier
 from services.vector_search.maintenance import Maintenance
-from services.vector_search.server import Server
+from services.vector_search.family_server import FamilyServer
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.write_log import parse_id
@@ -40,7 +40,7 @@ class Replica:
         self._stopping = asyncio.Event()
         # What there is to catch up on; None until that is known.
         self._targets: dict[Key, str] | None = None
-        self._holdings = ShardManager(
+        self._shards = ShardManager(
             root,
             bus,
             config,
@@ -49,8 +49,8 @@ class Replica:
             opened=self._opened,
             dropped=self._dropped,
         )
-        self._tidier = Maintenance(
-            self._holdings,
+        self._maintenance = Maintenance(
+            self._shards,
             bus,
             self._stopping,
             replica=name,
@@ -58,20 +58,20 @@ class Replica:
             writer=self._writer,
         )
         self._applier = Applier(
-            self._holdings,
+            self._shards,
             bus,
             self._stopping,
             replica=name,
             writer=self._writer,
-            applied=self._tidier.wake,
+            applied=self._maintenance.wake,
             looked=self._check_ready,
         )
         self._servers = [
-            Server(
+            FamilyServer(
                 family,
                 bus,
                 config,
-                self._holdings,
+                self._shards,
                 self._searchers,
                 threads=threads,
                 begun=self._check_ready,
@@ -85,8 +85,8 @@ class Replica:
         parts = [
             ("registry", self._follow(stopping)),
             ("writes", self._applier.run()),
-            ("tidy", self._tidier.run()),
-            ("snapshots", self._tidier.take_snapshots()),
+            ("tidy", self._maintenance.run()),
+            ("snapshots", self._maintenance.take_snapshots()),
         ]
         for server in self._servers:
             parts.append((f"listen-{server.family}", self._applier.listen(server.family)))
@@ -97,7 +97,7 @@ class Replica:
             await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stopping.set()
-            self._tidier.wake()
+            self._maintenance.wake()
             self._applier.wake()
             stop.cancel()
             await self._drain(tasks)
@@ -109,9 +109,9 @@ class Replica:
         attempt = 0
         while not stopping.is_set():
             try:
-                await self._holdings.start()
+                await self._shards.start()
                 self._targets = {
-                    key: await self._bus.writes.last_write(*key) for key in self._holdings.units
+                    key: await self._bus.writes.last_write(*key) for key in self._shards.handles
                 }
                 return
             except BusDown:
@@ -122,9 +122,9 @@ class Replica:
         _, late = await asyncio.wait(tasks, timeout=self._config.drain_s)
         for task in late:
             task.cancel()
-        await self._tidier.finish()
-        await self._holdings.close()
-        self._tidier.close()
+        await self._maintenance.finish()
+        await self._shards.close()
+        self._maintenance.close()
         for pool in (self._searchers, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -132,7 +132,7 @@ class Replica:
         await self._start(stopping)
         while not self._stopping.is_set():
             try:
-                await self._holdings.refresh()
+                await self._shards.refresh()
                 await self._applier.catch_up()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))
@@ -140,23 +140,23 @@ class Replica:
                 _log.warning("bus_full", why=str(error))
             await wait(self._stopping, _REFRESH_S)
 
-    def _opened(self, unit: ShardHandle) -> None:
-        self._applier.look([(unit.collection, unit.number)])
+    def _opened(self, handle: ShardHandle) -> None:
+        self._applier.look([(handle.collection, handle.number)])
 
-    def _dropped(self, unit: ShardHandle) -> None:
-        key = unit.collection, unit.number
+    def _dropped(self, handle: ShardHandle) -> None:
+        key = handle.collection, handle.number
         if self._targets:
             self._targets.pop(key, None)
         self._applier.forget(key)
-        self._tidier.forget(key)
+        self._maintenance.forget(key)
 
     def _check_ready(self) -> None:
         if self.ready.is_set() or self._targets is None:
             return
-        units = self._holdings.units
+        handles = self._shards.handles
         for key, end in list(self._targets.items()):
-            unit = units.get(key)
-            if unit is None or unit.shard is None or parse_id(unit.shard.applied) >= parse_id(end):
+            handle = handles.get(key)
+            if handle is None or handle.shard is None or parse_id(handle.shard.applied) >= parse_id(end):
                 self._targets.pop(key)
         if not self._targets and all(server.has_begun for server in self._servers):
             self.ready.set()

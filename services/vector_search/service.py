@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import resource
 import sys
 from pathlib import Path
@@ -18,8 +16,8 @@ from common.devices import detect
 from common.errors import ConfigError
 from common.health import Health
 from common.supervisor import Supervisor
-from services.vector_search.records import replica_name
 from services.vector_search.replica import Replica
+from services.vector_search.replica_directory import ReplicaDirectory
 
 SERVICE = "vector_search"
 # A search takes the interpreter several times; it must not wait 5 ms each time behind a write.
@@ -27,23 +25,6 @@ _SWITCH_S = 0.0005
 _WATCH_S = 0.5
 _DOWN_S = 3.0
 _log = log.get(SERVICE)
-
-
-def lock(root: Path) -> int:
-    """Take a replica's directory, made if need be, for this process; ConfigError if another has it."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        held = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{root}: {error.strerror}; expected a directory to write to") from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(held)
-        raise ConfigError(
-            f"{root} is in use by another {SERVICE}; give each replica its own --replica or --data-dir"
-        ) from error
-    return held
 
 
 async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) -> None:
@@ -58,8 +39,8 @@ async def _serve(
 ) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files a collection
-    root = Path(config.data_dir) / "search" / (config.replica or instance)
-    held = lock(root)
+    directory = ReplicaDirectory(Path(config.data_dir) / "search" / (config.replica or instance))
+    directory.lock()
     health = Health(
         SERVICE,
         instance=instance,
@@ -73,8 +54,8 @@ async def _serve(
         if bus is None:
             return
         try:
-            name = config.replica or replica_name(root)
-            replica = Replica(root, bus, config, name=name, cores=detect().usable_cores)
+            name = config.replica or directory.name()
+            replica = Replica(directory, bus, config, name=name, cores=detect().usable_cores)
             watch = supervisor.process(_watch(bus, replica, health, stopping), "watch")
             try:
                 await replica.run(stopping)
@@ -84,7 +65,7 @@ async def _serve(
             await bus.close()
     finally:
         await runner.cleanup()
-        os.close(held)
+        directory.unlock()
 
 
 async def _watch(bus: Bus, replica: Replica, health: Health, stopping: asyncio.Event) -> None:

@@ -1,34 +1,33 @@
-"""One shard: writes in, searches out, nothing acknowledged ever lost. It knows no bus.
+"""One shard: takes writes, answers searches, and loses nothing that was acknowledged. No bus is needed here.
 
 A batch of writes is staged by `apply` and becomes durable and visible in `sync`: log synced, database committed,
-index published, in this order. Whatever fails before the commit is taken back whole.
+index published, in this order. A failure before the commit takes the whole batch back.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from common.clock import SYSTEM, Clock
 from common.config import SearchConfig
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.message import BadMessage, decode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork, Hit, SearchResult, SearchWork, Write
 from services.vector_search import metrics, snapshot
-from services.vector_search.batch import WriteBatch, encoded, vectors_of
 from services.vector_search.documents import Documents
+from services.vector_search.filter_masks import FilterMasks
 from services.vector_search.filters import Filter
+from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.rows import Floats, prepare
-from services.vector_search.masks import Masks
-from services.vector_search.passages import Passages
-from services.vector_search.row_loader import load_rows
-from services.vector_search.storage import is_full, reserve, storage_error
+from services.vector_search.storage_errors import is_full, reserve, storage_error
+from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
 
 Outcome = Literal["applied", "old", "repeated", "refused"]
@@ -46,12 +45,18 @@ class Shard:
     """
 
     def __init__(
-        self, directory: Path, record: CollectionRecord, config: SearchConfig, *, threads: int = 1
+        self,
+        directory: Path,
+        record: CollectionRecord,
+        config: SearchConfig,
+        *,
+        threads: int = 1,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.record = record
         self.dropped = False
         self._directory = directory
-        self._config = config
+        self._config, self._clock = config, clock
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
         self._publishing = threading.Lock()
@@ -62,11 +67,15 @@ class Shard:
             self._log = WriteLog(directory)
             self._documents = Documents(directory / "documents.sqlite")
             self._index = Index(
-                record.dimension, record.metric, exact_below=config.exact_below, threads=threads
+                record.dimension,
+                record.metric,
+                exact_below=config.exact_below,
+                threads=threads,
+                clock=clock,
             )
             self._load(threads)
-            self._masks = Masks(self._documents)
-            self._passages = Passages(self._documents)
+            self._masks = FilterMasks(self._documents)
+            self._hits = HitCache(self._documents)
             self._replay()
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
@@ -83,11 +92,9 @@ class Shard:
 
     def _load(self, threads: int) -> None:
         saved = snapshot.load(self._directory, self.record.dimension, self.record.metric, threads)
-        rows, graph, indexed = load_rows(self._documents, self.record, saved)
-        self._index.restore(rows, graph, indexed)
-        if saved is not None and graph is not None:
-            self._index.recall = saved.recall
-            self._snapshot_rows = indexed
+        rows, graph, indexed = snapshot.load_rows(self._documents, self.record, saved)
+        self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
+        self._snapshot_rows = indexed
 
     def _replay(self) -> None:
         for entry, payload in self._log.entries():
@@ -213,7 +220,7 @@ class Shard:
                 found = self._index.search(
                     queries, work.k, wanted=wanted, ef=work.ef, exactly=work.exact
                 )
-            complete, hits = self._passages.of(found, work)
+            complete, hits = self._hits.of(found, work)
             if complete:
                 break
             if attempt + 1 < _ATTEMPTS:
@@ -282,10 +289,10 @@ class Shard:
         rng = np.random.default_rng(queries)
         vectors = rng.standard_normal((queries, self.record.dimension)).astype(np.float32)
         work = SearchWork(collection=self.record.id, vectors=b"", k=10)
-        began = time.perf_counter()
+        began_s = self._clock.perf_s()
         found = self._index.search(prepare(vectors, self.record.metric), 10, remember=False)
-        self._passages.of(found, work)
-        return time.perf_counter() - began
+        self._hits.of(found, work)
+        return self._clock.perf_s() - began_s
 
     # -- background, one thread
 
@@ -320,7 +327,7 @@ class Shard:
 
         Searches go on; writes wait while the database is checkpointed.
         """
-        began = time.monotonic()
+        began_s = self._clock.perf_s()
         try:
             with self._writing:
                 self.sync()
@@ -332,7 +339,7 @@ class Shard:
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from error
         metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
-        metrics.SNAPSHOT_SECONDS.observe(time.monotonic() - began)
+        metrics.SNAPSHOT_SECONDS.observe(self._clock.perf_s() - began_s)
         return format_id(applied)
 
     def keep_graph(self) -> bool:

@@ -1,4 +1,4 @@
-"""One shard as the mesh sees it."""
+"""A shard of a replica: its data, or the reason why it has none, and the queries that wait for its writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.vector_search.write_log import parse_id
 
 
 class ShardHandle:
-    """One shard as the mesh sees it: its data (None once dropped or damaged) and who waits for its writes."""
+    """One shard of a replica: its data (None once dropped or damaged), and those who wait for its writes."""
 
     def __init__(self, collection: str, number: int, shard: Shard | SpillwayError) -> None:
         self.collection = collection
@@ -20,12 +20,12 @@ class ShardHandle:
         self._advanced = asyncio.Event()
 
     def restore(self, shard: Shard) -> None:
-        """Take over data that could not be opened before."""
+        """Set the data, which could not be opened before."""
         self.shard, self.error = shard, None
         self.advanced()
 
     def drop(self) -> Shard | None:
-        """Let go of the data; queries from now on are told that the collection is gone."""
+        """Return the data and forget it; later queries fail, since the collection is gone."""
         shard, self.shard = self.shard, None
         self.error = NotFound(
             f"collection {self.collection} was deleted", code="collection_not_found"
@@ -59,7 +59,7 @@ class ShardHandle:
             ) from error
 
     def open(self) -> Shard:
-        """Return the shard, or raise why there is none."""
+        """Return the shard's data, or raise the reason why there is none."""
         if self.shard is None:
             raise self.error or NotFound("no such shard", code="collection_not_found")
         return self.shard

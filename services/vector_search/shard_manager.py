@@ -35,7 +35,7 @@ _log = log.get("vector_search")
 
 
 class ShardManager:
-    """The units of one replica under `root`; `opened` and `dropped` are called as they come and go.
+    """The handles of one replica under `root`; `opened` and `dropped` are called as they come and go.
 
     The registry is read again when its count of changes differs, and now and then, should a change not be counted.
     """
@@ -51,7 +51,7 @@ class ShardManager:
         opened: Callable[[ShardHandle], None],
         dropped: Callable[[ShardHandle], None],
     ) -> None:
-        self.units: dict[Key, ShardHandle] = {}
+        self.handles: dict[Key, ShardHandle] = {}
         self.records: dict[str, CollectionRecord] = {}
         self._root = root
         self._bus = bus
@@ -80,11 +80,11 @@ class ShardManager:
         self.all_open.set()
 
     async def find(self, collection: str, number: int) -> ShardHandle:
-        """Return a shard's unit, opened first if it is new; NotFound (`collection_not_found`) if there is none."""
+        """Return a shard's handle, opened first if it is new; NotFound (`collection_not_found`) if there is none."""
         for look in range(3):
-            unit = self.units.get((collection, number))
-            if unit is not None:
-                return unit
+            handle = self.handles.get((collection, number))
+            if handle is not None:
+                return handle
             if look < 2:  # a look in progress may have begun before the collection was created
                 await self._look()
         if collection in self._held_up:
@@ -148,7 +148,7 @@ class ShardManager:
         )
 
     def _lacks(self, record: CollectionRecord) -> bool:
-        return any((record.id, number) not in self.units for number in range(record.shards))
+        return any((record.id, number) not in self.handles for number in range(record.shards))
 
     async def _settle_lost(self, record: CollectionRecord, removed: set[str]) -> None:
         # A name with a dot is the copy of a re-embedding that ended without taking its place.
@@ -168,23 +168,23 @@ class ShardManager:
             await self._run(save_record, directory, record)
         self.records[record.id] = record
         for number in range(record.shards):
-            if (record.id, number) not in self.units:
+            if (record.id, number) not in self.handles:
                 await self._open(record, number)
 
     async def _open(self, record: CollectionRecord, number: int) -> None:
         await adopt_former(self._bus, record.id, number)
         shard = await self._loaded(record, number)
-        unit = ShardHandle(record.id, number, shard)
+        handle = ShardHandle(record.id, number, shard)
         if isinstance(shard, Shard):
-            await self._keep_ids_rising(unit, shard)
+            await self._keep_ids_rising(handle, shard)
             _log.info("shard_opened", id=record.id, shard=number, **shard.stats())
-        self.units[record.id, number] = unit
-        self._opened(unit)
+        self.handles[record.id, number] = handle
+        self._opened(handle)
         metrics.SHARDS.labels(state="open").set(
-            sum(u.shard is not None for u in self.units.values())
+            sum(u.shard is not None for u in self.handles.values())
         )
         metrics.SHARDS.labels(state="damaged").set(
-            sum(u.shard is None for u in self.units.values())
+            sum(u.shard is None for u in self.handles.values())
         )
 
     async def _loaded(self, record: CollectionRecord, number: int) -> Shard | SpillwayError:
@@ -202,20 +202,20 @@ class ShardManager:
         """Try shards that could not be opened once more, as often as their error says."""
         now = asyncio.get_running_loop().time()
         for key, at in list(self._again.items()):
-            unit, record = self.units.get(key), self.records.get(key[0])
-            if unit is None or record is None or unit.shard is not None:
+            handle, record = self.handles.get(key), self.records.get(key[0])
+            if handle is None or record is None or handle.shard is not None:
                 del self._again[key]
             elif now >= at:
                 shard = await self._loaded(record, key[1])
                 if isinstance(shard, Shard):
-                    await self._keep_ids_rising(unit, shard)
-                    unit.restore(shard)
-                    self._opened(unit)
+                    await self._keep_ids_rising(handle, shard)
+                    handle.restore(shard)
+                    self._opened(handle)
 
     def _load(self, directory: Path, record: CollectionRecord) -> Shard:
         return Shard(directory, record, self._config, threads=self._threads)
 
-    async def _keep_ids_rising(self, unit: ShardHandle, shard: Shard) -> None:
+    async def _keep_ids_rising(self, handle: ShardHandle, shard: Shard) -> None:
         """Make sure that the stream's next id is above what is applied, if Redis was emptied or its clock set back.
 
         The entry is refused by Redis where the stream is further on, and changes nothing where it is not.
@@ -223,8 +223,8 @@ class ShardManager:
         if shard.applied == START:
             return
         nothing = encode(Write(request="-", index=0, router="-"))
-        family = self._bus.writes.search_family(unit.collection)
-        name = keys.writes(family, unit.collection, unit.number)
+        family = self._bus.writes.search_family(handle.collection)
+        name = keys.writes(family, handle.collection, handle.number)
         try:
             await self._bus.connection.call("XADD", name, shard.applied, "w", nothing)
         except ResponseError as error:  # the usual answer: an id not above the last
@@ -234,10 +234,10 @@ class ShardManager:
     async def drop(self, collection: str) -> None:
         """Forget a collection and delete its files and its streams."""
         record = self.records.pop(collection, None)
-        for key in [key for key in self.units if key[0] == collection]:
-            unit = self.units.pop(key)
-            shard = unit.drop()
-            self._dropped(unit)
+        for key in [key for key in self.handles if key[0] == collection]:
+            handle = self.handles.pop(key)
+            shard = handle.drop()
+            self._dropped(handle)
             if shard is not None:
                 await self._run(shard.close)
             await remove_former(self._bus, *key)
@@ -248,9 +248,9 @@ class ShardManager:
 
     async def close(self) -> None:
         """Close every shard."""
-        for unit in self.units.values():
-            if unit.shard is not None:
-                await self._run(unit.shard.close)
+        for handle in self.handles.values():
+            if handle.shard is not None:
+                await self._run(handle.shard.close)
 
 
 def _remove_tree(directory: Path) -> None:

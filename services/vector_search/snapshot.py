@@ -1,4 +1,4 @@
-"""Snapshots of the graph, so that a start need not build it again.
+"""Snapshots of the graph, so that a start need not build it again, and the rows that a start makes from them.
 
 The documents' database is its own snapshot once checkpointed; the graph is only a faster way to the same vectors.
 Files are written beside, synced, renamed, and named with their checksum in a manifest that is replaced last.
@@ -7,6 +7,7 @@ Files are written beside, synced, renamed, and named with their checksum in a ma
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +15,11 @@ import msgspec
 import numpy as np
 import xxhash
 
+from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
+from services.vector_search.documents import Documents, StoredChunks
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Ints, Metric
+from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
 from services.vector_search.write_log import sync_directory
 
 _MANIFEST = "snapshot.json"
@@ -24,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the newest snapshot consists of; checksums are xxh3-64 in hex."""
+    """The files of the newest snapshot; checksums are xxh3-64 in hexadecimal digits."""
 
     applied: str
     ef: int
@@ -36,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     labels_sum: str
 
 
-class Loaded(NamedTuple):
+class SavedGraph(NamedTuple):
     """A graph and the label of each of its rows."""
 
     graph: Graph
@@ -120,7 +123,7 @@ def clean(directory: Path, manifest: Manifest | None) -> None:
                 path.unlink(missing_ok=True)
 
 
-def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Loaded | None:
+def load(directory: Path, dimension: int, metric: Metric, threads: int) -> SavedGraph | None:
     """Load the newest snapshot; None if there is none or it is damaged (the graph is then built again)."""
     manifest = read_manifest(directory)
     clean(directory, manifest)
@@ -142,4 +145,65 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Loade
         metrics.DAMAGED.labels(what="snapshot").inc()
         return None
     graph.set_ef(manifest.ef)
-    return Loaded(graph, labels, manifest.recall)
+    return SavedGraph(graph, labels, manifest.recall)
+
+
+def load_rows(
+    documents: Documents, record: CollectionRecord, saved: SavedGraph | None
+) -> tuple[VectorRows, Graph | None, int]:
+    """Return the rows, the graph if it still fits them, and how many rows it covers.
+
+    A chunk whose vector is damaged is left out of searches and counted.
+    """
+    stored = documents.labels()
+    if saved is not None and _fits(saved, stored):
+        rows = _beside(documents.chunks(), record, saved.labels)
+        return rows, saved.graph, len(saved.labels)
+    rows = VectorRows(record.dimension, max(1024, len(stored)))
+    for part in documents.chunks():
+        vectors, sound = _vectors(part, record)
+        rows.append(vectors, part.labels[sound], part.numbers[sound])
+    return rows, None, 0
+
+
+def _fits(saved: SavedGraph, stored: Ints) -> bool:
+    """Return whether every stored label up to the graph's last is one of the graph's."""
+    if not len(saved.labels):
+        return False
+    old = stored[stored <= saved.labels[-1]]
+    return bool(np.isin(old, saved.labels).all())
+
+
+def _vectors(part: StoredChunks, record: CollectionRecord) -> tuple[Floats, Ints]:
+    size = record.dimension * 4
+    sound = [i for i, good in enumerate(part.sound) if good and len(part.vectors[i]) == size]
+    damaged = len(part.vectors) - len(sound)
+    if damaged:
+        metrics.DAMAGED.labels(what="vector").inc(damaged)
+    joined = b"".join(part.vectors[i] for i in sound)
+    vectors = np.frombuffer(joined, "<f4").reshape(-1, record.dimension)
+    return prepare(vectors, record.metric), np.array(sound, np.int64)
+
+
+def _beside(chunks: Iterator[StoredChunks], record: CollectionRecord, labels: Ints) -> VectorRows:
+    """Place chunks at the graph's rows; rows whose chunk is gone stay empty and dead."""
+    rows = VectorRows(record.dimension, int(len(labels) * 1.1) + 1024)
+    rows.append(
+        np.zeros((len(labels), record.dimension), np.float32), labels, np.zeros_like(labels)
+    )
+    view = rows.view
+    view.live[: view.size] = False
+    rows.dead = view.size
+    for part in chunks:
+        vectors, sound = _vectors(part, record)
+        names, numbers = part.labels[sound], part.numbers[sound]
+        old = names <= labels[-1]
+        at = np.searchsorted(labels, names[old])
+        view.matrix[at] = vectors[old]
+        view.numbers[at] = numbers[old]
+        view.live[at] = True
+        rows.dead -= len(at)
+        if not old.all():
+            rows.append(vectors[~old], names[~old], numbers[~old])
+            view = rows.view
+    return rows

@@ -1,4 +1,4 @@
-"""The graph over a shard's rows: hnswlib with its sharp edges covered.
+"""The graph over a shard's rows: hnswlib behind a lock, since searches may not meet insertions.
 
 hnswlib may crash when a search meets an insertion or a resize, returns an error rather than fewer than k results,
 and forgets ef when saved. Searches share a lock that the one writer takes alone, in short turns.
@@ -90,7 +90,7 @@ class Graph:
         self, dimension: int, metric: Metric, capacity: int, threads: int, *, path: str = ""
     ) -> None:
         """Make an empty graph, or load a saved one from `path`; RuntimeError if that is none."""
-        self._metric: Metric = metric
+        self.metric: Metric = metric
         self.threads = threads
         self.lock = TurnLock()
         self._index = hnswlib.Index("l2" if metric == "l2" else "ip", dimension)
@@ -185,7 +185,7 @@ class Graph:
                 labels, distances = self._search(queries, max(k, min(ef or 0, live)))
             finally:
                 self.lock.release()
-        scores = -np.sqrt(distances) if self._metric == "l2" else 1.0 - distances
+        scores = -np.sqrt(distances) if self.metric == "l2" else 1.0 - distances
         rows: Ints = labels.view(np.int64)
         return (rows, scores) if rows.shape[1] <= k else (rows[:, :k], scores[:, :k])
 

@@ -1,8 +1,7 @@
 """The index of one shard: rows, a graph over the older ones, and exact search over the rest.
 
-New rows are searched exactly at once and enter the graph in the background, in short turns; deleted rows are masked
-at once and marked in the graph later. A rebuild (first graph, too many deleted) runs beside the searches and is
-swapped in. So a write never waits for the graph and a search always sees it.
+New rows are searched exactly at once and enter the graph in the background; deleted rows are masked at once and marked in
+the graph later. So a write never waits for the graph, and a search always sees the write.
 """
 
 from __future__ import annotations
@@ -11,12 +10,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from services.vector_search import metrics, planner
-from services.vector_search.index import exact
-from services.vector_search.index.compact import Compact
+from common.clock import SYSTEM, Clock
+from services.vector_search import metrics
+from services.vector_search.index import exact, search_path
+from services.vector_search.index.frozen_graph import FrozenGraph
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.rows import Flags, Floats, Ints, RowsView, VectorRows
-from services.vector_search.index.upkeep import State, Upkeep, serving
+from services.vector_search.index.maintenance import IndexMaintenance
+from services.vector_search.index.recall import RecallAudit
+from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView, VectorRows
+from services.vector_search.index.state import IndexState, IndexView
 
 Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
 
@@ -29,70 +31,112 @@ class Neighbours(NamedTuple):
     path: Path
 
 
-class Index(Upkeep):
-    """Vectors by label. One thread calls `publish`, one calls `maintain`; any number search.
+class Index:
+    """Vectors by label. One thread calls `publish`, one `maintain` and `audit`; any number search.
 
     Scores: cosine, dot product or negative Euclidean distance; higher is nearer.
     """
 
-    # -- what it holds
+    def __init__(
+        self,
+        dimension: int,
+        metric: Metric,
+        *,
+        exact_below: int,
+        threads: int,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.metric: Metric = metric
+        self._exact_below = exact_below
+        self._state = IndexState(dimension)
+        self._recall = RecallAudit()
+        self._maintenance = IndexMaintenance(
+            self._state,
+            self._recall,
+            metric,
+            exact_below=exact_below,
+            threads=threads,
+            clock=clock,
+        )
+
+    # -- counts
 
     @property
     def live(self) -> int:
         """Vectors that are not deleted."""
-        return self._state.rows.live_count
+        return self._state.view.rows.live_count
 
     @property
     def deleted_ratio(self) -> float:
         """Deleted rows / all rows."""
-        return self._state.rows.deleted_ratio
+        return self._state.view.rows.deleted_ratio
+
+    @property
+    def recall(self) -> float:
+        """The share of true neighbours that the graph was last measured to find."""
+        return self._recall.recall
 
     @property
     def ef(self) -> int:
         """Candidates the graph search keeps; 0 without a graph."""
-        graph = self._state.graph
+        graph = self._state.view.graph
         return graph.ef if graph else 0
 
     @property
     def path(self) -> str:
         """The way an unfiltered search goes now."""
-        state = self._state
-        return "graph" if state.graph and state.rows.live_count >= self._exact_below else "exact"
+        view = self._state.view
+        return "graph" if view.graph and view.rows.live_count >= self._exact_below else "exact"
 
     @property
     def newer(self) -> int:
-        """Rows that every search compares one by one, because what it walks does not hold them yet."""
-        state = self._state
-        searched, covered = serving(state, state.rows.view)
-        return state.rows.view.size - covered if searched else 0
+        """Rows that every search compares one by one, because the graph it walks does not hold them yet."""
+        view = self._state.view
+        rows = view.rows.view
+        searched, covered = view.searched(rows)
+        return rows.size - covered if searched else 0
 
-    # -- writing
+    # -- writing and maintenance
 
     def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:
         """Add prepared rows (labels rising), then delete labels; visible to searches that begin afterwards."""
-        with self._lock:
-            state = self._state
-            if len(labels):
-                state.rows.append(vectors, labels, numbers)
-            if len(removed):
-                gone = state.rows.kill(removed)
-                self._unmarked += gone[gone < state.indexed].tolist()
+        self._state.publish(vectors, labels, numbers, removed)
 
-    def restore(self, rows: VectorRows, graph: Graph | None, indexed: int) -> None:
-        """Take over what was loaded at start."""
+    def restore(
+        self, rows: VectorRows, graph: Graph | None, indexed: int, recall: float = 1.0
+    ) -> None:
+        """Take over what was loaded at start: the rows, the graph over the first `indexed`, and its recall."""
         if graph is not None:
             dead = np.flatnonzero(~rows.view.live[:indexed])
             graph.mark_deleted(dead)
-            self._tuned_at = indexed
-        self._state = State(rows, graph, indexed)
+            self._maintenance.restored(indexed)
+            self._recall.recall = recall
+        self._state.view = IndexView(rows, graph, indexed)
 
     def saved(self) -> tuple[Graph, Ints] | None:
         """Return the graph and the labels of its rows, for a snapshot; call between calls of `maintain`."""
-        with self._lock:
-            state = self._state
-        if state.graph is None:
+        with self._state.lock:
+            view = self._state.view
+        if view.graph is None:
             return None
-        return state.graph, state.rows.view.labels[: state.indexed].copy()
+        return view.graph, view.rows.view.labels[: view.indexed].copy()
+
+    def maintain(self) -> bool:
+        """Do one bounded piece of background work, if there is any; True if there may be more."""
+        return self._maintenance.step()
+
+    def audit(self) -> float:
+        """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
+        return self._recall.audit(self._state.view)
+
+    @property
+    def audit_due(self) -> bool:
+        """True once enough queries have come for the first audit of this graph."""
+        return self._recall.due(self._state.view)
+
+    def close(self) -> None:
+        """Stop background work in progress at its next step."""
+        self._maintenance.close()
 
     # -- searching
 
@@ -111,15 +155,13 @@ class Index(Upkeep):
         Returns fewer than k only if fewer match. Numbers past the end of `wanted` are not allowed. `remember`
         lets `audit` use the query.
         """
-        state = self._state
+        state = self._state.view
         rows = state.rows
         view = rows.view
-        searched, covered = serving(state, view)
+        searched, covered = state.searched(view)
         if searched is not None and wanted is None and not exactly:
             if remember:
-                # Another place of every batch: a request that is repeated must not be all that is audited.
-                place = self._remembered = (self._remembered + 1) % max(len(queries), 1)
-                self._recent.append(queries[place : place + 1])
+                self._recall.remember(queries)
             found = self._whole(queries, k, ef, rows, searched, covered)
             if found is not None:
                 return found
@@ -128,7 +170,7 @@ class Index(Upkeep):
             numbers = view.numbers[: view.size]
             allowed = wanted[np.minimum(numbers, len(wanted) - 1)] & (numbers < len(wanted))
             allowed &= view.live[: view.size]
-        plan = planner.choose(
+        plan = search_path.choose(
             live=rows.live_count,
             indexed=covered,
             matching=None if allowed is None else int(np.count_nonzero(allowed)),
@@ -150,7 +192,7 @@ class Index(Upkeep):
         k: int,
         ef: int | None,
         rows: VectorRows,
-        searched: Graph | Compact,
+        searched: Graph | FrozenGraph,
         covered: int,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
@@ -182,12 +224,12 @@ class Index(Upkeep):
         self,
         queries: Floats,
         k: int,
-        graph: Graph | Compact,
+        graph: Graph | FrozenGraph,
         indexed: int,
         view: RowsView,
         *,
         allowed: Flags | None,
-        plan: planner.SearchPath,
+        plan: search_path.SearchPath,
         ef: int | None,
     ) -> Neighbours:
         fetch, way = max(plan.fetch, k), plan.way
@@ -211,7 +253,7 @@ class Index(Upkeep):
                 metrics.BY_PATH["scan"].inc(len(queries))
                 mask = keep[: view.size].copy()
                 return self._exactly(queries, view, k, dead=1, allowed=mask, way="scan")
-            fetch = min(fetch * planner.GROWTH, max(plan.limit, 1))
+            fetch = min(fetch * search_path.GROWTH, max(plan.limit, 1))
         if view.size > indexed:
             mask = keep[indexed : view.size].copy()
             tail, near = exact.top_k(

@@ -1,4 +1,4 @@
-"""Matching sets of recent filters, kept right as documents come, so that a repeated filter costs no SQL."""
+"""The documents that recent filters match, kept right as documents come: a repeated filter costs no SQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = 64
 _TRIES = 3
 
 
-class Masks:
+class FilterMasks:
     """For each recent filter, a flag per document number. A deleted document's flag may stay: its rows are dead."""
 
     def __init__(self, documents: Documents) -> None:

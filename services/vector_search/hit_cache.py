@@ -1,4 +1,4 @@
-"""The passages behind found labels: what a hit shows, from a cache or the database."""
+"""The hits behind found labels, from a cache or the database."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CACHE_BYTES = 32 * 1024 * 1024
 _HIT_BYTES = 400
 
 
-class Passages:
-    """Turns labels into hits. A label's passage never changes, so what was read once may be shown again for as
-    long as the index finds the label; the oldest leave when the cache is full.
+class HitCache:
+    """Turns labels into hits. A label's passage never changes, so a hit that was read may be shown again for as long as
+    the index finds its label; the oldest leave when the cache is full.
     """
 
     def __init__(self, documents: Documents) -> None:

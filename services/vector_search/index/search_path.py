@@ -1,4 +1,4 @@
-"""Which way to search: decided from counts alone, so that it can be tested without an index.
+"""The path of a search, chosen by counts alone.
 
 Seconds per unit are those of one core at 384 dimensions; only their ratio matters.
 """
@@ -26,7 +26,7 @@ Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 
 
 class SearchPath(NamedTuple):
-    """How to search; `fetch` is how many the graph is asked for at first, `limit` where scanning is cheaper."""
+    """A way to search; `fetch` is how many the graph is asked for at first, `limit` from when a scan is cheaper."""
 
     way: Way
     fetch: int

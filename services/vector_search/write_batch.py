@@ -1,4 +1,4 @@
-"""Writes between being read and being durable: what is checked, and what a batch will change."""
+"""A batch of writes that are checked and stored, and not yet durable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def vectors_of(write: Write, record: CollectionRecord) -> Floats | None:
 
 
 class WriteBatch:
-    """What has been staged since the last sync; `mark` is where the log ended before it."""
+    """The rows and labels staged since the last sync; `mark` is where the log ended before them."""
 
     def __init__(self, applied: EntryId, mark: int) -> None:
         self.applied = applied

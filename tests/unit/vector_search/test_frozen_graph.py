@@ -10,7 +10,7 @@ import pytest
 from common.native import library
 from common.native.finder import find
 from services.vector_search.index import exact
-from services.vector_search.index.compact import Compact
+from services.vector_search.index.frozen_graph import FrozenGraph
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.index import Index
 from services.vector_search.index.native.sources import TRAVERSE
@@ -32,13 +32,13 @@ def _vectors(count: int, dimension: int, seed: int) -> Floats:
     return rows.astype(np.float32)
 
 
-def _compact(vectors: Floats, metric: Metric) -> tuple[Compact, VectorRows]:
+def _compact(vectors: Floats, metric: Metric) -> tuple[FrozenGraph, VectorRows]:
     rows = VectorRows(vectors.shape[1], len(vectors))
     labels = np.arange(len(vectors))
     rows.append(vectors, labels, labels)
     graph = Graph(vectors.shape[1], metric, len(vectors), 2)
     graph.add(vectors, labels)
-    made = Compact.of(graph, metric, rows.view, len(vectors))
+    made = FrozenGraph.of(graph, metric, rows.view, len(vectors))
     assert made is not None
     return made, rows
 
@@ -131,9 +131,9 @@ def test_an_index_goes_by_a_fresh_copy_only() -> None:
         assert all(min(mine) >= gone for mine in found.labels)
         assert np.mean([len(set(mine) & set(right)) for mine, right in pairs]) >= 9.4
 
-    compact = index._state.compact
-    assert compact is not None
-    assert compact.covered == 3000
+    frozen = index._state.view.frozen
+    assert frozen is not None
+    assert frozen.covered == 3000
 
     check(vectors, 0)
     for number in range(3):
@@ -150,14 +150,14 @@ def test_an_index_goes_by_a_fresh_copy_only() -> None:
 
 def test_without_a_kernel_there_is_no_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A processor that cannot run the kernel searches the graph itself."""
-    from services.vector_search.index import compact
+    from services.vector_search.index import frozen_graph
 
     monkeypatch.setattr(library, "cpu_flags", lambda: "model flags: avx2")
-    compact._kernel.cache_clear()
+    frozen_graph._kernel.cache_clear()
     try:
         graph = Graph(8, "dot", 10, 1)
         graph.add(_vectors(10, 8, 1), np.arange(10))
         rows = VectorRows(8)
-        assert Compact.of(graph, "dot", rows.view, 0) is None
+        assert FrozenGraph.of(graph, "dot", rows.view, 0) is None
     finally:
-        compact._kernel.cache_clear()
+        frozen_graph._kernel.cache_clear()

@@ -1,7 +1,7 @@
-"""A frozen copy of the graph made for searching: rows of 8 bits, walked by a kernel that scores the best exactly.
+"""A frozen copy of the graph, made for searching: rows of 8 bits, walked by a kernel that scores the best exactly.
 
-A row takes a quarter of the bytes to read on the way, and what is found is ranked by the rows themselves, so an answer
-is as good as the graph's own at the same ef. Nothing in it changes but the live marks, so searches take no lock.
+The walk reads a quarter of the bytes, and the rows themselves rank its results, so an answer is as good as the graph's
+own at the same ef. Nothing in the copy changes but the live marks, so searches take no lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Layout(ctypes.Structure):
 
 @cache
 def _kernel() -> Any:
-    """Return the kernel, None where it cannot be had."""
+    """Return the kernel, or None where it is not built or this processor cannot run it."""
     path: Path | None = find(TRAVERSE)
     if path is None:
         return None
@@ -59,12 +59,12 @@ def _kernel() -> Any:
 
 
 def _address(array: Any) -> Any:
-    """Return where an array lies, the quick way if it may be written to: single queries feel the other."""
+    """Return an array's address; the way for arrays that may be written to is quicker, which single queries feel."""
     return _ref(_first(array)) if array.flags.writeable else array.ctypes.data
 
 
 def _codes(vectors: Floats) -> tuple[Any, Floats]:
-    """Return rows as bytes around 128, padded to whole lanes, and what each must be multiplied by."""
+    """Return rows as bytes around 128, padded to whole lanes, and the factor of each."""
     count, dimension = vectors.shape
     codes = np.full((count, -(-dimension // _LANE) * _LANE), _MARGIN, np.uint8)
     scales = np.zeros(count, np.float32)
@@ -79,8 +79,8 @@ def _codes(vectors: Floats) -> tuple[Any, Floats]:
     return codes, scales
 
 
-class Compact:
-    """A graph over the first `covered` rows, as it was when this was made; searched like a `Graph`."""
+class FrozenGraph:
+    """A copy of a graph over the first `covered` rows, as the graph was then; searched like a `Graph`."""
 
     def __init__(
         self, kernel: Any, graph: Graph, metric: Metric, view: RowsView, covered: int
@@ -108,8 +108,8 @@ class Compact:
         self._at = ctypes.addressof(self._layout)
 
     @classmethod
-    def of(cls, graph: Graph, metric: Metric, view: RowsView, covered: int) -> Compact | None:
-        """Return a copy of a graph that no one writes to now; None where there is no kernel or it is too large."""
+    def of(cls, graph: Graph, metric: Metric, view: RowsView, covered: int) -> FrozenGraph | None:
+        """Return a copy of a graph that nobody writes to now; None where there is no kernel, or the graph is too large."""
         kernel = _kernel()
         if kernel is None or not len(graph) or graph.copied_bytes > _MOST_BYTES:
             return None
@@ -117,7 +117,7 @@ class Compact:
 
     @property
     def ef(self) -> int:
-        """How many candidates a search keeps: as many as the graph's."""
+        """The candidates that a search keeps: as many as the graph's."""
         return self._graph.ef
 
     def __len__(self) -> int:

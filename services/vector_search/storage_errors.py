@@ -1,4 +1,4 @@
-"""What a failing disk means to a client."""
+"""Errors of the disk and the database, as clients see them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,153 @@
+"""The background work of an index: grow its graph, freeze a copy of it, build it anew.
+
+New rows enter the graph in short turns; a rebuild (first graph, too many deleted) runs beside the searches and is
+swapped in.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from common.clock import Clock
+from services.vector_search import metrics
+from services.vector_search.index import search_path
+from services.vector_search.index.frozen_graph import FrozenGraph
+from services.vector_search.index.graph import Graph
+from services.vector_search.index.recall import AUDITED, RecallAudit
+from services.vector_search.index.rows import Metric, VectorRows
+from services.vector_search.index.state import IndexState, IndexView, few
+
+# How long searches wait while rows are put into the graph, and how many rows that may be at most.
+_TURN_S = 0.003
+_SLICE = 32
+_BUILD_SLICE = 2000
+_COMPACT_RATIO = 0.3
+_COMPACT_ROWS = 256
+_HELD_OUT = 512
+_MARKED_AT_ONCE = 1000
+_FREEZING_SHARE = 0.05  # of the time, for copies that lack few rows
+
+
+class IndexMaintenance:
+    """Does the background work of one index; one thread calls `step`."""
+
+    def __init__(
+        self,
+        state: IndexState,
+        recall: RecallAudit,
+        metric: Metric,
+        *,
+        exact_below: int,
+        threads: int,
+        clock: Clock,
+    ) -> None:
+        self._state, self._recall, self._metric = state, recall, metric
+        self._exact_below, self._threads, self._clock = exact_below, threads, clock
+        self._closing = threading.Event()
+        self._tuned_at = 0  # how many rows there were when ef was chosen
+        self._slice = 4
+        self._freeze_at_s = 0.0
+
+    def restored(self, indexed: int) -> None:
+        """Note that a saved graph over `indexed` rows was taken over, whose ef fits them."""
+        self._tuned_at = indexed
+
+    def close(self) -> None:
+        """Stop a rebuild in progress at its next slice."""
+        self._closing.set()
+
+    def step(self) -> bool:
+        """Do one bounded piece of work, if there is any; True if there may be more."""
+        view = self._state.view
+        rows, graph, indexed, _ = view
+        live, count = rows.live_count, rows.view.size
+        wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
+        wants_graph = live >= self._exact_below
+        behind = count - indexed
+        if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
+            return self._rebuild(wants_graph)
+        if graph is None:
+            return False
+        if not (self._state.unmarked or behind):
+            return self._freeze(graph)
+        if count > search_path.RETUNE_GROWTH * self._tuned_at:
+            if behind < AUDITED:
+                return False  # searched exactly until there are enough to choose ef by
+            fresh = rows.view.matrix[indexed : indexed + AUDITED]
+            self._recall.tune(graph, view, fresh, least=graph.ef)
+            self._tuned_at = count
+        self._extend(graph, rows, indexed)
+        return True
+
+    def _extend(self, graph: Graph, rows: VectorRows, indexed: int) -> None:
+        """Mark deleted rows in the graph, and put as many new ones into it as searches may wait for."""
+        unmarked = self._state.take_unmarked(_MARKED_AT_ONCE)
+        if len(unmarked):
+            graph.mark_deleted(unmarked)
+        view = rows.view
+        end = min(indexed + self._slice, view.size)
+        began_s = self._clock.perf_s()
+        fresh = np.arange(indexed, end)[view.live[indexed:end]]
+        if len(fresh):
+            graph.add(view.matrix[fresh], fresh, threads=1)
+        with self._state.lock:
+            self._state.unmarked += fresh[~rows.view.live[fresh]].tolist()
+            self._state.view = self._state.view._replace(indexed=end)
+        if len(fresh):
+            took_s = max(self._clock.perf_s() - began_s, 1e-9)
+            fitting = int(len(fresh) * _TURN_S / took_s)
+            self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
+
+    def _freeze(self, graph: Graph) -> bool:
+        """Copy the graph for searches, if the copy that is there does not fit any longer; True if so."""
+        rows, _, indexed, frozen = self._state.view
+        view = rows.view
+        began_s = self._clock.perf_s()
+        if frozen is not None and frozen.live is view.live:
+            newer = indexed - frozen.covered
+            if newer == 0 or (newer <= few(frozen.covered) and began_s < self._freeze_at_s):
+                return False
+        made = FrozenGraph.of(graph, self._metric, view, indexed)
+        if made is None:
+            return False
+        ended_s = self._clock.perf_s()
+        self._freeze_at_s = ended_s + (ended_s - began_s) / _FREEZING_SHARE
+        with self._state.lock:
+            self._state.view = self._state.view._replace(frozen=made)
+        return True
+
+    def _rebuild(self, with_graph: bool) -> bool:
+        """Copy the live rows, build a graph over them if wanted, and swap both in."""
+        before = self._state.view.rows.view
+        kept = np.flatnonzero(before.live[: before.size])
+        rows = VectorRows(before.matrix.shape[1], max(1024, len(kept)))
+        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
+            rows.append(before.matrix[part], before.labels[part], before.numbers[part])
+        graph = self._build(rows) if with_graph else None
+        if self._closing.is_set():
+            return False
+        self._tuned_at = self._state.swap(rows, graph, before, kept)
+        self._recall.renew()
+        metrics.COMPACTIONS.inc()
+        return True
+
+    def _build(self, rows: VectorRows) -> Graph | None:
+        """Build a graph over all rows; some go in last, as the queries that ef is chosen by. None when closing."""
+        view = rows.view
+        graph = Graph(rows.dimension, self._metric, int(view.size * 1.25), self._threads)
+        order = np.random.default_rng(view.size).permutation(view.size)
+        count = min(_HELD_OUT, view.size // 4)
+        order, held_out = np.sort(order[count:]), order[:count]
+        for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
+            if self._closing.is_set():
+                return None
+            if len(part):
+                graph.add(view.matrix[part], part)
+        frozen = FrozenGraph.of(graph, self._metric, view, view.size)
+        made = IndexView(rows, graph, view.size, frozen)
+        self._recall.tune(graph, made, view.matrix[held_out], held_out=held_out)
+        if count:
+            graph.add(view.matrix[held_out], held_out)
+        return graph

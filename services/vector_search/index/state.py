@@ -1,0 +1,83 @@
+"""The state of an index: rows, the graph over the older ones, and the graph's frozen copy, swapped as one."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from services.vector_search.index.frozen_graph import FrozenGraph
+from services.vector_search.index.graph import Graph
+from services.vector_search.index.rows import Floats, Ints, RowsView, VectorRows
+
+# Rows newer than the frozen copy are compared one by one: so many, or this share of the copy's own rows, are few.
+_FEW_ROWS = 64
+_FEW_SHARE = 1 / 1024
+
+
+def few(covered: int) -> int:
+    """Return how many rows a frozen copy of `covered` rows may lack before it is made anew."""
+    return max(_FEW_ROWS, int(covered * _FEW_SHARE))
+
+
+class IndexView(NamedTuple):
+    """One moment of an index: rows, the graph over the first `indexed` of them, and its frozen copy."""
+
+    rows: VectorRows
+    graph: Graph | None
+    indexed: int
+    frozen: FrozenGraph | None = None
+
+    def searched(self, rows: RowsView) -> tuple[Graph | FrozenGraph | None, int]:
+        """Return the graph that a search walks, and how many rows it covers: the copy if it is fresh, else the graph."""
+        frozen = self.frozen
+        if frozen is not None and frozen.live is rows.live:
+            covered = frozen.covered
+            if rows.size - covered <= 4 * few(covered):
+                return frozen, covered
+        return self.graph, self.indexed
+
+
+class IndexState:
+    """The newest view of an index; searches read `view`, one writer publishes, one thread maintains.
+
+    `lock` is held where two of them meet. `unmarked` are deleted rows that the graph does not know yet.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.view = IndexView(VectorRows(dimension), None, 0)
+        self.lock = threading.Lock()
+        self.unmarked: list[int] = []
+
+    def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:
+        """Add prepared rows (labels rising), then delete labels; visible to searches that begin afterwards."""
+        with self.lock:
+            view = self.view
+            if len(labels):
+                view.rows.append(vectors, labels, numbers)
+            if len(removed):
+                gone = view.rows.kill(removed)
+                self.unmarked += gone[gone < view.indexed].tolist()
+
+    def take_unmarked(self, most: int) -> Ints:
+        """Return up to `most` rows that are to be marked deleted in the graph; they are forgotten here."""
+        with self.lock:
+            taken, self.unmarked = self.unmarked[:most], self.unmarked[most:]
+        return np.array(taken, np.int64)
+
+    def swap(self, rows: VectorRows, graph: Graph | None, before: RowsView, kept: Ints) -> int:
+        """Put rebuilt rows in the place of the old ones, with what was written meanwhile; return how many are indexed.
+
+        `kept` are the rows of `before`, a moment of the old ones, that were copied, in order; the graph covers them.
+        """
+        indexed = len(kept) if graph else 0
+        with self.lock:
+            now = self.view.rows.view
+            late = np.arange(before.size, now.size)
+            late = late[now.live[late]]
+            rows.append(now.matrix[late], now.labels[late], now.numbers[late])
+            gone = rows.kill(now.labels[kept[~now.live[kept]]])
+            self.unmarked = gone[gone < indexed].tolist()
+            self.view = IndexView(rows, graph, indexed)
+        return indexed

@@ -1,0 +1,107 @@
+"""The directory of one replica: its lock, its name on the bus, and the record of each collection beside its shards.
+
+The records make it possible to fill a registry again that was wiped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from common import log
+from common.errors import ConfigError
+from common.ids import ulid
+from common.wire.message import BadMessage, decode, encode
+from common.wire.registry import CollectionRecord
+from services.vector_search.write_log import sync_directory
+
+_RECORD = "collection.msgpack"
+_log = log.get("vector_search")
+
+
+class ReplicaDirectory:
+    """The files of one replica under `root`; shard n of a collection lies in `<root>/<collection>/<n>`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = -1
+
+    def lock(self) -> None:
+        """Take the directory, made if need be, for this process; ConfigError if another process has it."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.root}: {error.strerror}; expected a directory to write to"
+            ) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(held)
+            raise ConfigError(
+                f"{self.root} is in use by another vector_search; give each replica its own --replica or --data-dir"
+            ) from error
+        self._lock = held
+
+    def unlock(self) -> None:
+        """Let another process take the directory."""
+        os.close(self._lock)
+        self._lock = -1
+
+    def name(self) -> str:
+        """Return the name these files are registered under on the bus, the same at every start."""
+        path = self.root / "replica"
+        try:
+            name = path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            name = ""
+        if not name:
+            name = f"r-{ulid()[-12:]}"
+            _write(path, name.encode())
+        return name
+
+    def shard(self, collection: str, number: int) -> Path:
+        """Return the directory of one shard."""
+        return self.root / collection / str(number)
+
+    def holds(self, collection: str) -> bool:
+        """Return whether there is a directory of a collection."""
+        return (self.root / collection).exists()
+
+    def records(self) -> list[CollectionRecord]:
+        """Return the record of every collection; one that cannot be read is logged and left out."""
+        found = []
+        for path in sorted(self.root.glob(f"*/{_RECORD}")):
+            try:
+                found.append(decode(path.read_bytes(), CollectionRecord))
+            except (OSError, BadMessage) as error:
+                _log.error("record_unreadable", path=str(path), why=str(error))
+        return found
+
+    def save_record(self, record: CollectionRecord) -> None:
+        """Keep a collection's record in its directory, made if need be; OSError if it cannot be written."""
+        directory = self.root / record.id
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / _RECORD, encode(record))
+
+    def remove(self, collection: str) -> None:
+        """Delete a collection's files."""
+        gone = self.root / f".{collection}.gone"
+        try:
+            (self.root / collection).replace(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
