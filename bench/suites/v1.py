@@ -19,7 +19,7 @@ from bench.suites import v1_mesh
 from bench.workloads import vectors
 from bench.workloads.vectors import DataSet, Rows
 from loadgen import stats
-from services.vector_search import planner
+from services.vector_search.index import search_path
 from services.vector_search.index.index import Index
 
 K = 10
@@ -27,7 +27,7 @@ RECALL = 0.95
 THREADS = 2
 BATCH = 256
 SINGLES = 100
-EF = planner.EF_LADDER
+EF = search_path.EF_LADDER
 # hnswlib's own: links per row and candidates while building.
 BUILDS = ((16, 200), (24, 200))
 

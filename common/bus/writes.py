@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from redis.exceptions import ResponseError
+
 from common.bus import keys, unreadable
 from common.bus.connection import BusDown, BusFull, Connection
 from common.bus.events import Notifications
@@ -104,6 +106,21 @@ class Writes:
             "write", names, [encode(write), f"{collection}/{shard}", MOST_WRITTEN]
         )
         return entry.decode()
+
+    async def keep_ids_rising(self, collection: str, shard: int, applied: str) -> None:
+        """Make sure that the stream's next id is above `applied`, if Redis was emptied or its clock set back.
+
+        The entry that does so writes nothing; Redis refuses it, and nothing changes, where the stream is further on.
+        """
+        if applied == START:
+            return
+        nothing = encode(Write(request="-", index=0, router="-"))
+        name = keys.writes(self.search_family(collection), collection, shard)
+        try:
+            await self._redis.call("XADD", name, applied, "w", nothing)
+        except ResponseError as error:  # the usual answer: an id not above the last
+            if "equal or smaller" not in str(error):
+                raise
 
     async def await_applied(
         self,

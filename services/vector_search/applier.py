@@ -1,4 +1,4 @@
-"""How a replica applies writes: one listener a family names the shards that have some, and only those are read."""
+"""Applies the writes of a replica: one listener a family names the shards that have some, and only these are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _log = log.get("vector_search")
 
 
 class Applier:
-    """Applies the writes of every shard in `shards`; `applied` is called with a shard's key after each batch."""
+    """Applies the writes of all `shards`; calls `applied` with a shard's key after each batch, `caught_up` after each
+    round of reading.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Applier:
         replica: str,
         writer: Executor,
         applied: Callable[[Key], None],
-        looked: Callable[[], None],
+        caught_up: Callable[[], None],
     ) -> None:
         self._shards = shards
         self._bus = bus
@@ -53,24 +55,24 @@ class Applier:
         self._replica = replica
         self._writer = writer
         self._applied = applied
-        self._looked = looked
+        self._caught_up = caught_up
         self._waiting: set[Key] = set()  # shards that may have writes to read
         self._work = asyncio.Event()
         self._put_off: dict[Key, float] = {}
         self._announced: dict[Key, str] = {}
         self._announcing: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def look(self, keys: Iterable[Key]) -> None:
+    def read_soon(self, keys: Iterable[Key]) -> None:
         """Read the writes of these shards as soon as possible."""
         self._waiting.update(keys)
         self._work.set()
 
     def wake(self) -> None:
-        """Look whether to stop."""
+        """Have `run` look whether to stop."""
         self._work.set()
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a shard that is gone."""
+        """Forget a shard that is gone."""
         self._waiting.discard(key)
         for memory in (self._put_off, self._announced, self._announcing):
             memory.pop(key, None)
@@ -85,9 +87,9 @@ class Applier:
             try:
                 if after is None:
                     after = await self._bus.writes.last_written(family)
-                    self.look(self._of(family))
+                    self.read_soon(self._of(family))
                 news = await self._bus.writes.await_written(family, after, _BLOCK_MS)
-                self.look(news.shards)
+                self.read_soon(news.shards)
                 after = None if news.gap else news.after
                 empty = 0 if news.shards else empty + 1
                 if empty >= _CHECK_LOOKS and after is not None:
@@ -98,7 +100,7 @@ class Applier:
                 await wait(self._stopping, _LOST_S)
 
     async def _checked(self, family: Family, after: str) -> str | None:
-        """Return `after`, or None if Redis lost what was written up to there: emptied, or an older copy."""
+        """Return `after`, or None if Redis lost writes up to there: it was emptied, or has an older copy."""
         if id_pair(await self._bus.writes.last_written(family)) >= id_pair(after):
             return after
         for key in self._of(family):
@@ -113,12 +115,12 @@ class Applier:
     # -- applying
 
     async def run(self) -> None:
-        """Read and apply what there is, until the stop."""
+        """Read and apply writes until the stop."""
         while not self._stopping.is_set():
             self._work.clear()
             after = self._due()
             if not after:
-                self._looked()
+                self._caught_up()
                 await wait(self._work, self._pause_s())
                 continue
             self._waiting -= after.keys()
@@ -134,7 +136,7 @@ class Applier:
             self._waiting |= batches.keys()  # there may be more
             for key in after:
                 await self._apply(key, batches.get(key, []))
-            self._looked()
+            self._caught_up()
 
     def _due(self) -> dict[Key, str]:
         now, due = asyncio.get_running_loop().time(), {}
@@ -169,7 +171,7 @@ class Applier:
             await self._announce(handle, shard, rings)
 
     async def _store(self, key: Key, shard: Shard, batch: list[Entry]) -> bool:
-        """Apply a batch; False if that must be tried again later, which routers are told."""
+        """Apply a batch; False if it must be tried again later, which routers are told."""
         try:
             with metrics.APPLY_SECONDS.time():
                 await self._run(apply_batch, shard, batch)
@@ -190,13 +192,13 @@ class Applier:
     # -- telling
 
     async def catch_up(self) -> None:
-        """Publish again what did not reach the bus."""
+        """Publish the applied ids that did not reach the bus."""
         for key, handle in list(self._shards.handles.items()):
             if handle.shard is not None and self._announced.get(key) != handle.shard.applied:
                 await self._announce(handle, handle.shard, [])
 
     async def _announce(self, handle: ShardHandle, shard: Shard, rings: list[str]) -> None:
-        """Publish what is applied; one at a time a shard, so that an older id never overwrites a newer one."""
+        """Publish the applied id; one at a time a shard, so that an older id never overwrites a newer one."""
         key = handle.collection, handle.number
         with contextlib.suppress(BusDown, BusFull):  # `catch_up` tries again
             async with self._announcing[key]:

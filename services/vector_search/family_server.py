@@ -137,9 +137,7 @@ class FamilyServer:
             _log.exception("calibration_failed", collection=shard.record.id)
             return SearchCosts()
         cost = fit([Probe(n, 0, s) for n, s in zip(_PROBES, seconds, strict=True)])
-        possible = cost.depth(
-            self._config.search_slo_s, batch_items=MAX_QUERIES, batch_tokens=1
-        )
+        possible = cost.depth(self._config.search_slo_s, batch_items=MAX_QUERIES, batch_tokens=1)
         depth = min(max(possible.items, _DEPTH_ITEMS[0]), _DEPTH_ITEMS[1])
         return SearchCosts(depth, cost.alpha_items_s, cost.beta_s, chunks)
 

@@ -1,4 +1,4 @@
-"""What is done between queries and writes: indexing, compaction, audits, snapshots."""
+"""The maintenance of a replica's shards, between queries and writes: indexing, compaction, audits, snapshots."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 _log = log.get("vector_search")
 
 
-class Maintenance:
-    """Looks after all shards of a replica; `wake` when there may be something to do.
+class ShardMaintenance:
+    """Maintains all shards of a replica; `wake` when there may be something to do.
 
     Builds run on a thread of its own that yields to searches; snapshots run on `writer`, since writes wait for them
     anyway, so that a long build never lets logs and streams grow.
@@ -44,7 +44,7 @@ class Maintenance:
         self._replica = replica
         self._audit_s = audit_s
         self._writer = writer
-        self._pool = ThreadPoolExecutor(1, "tidy", initializer=_be_nice)
+        self._pool = ThreadPoolExecutor(1, "maintenance", initializer=_be_nice)
         self._work = asyncio.Event()
         self._touched: set[Key] = set()  # shards that may have something to do
         self._snapshots: dict[Key, float] = {}
@@ -56,7 +56,7 @@ class Maintenance:
         self._work.set()
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a shard that is gone."""
+        """Forget a shard that is gone."""
         self._touched.discard(key)
         self._snapshots.pop(key, None)
 
@@ -84,7 +84,7 @@ class Maintenance:
                 handle = self._shards.handles.get(key)
                 if handle is None or handle.shard is None or self._stopping.is_set():
                     continue
-                if await self._tidied(handle.shard.maintain):
+                if await self._run(handle.shard.maintain):
                     self._touched.add(key)
             due = time() - audited >= self._audit_s
             audited = time() if due else audited
@@ -96,11 +96,12 @@ class Maintenance:
     async def _audit(self, *, due: bool) -> None:
         for handle in list(self._shards.handles.values()):
             if handle.shard is not None and (due or handle.shard.audit_due):
-                await self._tidied(handle.shard.audit)
+                await self._run(handle.shard.audit)
 
-    async def _tidied(
+    async def _run(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
     ) -> T | None:
+        """Call a shard's function on a thread; its error is logged, and None returned, since other shards go on."""
         try:
             loop = asyncio.get_running_loop()
             return await asyncio.shield(loop.run_in_executor(pool or self._pool, function))
@@ -123,7 +124,7 @@ class Maintenance:
             last = self._snapshots.setdefault(key, now)
             if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
                 self._snapshots[key] = now
-                covered = await self._tidied(shard.snapshot, self._writer)
+                covered = await self._run(shard.snapshot, self._writer)
                 if covered is not None and handle.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.writes.publish_snapshot(*key, self._replica, covered)
@@ -132,7 +133,7 @@ class Maintenance:
         for key in list(keys):
             handle = self._shards.handles.get(key)
             if handle is not None and handle.shard is not None:
-                await self._tidied(handle.shard.keep_graph)
+                await self._run(handle.shard.keep_graph)
 
 
 def _be_nice() -> None:

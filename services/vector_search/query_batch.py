@@ -97,7 +97,9 @@ def execute(
     first = works[0]
     if len(works) > 1 and isinstance(first, SearchWork):
         try:
-            return _together(handle.open(), [work for work in works if isinstance(work, SearchWork)])
+            return _together(
+                handle.open(), [work for work in works if isinstance(work, SearchWork)]
+            )
         except SpillwayError:
             pass  # one of them is bad: each alone
         except Exception:  # noqa: BLE001 - whose fault it is shows when each runs alone

@@ -1,13 +1,12 @@
-"""One replica of every shard: applies the writes of all, answers the queries of all, tidies up in between.
+"""One replica of every shard: applies the writes of all, answers their queries, and maintains them in between.
 
-What runs is one task or a few of each family and part, however many collections there are.
+Each part, and each part of a family, has one task or a few, however many collections there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from common import log
 from common.bus import Bus, BusDown, BusFull
@@ -15,8 +14,9 @@ from common.bus.writes import Shard as Key
 from common.config import SearchConfig
 from common.tasks import wait
 from services.vector_search.applier import Applier
-from services.vector_search.maintenance import Maintenance
 from services.vector_search.family_server import FamilyServer
+from services.vector_search.maintenance import ShardMaintenance
+from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.write_log import parse_id
@@ -26,10 +26,16 @@ _log = log.get("vector_search")
 
 
 class Replica:
-    """Runs the shards under `root` on a bus. `ready` is set once all have caught up and take queries."""
+    """Runs the shards of one directory on a bus. `ready` is set once all have caught up and take queries."""
 
     def __init__(
-        self, root: Path, bus: Bus, config: SearchConfig, *, name: str, cores: int
+        self,
+        directory: ReplicaDirectory,
+        bus: Bus,
+        config: SearchConfig,
+        *,
+        name: str,
+        cores: int,
     ) -> None:
         self.ready = asyncio.Event()
         threads = config.search_threads or cores
@@ -38,10 +44,10 @@ class Replica:
         self._searchers = ThreadPoolExecutor(threads, "search")
         self._writer = ThreadPoolExecutor(1, "write")
         self._stopping = asyncio.Event()
-        # What there is to catch up on; None until that is known.
+        # The last write of each shard at the start, to catch up with; None until they are known.
         self._targets: dict[Key, str] | None = None
         self._shards = ShardManager(
-            root,
+            directory,
             bus,
             config,
             threads=threads,
@@ -49,7 +55,7 @@ class Replica:
             opened=self._opened,
             dropped=self._dropped,
         )
-        self._maintenance = Maintenance(
+        self._maintenance = ShardMaintenance(
             self._shards,
             bus,
             self._stopping,
@@ -64,7 +70,7 @@ class Replica:
             replica=name,
             writer=self._writer,
             applied=self._maintenance.wake,
-            looked=self._check_ready,
+            caught_up=self._check_ready,
         )
         self._servers = [
             FamilyServer(
@@ -85,7 +91,7 @@ class Replica:
         parts = [
             ("registry", self._follow(stopping)),
             ("writes", self._applier.run()),
-            ("tidy", self._maintenance.run()),
+            ("maintenance", self._maintenance.run()),
             ("snapshots", self._maintenance.take_snapshots()),
         ]
         for server in self._servers:
@@ -141,7 +147,7 @@ class Replica:
             await wait(self._stopping, _REFRESH_S)
 
     def _opened(self, handle: ShardHandle) -> None:
-        self._applier.look([(handle.collection, handle.number)])
+        self._applier.read_soon([(handle.collection, handle.number)])
 
     def _dropped(self, handle: ShardHandle) -> None:
         key = handle.collection, handle.number
@@ -156,7 +162,11 @@ class Replica:
         handles = self._shards.handles
         for key, end in list(self._targets.items()):
             handle = handles.get(key)
-            if handle is None or handle.shard is None or parse_id(handle.shard.applied) >= parse_id(end):
+            if (
+                handle is None
+                or handle.shard is None
+                or parse_id(handle.shard.applied) >= parse_id(end)
+            ):
                 self._targets.pop(key)
         if not self._targets and all(server.has_begun for server in self._servers):
             self.ready.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 
 from common import log
@@ -13,9 +14,9 @@ from common.bus.startup import open_bus
 from common.clock import SystemClock
 from common.config import SearchConfig
 from common.devices import detect
-from common.errors import ConfigError
 from common.health import Health
 from common.supervisor import Supervisor
+from common.tasks import wait
 from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 
@@ -56,11 +57,12 @@ async def _serve(
         try:
             name = config.replica or directory.name()
             replica = Replica(directory, bus, config, name=name, cores=detect().usable_cores)
-            watch = supervisor.process(_watch(bus, replica, health, stopping), "watch")
+            watch = supervisor.process(_watch(bus, health, stopping), "watch")
+            ready = supervisor.scoped(partial(_note_ready, replica, health), "ready")
             try:
                 await replica.run(stopping)
             finally:
-                await supervisor.end(watch)
+                await supervisor.end(watch, ready)
         finally:
             await bus.close()
     finally:
@@ -68,16 +70,16 @@ async def _serve(
         directory.unlock()
 
 
-async def _watch(bus: Bus, replica: Replica, health: Health, stopping: asyncio.Event) -> None:
-    """Keep readiness true to the bus and the shards, and unready from the moment of the stop."""
+async def _note_ready(replica: Replica, health: Health) -> None:
+    """Say that the shards are ready once they are."""
+    await replica.ready.wait()
+    health.set("shards", ready=True)
+
+
+async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    """Keep readiness true to the bus, and unready from the moment of the stop."""
     while not stopping.is_set():
         down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
-        if replica.ready.is_set():
-            health.set("shards", ready=True)
-        try:
-            async with asyncio.timeout(_WATCH_S if replica.ready.is_set() else 0.05):
-                await stopping.wait()
-        except TimeoutError:
-            continue
+        await wait(stopping, _WATCH_S)
     health.draining()

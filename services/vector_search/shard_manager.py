@@ -1,29 +1,23 @@
-"""Which shards a replica holds: opened, kept in step with the registry, dropped."""
+"""The shards of a replica: opened, kept in step with the registry, dropped."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
-
 from common import log
-from common.bus import Bus, BusDown, keys
+from common.bus import Bus, BusDown
 from common.bus.former import adopt_former, remove_former
-from common.bus.writes import START
 from common.bus.writes import Shard as Key
 from common.config import SearchConfig
 from common.errors import NotFound, SpillwayError, Unavailable
 from common.registry.collections import Collections
-from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import Write
 from services.vector_search import metrics
-from services.vector_search.records import save_record, stored_records
+from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import Shard
 from services.vector_search.shard_handle import ShardHandle
 
@@ -35,14 +29,14 @@ _log = log.get("vector_search")
 
 
 class ShardManager:
-    """The handles of one replica under `root`; `opened` and `dropped` are called as they come and go.
+    """The shards of one replica by key; `opened` and `dropped` are called as shards come and go.
 
     The registry is read again when its count of changes differs, and now and then, should a change not be counted.
     """
 
     def __init__(
         self,
-        root: Path,
+        directory: ReplicaDirectory,
         bus: Bus,
         config: SearchConfig,
         *,
@@ -53,7 +47,7 @@ class ShardManager:
     ) -> None:
         self.handles: dict[Key, ShardHandle] = {}
         self.records: dict[str, CollectionRecord] = {}
-        self._root = root
+        self._directory = directory
         self._bus = bus
         self._config = config
         self._threads = threads
@@ -74,13 +68,13 @@ class ShardManager:
 
     async def start(self) -> None:
         """Open what the disk holds and the registry knows; put back what the registry lost."""
-        for record in await self._run(stored_records, self._root):
+        for record in await self._run(self._directory.records):
             self.records[record.id] = record
         await self.refresh()
         self.all_open.set()
 
     async def find(self, collection: str, number: int) -> ShardHandle:
-        """Return a shard's handle, opened first if it is new; NotFound (`collection_not_found`) if there is none."""
+        """Return a shard's handle, opening a new shard first; NotFound (`collection_not_found`) if there is none."""
         for look in range(3):
             handle = self.handles.get((collection, number))
             if handle is not None:
@@ -96,7 +90,7 @@ class ShardManager:
         raise NotFound(f"collection {collection} is not served here", code="collection_not_found")
 
     async def _look(self) -> None:
-        """Refresh together with whoever else waits for that; to its end, though the one who asked may leave."""
+        """Refresh together with all others who wait for that; the refresh goes on though a caller leaves."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self.refresh())
         await asyncio.shield(self._looking)
@@ -127,7 +121,7 @@ class ShardManager:
             del self._held_up[gone]
 
     async def _try_to_hold(self, record: CollectionRecord) -> None:
-        """Hold a collection; what goes wrong with it is tried again later and does not touch the others."""
+        """Hold a collection; an error of one collection is tried again later and does not touch the others."""
         now = asyncio.get_running_loop().time()
         if self._held_up.get(record.id, now) > now:
             return
@@ -163,9 +157,8 @@ class ShardManager:
         await self._try_to_hold(record)
 
     async def _hold(self, record: CollectionRecord) -> None:
-        directory = self._root / record.id
-        if self.records.get(record.id) != record or not directory.exists():
-            await self._run(save_record, directory, record)
+        if self.records.get(record.id) != record or not self._directory.holds(record.id):
+            await self._run(self._directory.save_record, record)
         self.records[record.id] = record
         for number in range(record.shards):
             if (record.id, number) not in self.handles:
@@ -176,7 +169,7 @@ class ShardManager:
         shard = await self._loaded(record, number)
         handle = ShardHandle(record.id, number, shard)
         if isinstance(shard, Shard):
-            await self._keep_ids_rising(handle, shard)
+            await self._bus.writes.keep_ids_rising(handle.collection, handle.number, shard.applied)
             _log.info("shard_opened", id=record.id, shard=number, **shard.stats())
         self.handles[record.id, number] = handle
         self._opened(handle)
@@ -188,7 +181,7 @@ class ShardManager:
         )
 
     async def _loaded(self, record: CollectionRecord, number: int) -> Shard | SpillwayError:
-        directory = self._root / record.id / str(number)
+        directory = self._directory.shard(record.id, number)
         try:
             return await self._run(self._load, directory, record)
         except SpillwayError as error:
@@ -208,28 +201,14 @@ class ShardManager:
             elif now >= at:
                 shard = await self._loaded(record, key[1])
                 if isinstance(shard, Shard):
-                    await self._keep_ids_rising(handle, shard)
+                    await self._bus.writes.keep_ids_rising(
+                        handle.collection, handle.number, shard.applied
+                    )
                     handle.restore(shard)
                     self._opened(handle)
 
     def _load(self, directory: Path, record: CollectionRecord) -> Shard:
-        return Shard(directory, record, self._config, threads=self._threads)
-
-    async def _keep_ids_rising(self, handle: ShardHandle, shard: Shard) -> None:
-        """Make sure that the stream's next id is above what is applied, if Redis was emptied or its clock set back.
-
-        The entry is refused by Redis where the stream is further on, and changes nothing where it is not.
-        """
-        if shard.applied == START:
-            return
-        nothing = encode(Write(request="-", index=0, router="-"))
-        family = self._bus.writes.search_family(handle.collection)
-        name = keys.writes(family, handle.collection, handle.number)
-        try:
-            await self._bus.connection.call("XADD", name, shard.applied, "w", nothing)
-        except ResponseError as error:  # the usual answer: an id not above the last
-            if "equal or smaller" not in str(error):
-                raise
+        return Shard(directory, record, self._config, threads=self._threads, clock=self._bus.clock)
 
     async def drop(self, collection: str) -> None:
         """Forget a collection and delete its files and its streams."""
@@ -243,7 +222,7 @@ class ShardManager:
             await remove_former(self._bus, *key)
             await self._bus.writes.drop_shard(*key)
         if record is not None:
-            await self._run(_remove_tree, self._root / collection)
+            await self._run(self._directory.remove, collection)
             _log.info("collection_dropped", id=collection, name=record.name)
 
     async def close(self) -> None:
@@ -251,12 +230,3 @@ class ShardManager:
         for handle in self.handles.values():
             if handle.shard is not None:
                 await self._run(handle.shard.close)
-
-
-def _remove_tree(directory: Path) -> None:
-    gone = directory.with_name(f".{directory.name}.gone")
-    try:
-        directory.replace(gone)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(gone, ignore_errors=True)

@@ -109,7 +109,7 @@ class FrozenGraph:
 
     @classmethod
     def of(cls, graph: Graph, metric: Metric, view: RowsView, covered: int) -> FrozenGraph | None:
-        """Return a copy of a graph that nobody writes to now; None where there is no kernel, or the graph is too large."""
+        """Return a copy of a graph that nobody writes to now; None without a kernel, or if the graph is too large."""
         kernel = _kernel()
         if kernel is None or not len(graph) or graph.copied_bytes > _MOST_BYTES:
             return None

@@ -1,7 +1,7 @@
 """The index of one shard: rows, a graph over the older ones, and exact search over the rest.
 
-New rows are searched exactly at once and enter the graph in the background; deleted rows are masked at once and marked in
-the graph later. So a write never waits for the graph, and a search always sees the write.
+New rows are searched exactly at once and enter the graph in the background; deleted rows are masked at once and marked
+in the graph later. So a write never waits for the graph, and a search always sees the write.
 """
 
 from __future__ import annotations

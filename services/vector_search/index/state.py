@@ -30,7 +30,7 @@ class IndexView(NamedTuple):
     frozen: FrozenGraph | None = None
 
     def searched(self, rows: RowsView) -> tuple[Graph | FrozenGraph | None, int]:
-        """Return the graph that a search walks, and how many rows it covers: the copy if it is fresh, else the graph."""
+        """Return the graph that a search walks, the copy if it is fresh, and how many rows that graph covers."""
         frozen = self.frozen
         if frozen is not None and frozen.live is rows.live:
             covered = frozen.covered

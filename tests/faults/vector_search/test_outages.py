@@ -10,6 +10,7 @@ from common.bus import Bus, Notifications
 from common.clock import SystemClock
 from common.config import SearchConfig
 from services.vector_search.replica import Replica
+from services.vector_search.replica_directory import ReplicaDirectory
 from tests.integration.vector_search.test_service import ROUTER, Mesh
 from tests.support.servers import Server
 from tests.support.vectors import DIMENSION, document
@@ -23,7 +24,9 @@ async def test_redis_killed_and_back(redis_server: Server, tmp_path: Path) -> No
     await journal.start()
     mesh = Mesh(mine, journal)
     stopping = asyncio.Event()
-    running = asyncio.create_task(Replica(tmp_path, bus, config, name="r", cores=1).run(stopping))
+    running = asyncio.create_task(
+        Replica(ReplicaDirectory(tmp_path), bus, config, name="r", cores=1).run(stopping)
+    )
     record = await mesh.create()
     for turn in range(2):
         vector = np.eye(DIMENSION)[turn]
@@ -52,7 +55,7 @@ async def test_two_replicas_serve_the_same(shared_redis: Server, tmp_path: Path,
     parts = []
     for name in ("a", "b"):
         bus, stopping = await Bus.open(config, SystemClock()), asyncio.Event()
-        one = Replica(tmp_path / name, bus, config, name=name, cores=1)
+        one = Replica(ReplicaDirectory(tmp_path / name), bus, config, name=name, cores=1)
         parts.append((bus, stopping, asyncio.create_task(one.run(stopping))))
     for turn in range(5):
         entry = await mesh.put(record, turn, document(f"d{turn}", np.eye(DIMENSION)[turn]))

@@ -64,8 +64,8 @@ TASKS = {
         "services.vector_search.replica:Replica._follow",
         "services.vector_search.applier:Applier.run",
         "services.vector_search.applier:Applier.listen",
-        "services.vector_search.maintenance:Maintenance.run",
-        "services.vector_search.maintenance:Maintenance.take_snapshots",
+        "services.vector_search.maintenance:ShardMaintenance.run",
+        "services.vector_search.maintenance:ShardMaintenance.take_snapshots",
         "services.vector_search.service:_watch",
     ],
 }

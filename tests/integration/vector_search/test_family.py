@@ -14,7 +14,10 @@ from common.clock import SystemClock
 from common.config import SearchConfig
 from common.wire.results import decode_result
 from common.wire.search import DocumentsWork
+from common.worker.leases import Lease
+from common.worker.outbox import Outbox
 from services.vector_search.replica import Replica
+from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import Shard
 from tests.integration.vector_search.test_service import ROUTER, Mesh, mesh, replica
 from tests.support.servers import Cluster
@@ -79,6 +82,28 @@ async def test_a_failing_search_is_its_own(
         assert await mesh.search(good, np.eye(DIMENSION)[0]) == ["a"]
 
 
+async def test_a_refusal_that_fails_is_its_own(
+    mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose refusal fails unexpectedly is delivered again and answered, and the loop goes on meanwhile."""
+    await replica()
+    record, failed = await mesh.create("here"), list[str]()
+    refuse = Outbox.refuse
+
+    async def failing(outbox: Outbox, lease: Lease, *more: Any, **words: Any) -> Any:
+        if not failed:
+            failed.append(lease.job)
+            raise ZeroDivisionError
+        return await refuse(outbox, lease, *more, **words)
+
+    monkeypatch.setattr(Outbox, "refuse", failing)
+    unknown = await mesh.ask(record, DocumentsWork(collection="nothing", op="stats"))
+    assert (unknown.kind, unknown.code) == ("error", "collection_not_found")
+    assert len(failed) == 1
+    stats = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
+    assert stats.kind == "result"
+
+
 async def test_every_family_of_a_cluster(shared_cluster: Cluster, tmp_path: Path) -> None:
     """Collections of several families are written, searched, and found again after a restart."""
     config = SearchConfig(
@@ -92,7 +117,7 @@ async def test_every_family_of_a_cluster(shared_cluster: Cluster, tmp_path: Path
     assert len({mine.writes.search_family(record.id) for record in records}) > 1
     for turn in range(2):
         bus, stopping = await Bus.open(config, SystemClock()), asyncio.Event()
-        one = Replica(tmp_path, bus, config, name="r", cores=1)
+        one = Replica(ReplicaDirectory(tmp_path), bus, config, name="r", cores=1)
         running = asyncio.create_task(one.run(stopping))
         vector = np.eye(DIMENSION)[turn]
         entries = [await mesh.put(r, turn, document(f"d{turn}", vector)) for r in records]

@@ -16,6 +16,7 @@ from common.config import SearchConfig
 from common.registry.collections import Collections
 from common.wire.registry import CollectionRecord
 from services.vector_search.replica import Replica
+from services.vector_search.replica_directory import ReplicaDirectory
 from tests.integration.vector_search.test_service import ROUTER, Mesh
 from tests.support.servers import Server
 from tests.support.vectors import DIMENSION, document
@@ -92,7 +93,10 @@ async def test_idle_collections_cost_nothing(
     journal = Notifications(mine.connection, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
-    replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
+    replica, stopping = (
+        Replica(ReplicaDirectory(tmp_path), bus, config, name="r", cores=1),
+        asyncio.Event(),
+    )
     running = asyncio.create_task(replica.run(stopping))
     await _create(mesh, range(FEW))
     few = await _idle(turns, mine)
@@ -130,7 +134,10 @@ async def test_the_registry_is_read_when_it_changed(
         return await every(collections, tenant)
 
     monkeypatch.setattr(Collections, "all", counted)
-    replica, stopping = Replica(tmp_path, bus, config, name="r", cores=1), asyncio.Event()
+    replica, stopping = (
+        Replica(ReplicaDirectory(tmp_path), bus, config, name="r", cores=1),
+        asyncio.Event(),
+    )
     running = asyncio.create_task(replica.run(stopping))
     record = CollectionRecord(
         id="c1", tenant="default", name="docs", dimension=DIMENSION, metric="cosine"

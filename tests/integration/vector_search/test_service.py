@@ -23,6 +23,7 @@ from common.wire.registry import CollectionRecord
 from common.wire.results import Event, decode_result
 from common.wire.search import DocumentsWork, SearchWork, Write
 from services.vector_search.replica import Replica
+from services.vector_search.replica_directory import ReplicaDirectory
 from tests.support.bus import matching
 from tests.support.servers import Server
 from tests.support.vectors import DIMENSION, document, full_disk, write
@@ -109,7 +110,7 @@ async def replica(
         bus = await Bus.open(config, SystemClock())
         root = tmp_path / "search" / "0"
         root.mkdir(parents=True, exist_ok=True)
-        one = Replica(root, bus, config, name="r-1", cores=1)
+        one = Replica(ReplicaDirectory(root), bus, config, name="r-1", cores=1)
         stopping = asyncio.Event()
         task = asyncio.create_task(one.run(stopping))
         running.append((stopping, task, bus))

@@ -45,12 +45,8 @@ PENDING_IMPORTS: dict[str, set[str]] = {
 }
 PENDING_ENGINE: set[str] = set()
 PENDING_SERVICES: set[str] = set()
-PENDING_NAMES: set[str] = {
-    "Server",
-}
-PENDING_BASES: set[str] = {
-    "services/vector_search/index/index.py:Index(Upkeep)",
-}
+PENDING_NAMES: set[str] = set()
+PENDING_BASES: set[str] = set()
 PENDING_CIRCLES: set[str] = {
     "common.worker.leases common.worker.spans",
 }
@@ -60,9 +56,6 @@ PENDING_TIME: set[str] = {
     "common/redis/heartbeat.py",
     "common/worker/spans.py",
     "services/kv_store/job_loop.py",
-    "services/vector_search/index/upkeep.py",
-    "services/vector_search/query_loop.py",
-    "services/vector_search/shard.py",
 }
 PENDING_METHODS: set[str] = set()
 PENDING_RIDDLES: set[str] = {
@@ -97,15 +90,6 @@ PENDING_RIDDLES: set[str] = {
     "services/router/admission/refusals.py",
     "services/router/recent_counts.py",
     "services/router/workflows/steps.py",
-    "services/vector_search/applier.py",
-    "services/vector_search/calibration.py",
-    "services/vector_search/execute.py",
-    "services/vector_search/index/upkeep.py",
-    "services/vector_search/maintenance.py",
-    "services/vector_search/planner.py",
-    "services/vector_search/row_loader.py",
-    "services/vector_search/shard_manager.py",
-    "services/vector_search/storage.py",
 }
 
 
