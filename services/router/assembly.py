@@ -120,8 +120,22 @@ async def assemble(
         AccessGuard(core.admission, core.keys, keys_on=keys_on, checks=config.keys != "off"),
         config.max_body_bytes,
     )
-    watch = Watch(
-        bus,
+    return RouterProcess(
+        core.admission,
+        workflows,
+        active,
+        streams,
+        HttpServer(app, config),
+        history,
+        _watch(config, core, health),
+        core.keys,
+        keys_on,
+    )
+
+
+def _watch(config: RouterConfig, core: Core, health: Health) -> Watch:
+    return Watch(
+        core.bus,
         health,
         core.cards,
         core.pool,
@@ -130,17 +144,6 @@ async def assemble(
         core.store,
         core.orphans,
         config.partitions,
-    )
-    return RouterProcess(
-        core.admission,
-        workflows,
-        active,
-        streams,
-        HttpServer(app, config),
-        history,
-        watch,
-        core.keys,
-        keys_on,
     )
 
 

@@ -1,4 +1,4 @@
-"""The JSON bodies clients may send, and their decoding: every way in which bytes can be wrong is a clear 400."""
+"""JSON bodies of requests and their decoding: every fault of a body is an InvalidRequest that names it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RerankBody(Struct, frozen=True):
 
 
 class ChunkingBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a collection's documents are split."""
+    """The sizes of the chunks that a collection's documents are split into."""
 
     max_tokens: Annotated[int, Meta(ge=8, le=100_000)] = 200
     overlap_tokens: Annotated[int, Meta(ge=0, le=50_000)] = 32
@@ -127,7 +127,7 @@ class SessionBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/sessions/{id}: what is given is set; `metadata` replaces all of it."""
+    """POST /v1/sessions/{id}: only given fields are set; `metadata` replaces the whole metadata."""
 
     ttl_s: TtlSeconds | None = None
     metadata: dict[str, Any] | None = None
@@ -135,7 +135,7 @@ class SessionChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionImportBody(Struct, frozen=True):
-    """POST /v1/sessions/import: what the router reads of an exported document; kv_store checks the rest."""
+    """POST /v1/sessions/import: the fields of an exported document that the router reads; kv_store checks the rest."""
 
     format: Literal["spillway.session/1"]
     model: ModelName
@@ -144,7 +144,7 @@ class SessionImportBody(Struct, frozen=True):
 
 
 class RequestLimits(NamedTuple):
-    """What one request may hold, and what one job may."""
+    """The most texts and tokens of one request, and the most items and tokens of one parcel."""
 
     max_texts: int
     max_tokens: int
@@ -164,7 +164,7 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 def decode(raw: bytes, kind: type[T]) -> T:
-    """Decode a JSON body; InvalidRequest says what is wrong and where."""
+    """Decode a JSON body; InvalidRequest names the fault and its place."""
     if not raw.strip():
         raise InvalidRequest("the body is empty: expected a JSON object", code="invalid_json")
     try:
@@ -241,7 +241,7 @@ def pack_vector(values: list[float] | str, dimension: int, metric: str, param: s
             code="dimension_mismatch",
             param=param,
         )
-    # Only a number whose highest byte is one of these can be infinite or none at all.
+    # A float32 is infinite or NaN only if its highest byte is 0x7f or 0xff.
     highest = packed[3::4]
     if (b"\x7f" in highest or b"\xff" in highest) and not all(map(isfinite, array("f", packed))):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Chats as they are asked: messages and options out of a body, and a whole prompt out of messages and history."""
+"""Chats: a body is parsed into messages and options; messages and history are rendered into a whole prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services.router.text.tokens import Spec, load
 
 
 class SessionHistory(Struct, frozen=True):
-    """A session as it stood when it was read: enough to render and to tokenize its next turn.
+    """A session at the time it was read, with all that rendering and tokenizing its next turn needs.
 
     `said` holds each turn's messages (a JSON list, as rendered) and answer; `tokens` is all of it in tokens, None where
     it must be tokenized anew.
@@ -48,14 +48,14 @@ class SessionHistory(Struct, frozen=True):
 
 
 class Peek(Struct, frozen=True):
-    """What must be known of a chat's body before the rest is understood."""
+    """The fields of a chat's body that are read before the body is parsed."""
 
     session: str | None = None
     wait: bool = False
 
 
 def peek(raw: bytes) -> Peek:
-    """Return what a body says of its session; nothing for a body that is wrong, which `chat` then refuses."""
+    """Return the session fields of a body; defaults for a faulty body, which `chat` then refuses."""
     try:
         return msgspec.json.decode(raw, type=Peek)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def chat(
     *,
     low: bool = False,
 ) -> tuple[ChatRequest, GenerationSpec | None]:
-    """Parse the body of POST /v1/chat/completions, and render and tokenize it unless it is to be grounded first."""
+    """Parse the body of POST /v1/chat/completions, and render and tokenize its prompt unless it asks for retrieval."""
     body = decode(raw, ChatBody)
     check_chat(body)
     if history is not None and body.model not in (None, history.model):
@@ -81,7 +81,20 @@ def chat(
             param="model",
         )
     spec = choose(specs, history.model if history else body.model, default, ("generate",))
-    ask = ChatRequest(
+    ask = _request(body, spec, scope, low=low)
+    if ask.retrieval is None:
+        return ask, generation(ask, spec, history)
+    if ask.messages[-1]["role"] != "user":
+        raise InvalidRequest(
+            "messages: with retrieval the last one is the question; expected role user",
+            code="invalid_value",
+            param="messages",
+        )
+    return ask, None
+
+
+def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+    return ChatRequest(
         model=spec.name,
         scope=scope,
         messages=[plain(message, index) for index, message in enumerate(body.messages)],
@@ -98,15 +111,6 @@ def chat(
         keep_partial=body.keep_partial,
         retrieval=_retrieval(body),
     )
-    if body.retrieval is None:
-        return ask, generation(ask, spec, history)
-    if ask.messages[-1]["role"] != "user":
-        raise InvalidRequest(
-            "messages: with retrieval the last one is the question; expected role user",
-            code="invalid_value",
-            param="messages",
-        )
-    return ask, None
 
 
 def _retrieval(body: ChatBody) -> RetrievalOptions | None:
@@ -124,7 +128,7 @@ def template_of(spec: Spec) -> Template:
 def chat_prompt(
     spec: Spec, messages: Messages, history: SessionHistory | None = None
 ) -> tuple[list[int], int]:
-    """Return a chat's whole prompt as token ids, and how many at its head its session has already.
+    """Return a chat's whole prompt as token ids, and the number of leading tokens that its session has already.
 
     A session's tokens stay as they were generated; where the template does not merely append, everything is rendered
     and tokenized anew and that count is 0.
@@ -167,7 +171,7 @@ def generation(
     forced: str | None = None,
     retrieval: dict[str, Any] | None = None,
 ) -> GenerationSpec:
-    """Return the job of a chat: `messages` instead of the asked ones where passages were put into them.
+    """Return the job of a chat: `messages` replace those of the request where passages were put into them.
 
     `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.
     `spec` is this process' own of `ask.model`.

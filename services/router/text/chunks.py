@@ -1,4 +1,4 @@
-"""Splits a document by headings, then by tokens with overlap, keeping where each piece stands in the text.
+"""Chunks of a document: split by headings, then by tokens with overlap, each with its place in the text.
 
 Pure: it sees the text and the character offsets of its tokens, so cuts always fall between tokens and a piece's token
 ids are a slice of the document's.
@@ -49,7 +49,7 @@ def sections(text: str) -> list[int]:
 
 
 def _boundary(text: str, left: int, right: int) -> int:
-    """Return how good a cut between characters `left` and `right` is: paragraph 4, line 3, sentence 2, word 1."""
+    """Return the quality of a cut between characters `left` and `right` is: paragraph 4, line 3, sentence 2, word 1."""
     gap = text[left:right]
     if gap.count("\n") > 1:
         return 4
@@ -61,7 +61,7 @@ def _boundary(text: str, left: int, right: int) -> int:
 
 
 def _cut(text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int, last: int) -> int:
-    """Return the token at which the piece that starts at `first` ends: at most `limit` tokens, at a good place."""
+    """Return the token at which the piece from `first` ends: after at most `limit` tokens, at the best boundary."""
     if last - first <= limit:
         return last
     end = first + limit

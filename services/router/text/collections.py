@@ -1,4 +1,4 @@
-"""Bodies of collection routes, understood: documents to store and questions to search for; run in the pool."""
+"""Requests of collections: bodies parsed into documents to store and queries to search for; run in the pool."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _store_item(
 def documents(
     raw: bytes, dimension: int, metric: str, limits: RequestLimits, *, embeds: bool
 ) -> tuple[bytes, int, int]:
-    """Parse the body of POST …/documents; returns encoded [StoreItem], and how many texts of how many bytes."""
+    """Parse the body of POST …/documents; returns encoded [StoreItem], the number of texts, and their characters."""
     body = decode(raw, DocumentsBody)
     check_count(len(body.documents), limits, "documents")
     items = [
@@ -115,17 +115,8 @@ def search(
         )
     if body.filter is not None:
         check_json(body.filter, "filter")
-    lists: list[list[int]] = []
-    if texts is not None:
-        if spec is None:
-            raise InvalidRequest(
-                "this collection has no encoder (model is null): search it by vector",
-                code="vectors_only",
-                param="text",
-            )
-        prompted = [prompt + text if text.strip() else text for text in texts]
-        lists = encode_all(load(spec.path), prompted, spec.max_tokens, truncate=True, param=param)
-        check_total(sum(map(len, lists)), limits, param)
+    lists = [] if texts is None else _query_tokens(texts, spec, prompt)
+    check_total(sum(map(len, lists)), limits, param)
     vectors = b"".join(
         pack_vector(row, dimension, metric, f"vectors[{index}]")
         for index, row in enumerate(rows or ())
@@ -134,6 +125,18 @@ def search(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
         body.include_metadata, body.ef, body.exact, body.after,
     )  # fmt: skip
+
+
+def _query_tokens(texts: Sequence[str], spec: Spec | None, prompt: str) -> list[list[int]]:
+    """Return the token ids of the queries, each after the collection's query prompt."""
+    if spec is None:
+        raise InvalidRequest(
+            "this collection has no encoder (model is null): search it by vector",
+            code="vectors_only",
+            param="text",
+        )
+    prompted = [prompt + text if text.strip() else text for text in texts]
+    return encode_all(load(spec.path), prompted, spec.max_tokens, truncate=True, param="texts")
 
 
 def chunked(

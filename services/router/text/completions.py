@@ -1,4 +1,4 @@
-"""Completions as they are asked: prompts as texts or token ids, and options."""
+"""Completions: a body is parsed into prompts, as token ids, and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_NEW = 16  # OpenAI's
 
 
 class CompletionRequest(Struct, frozen=True):
-    """POST /v1/completions, understood; `echo` holds the prompts' texts if they are to be repeated."""
+    """A validated completion; `echo` holds the prompts' texts if they are to be repeated."""
 
     model: str
     scope: str

@@ -1,4 +1,4 @@
-"""The JSON bodies of generations, in OpenAI's shapes: what is declared is read, the rest is ignored."""
+"""JSON bodies of generations in OpenAI's shapes: declared fields are read, all others are ignored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ContentPart(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """One message of a conversation; what a client copies from an answer (nulls, empty lists) is accepted."""
+    """One message of a conversation; fields copied from an answer (nulls, empty lists) are accepted."""
 
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
@@ -43,7 +43,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class StreamOptions(Struct, frozen=True):
-    """What a stream carries beside its chunks."""
+    """The options of a stream."""
 
     include_usage: bool = False
 
@@ -59,7 +59,7 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):
-    """What both routes take."""
+    """The fields of both routes."""
 
     model: ModelName | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -119,12 +119,12 @@ class CompletionBody(GenerateBody, frozen=True, kw_only=True):
 
 
 def unsupported(param: str, what: str) -> InvalidRequest:
-    """Return the error for something OpenAI has and we do not."""
+    """Return the error for a parameter of OpenAI's that this server does not have."""
     return InvalidRequest(f"{param}: {what}", code="unsupported", param=param)
 
 
 def check_chat(body: ChatBody) -> None:
-    """Refuse what is not supported, naming it, and combinations that make no sense."""
+    """Refuse unsupported parameters, and combinations that make no sense."""
     for param in ("tools", "functions", "web_search_options", "audio"):
         if getattr(body, param):
             raise unsupported(param, "not supported by this server; leave it out")
@@ -152,7 +152,7 @@ def check_chat(body: ChatBody) -> None:
 
 
 def check_completion(body: CompletionBody) -> None:
-    """Refuse what is not supported, naming it, and combinations that make no sense."""
+    """Refuse unsupported parameters, and combinations that make no sense."""
     if body.suffix:
         raise unsupported("suffix", "not supported by this server; leave it out")
     if body.best_of is not None and body.best_of != (body.n or 1):

@@ -1,4 +1,4 @@
-"""One generate job from options and prompts: what both routes of generation end in."""
+"""Generate jobs: options and prompts of a chat or a completion, encoded as one job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 
 
 class GenerationSpec(NamedTuple):
-    """One generate job: its parcel (items: choices; tokens: prompts + what may be generated), and what it continues.
+    """One generate job: its parcel (items: choices; tokens: of the prompts and the most to generate), and its session.
 
     `marks` name the prefix of its first prompt to whoever may hold its pages.
     """
@@ -49,17 +49,7 @@ def generation_of(
     param: str,
 ) -> GenerationSpec:
     """Return the job; InvalidRequest `context_length_exceeded` if prompt and answer do not fit the model's context."""
-    longest, total = max(map(len, prompts)), sum(map(len, prompts))
-    room = spec.max_tokens - longest
-    max_new = options.max_new or max(min(room, DEFAULT_NEW), options.min_new)
-    if room < 1 or max_new > room:
-        asked = f"{max_new} in the completion" if options.max_new else "at least 1 to generate"
-        raise InvalidRequest(
-            f"{spec.name}'s context is {spec.max_tokens} tokens; this asks for {longest} in the {param} and {asked}; "
-            "shorten one of them",
-            code="context_length_exceeded",
-            param=param,
-        )
+    total, max_new = sum(map(len, prompts)), _max_new(options, spec, prompts, param)
     work = GenerateWork(
         fingerprint=spec.fingerprint,
         scope=scope,
@@ -84,6 +74,24 @@ def generation_of(
     session, version = (turn.session, turn.version) if turn else ("", 0)
     marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
     return GenerationSpec(parcel, total, choices, session, version, marks)
+
+
+def _max_new(
+    options: GenerationOptions, spec: Spec, prompts: Sequence[Sequence[int]], param: str
+) -> int:
+    """Return the most tokens to generate after each prompt; InvalidRequest if they do not fit the context."""
+    longest = max(map(len, prompts))
+    room = spec.max_tokens - longest
+    max_new = options.max_new or max(min(room, DEFAULT_NEW), options.min_new)
+    if room < 1 or max_new > room:
+        asked = f"{max_new} in the completion" if options.max_new else "at least 1 to generate"
+        raise InvalidRequest(
+            f"{spec.name}'s context is {spec.max_tokens} tokens; this asks for {longest} in the {param} and {asked}; "
+            "shorten one of them",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return max_new
 
 
 # -- options -------------------------------------------------------------------------------------------

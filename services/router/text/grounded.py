@@ -1,4 +1,4 @@
-"""A grounded turn's job: passages found, chosen to fit the model's context, and put into the last message."""
+"""Generate jobs of grounded chats: the passages found are cut to the model's context and put into the last message."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from services.router.text.passages import (
 from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
 
-# What an answer may need where its client does not say: passages leave this much of the context, at most a quarter.
+# Passages leave so much of the context to an answer without max_tokens; at most a quarter of the context.
 RESERVE_TOKENS = 512
 
 
 class GroundedSpec(NamedTuple):
-    """A generate job with what it rests on; `retrieval` is the response's object of that name."""
+    """A generate job, and the response's `retrieval` object."""
 
     generation: GenerationSpec
     retrieval: dict[str, Any]
 
 
 class GroundedQuestion(NamedTuple):
-    """A grounded chat before anything was found: what to search with, and its job if no passage joined it."""
+    """A grounded chat before its search: the queries as tokens, and the generate job without passages."""
 
     tokens: list[list[int]]
     generation: GenerationSpec
@@ -52,7 +52,7 @@ def question_of(
     prompt: str,
     earlier: Sequence[dict[str, str]],
 ) -> GroundedQuestion:
-    """Return a grounded chat as it can be understood at the door; it is refused here if it does not fit the model.
+    """Return a grounded chat before its search; InvalidRequest if it does not fit the model even without passages.
 
     `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown.
     """
@@ -71,7 +71,7 @@ def question_of(
 def grounded(
     ask: ChatRequest, spec: Spec, history: SessionHistory | None, found: Sequence[Sequence[Hit]]
 ) -> GroundedSpec:
-    """Return the job that answers from what was found (hits by query), or says that nothing was.
+    """Return the job that answers from the hits of each query, or that states that nothing was found.
 
     Passages join the prompt best first as far as they fit beside question, history and answer. InvalidRequest
     `context_length_exceeded` if nothing of the best one does.
@@ -111,7 +111,7 @@ def _build(
     if passages or not forced:
         return generation(ask, spec, history, messages=messages, retrieval=retrieval)
     answer = nothing_found(ask.retrieval.collection)
-    # It is said whole, whatever the client's limits: they are meant for what a model computes.
+    # The sentence is given whole: the client's limits are meant for computed answers.
     tokens = len(load(spec.path).written(answer))
     options = msgspec.structs.replace(
         ask.options, max_new=max(ask.options.max_new, tokens), min_new=0, stop=[]

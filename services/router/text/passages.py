@@ -1,4 +1,4 @@
-"""Grounded answers, the pure part: which questions to search for, what joins the prompt, and what an answer cites."""
+"""Passages of grounded answers: the queries that find them, their place in the prompt, and their citations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
 _DIGITS = 4
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-# How a question leans on what was said before: by a word for it, or by how it begins.
+# Words, and first words, by which a question refers to the conversation before it.
 _LEANS = re.compile(
     r"\b(?:it|its|they|them|their|theirs|he|him|his|she|her|hers|that|this|these|those|there|one|same|former|latter)\b"
     r"|^\W*(?:and|also|or|but|so|now|then|what about|how about)\b",
@@ -61,16 +61,16 @@ class Citation(Struct, frozen=True):
     at: tuple[int, int]
 
 
-# -- searching -------------------------------------------------------------------------------------------
+# -- queries ---------------------------------------------------------------------------------------------
 
 
 def leans(question: str) -> bool:
-    """Return whether a question may lean on what was said before: it is short, or one of its words says so."""
+    """Return whether a question may refer to the conversation before it: it is short, or a word in it refers."""
     return len(question.split()) <= _SHORT_WORDS or _LEANS.search(question) is not None
 
 
 def queries(questions: Sequence[str], answer: str = "") -> list[str]:
-    """Return what to search for, given a conversation's questions, the last one last, and the last `answer`.
+    """Return the queries to search for, given a conversation's questions, the last one last, and the last `answer`.
 
     The last question alone; where it leans on what was said also together with the head of the last answer and the
     earlier questions, newest first, back to one that stands on its own. Over the pages of the sample `handbook` this
@@ -225,7 +225,7 @@ def cited(answer: str, passages: Sequence[Passage]) -> list[Citation]:
 
 
 def with_citations(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a session's messages; each answer that rests on passages says where it cites them, as its response did."""
+    """Return a session's messages; an answer with passages gets its citations, as its response had them."""
     for message in messages:
         if "retrieval" in message:
             passages = msgspec.convert(message["retrieval"]["passages"], list[Passage])

@@ -1,4 +1,4 @@
-"""Runs pure functions in a small pool of processes, so that parsing and tokenizing never hold the router's loop."""
+"""The pool of text processes: parsing and tokenizing run there, so that they never hold the router's loop."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Parcel(NamedTuple):
 
 
 class EmbedRequest(NamedTuple):
-    """POST /v1/embeddings, understood; with `whole` its parcels are admitted together or not at all."""
+    """A validated request for embeddings; with `whole` its parcels are admitted together or not at all."""
 
     spec: Spec
     parcels: list[Parcel]
@@ -34,7 +34,7 @@ class EmbedRequest(NamedTuple):
 
 
 class RerankRequest(NamedTuple):
-    """POST /v1/rerank, understood; `texts` only when the reply repeats them."""
+    """A validated rerank request; `texts` only if the response repeats them."""
 
     spec: Spec
     parcels: list[Parcel]
@@ -46,7 +46,7 @@ class RerankRequest(NamedTuple):
 
 
 def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequence[str]) -> Spec:
-    """Return the spec of the model asked for; NotFound `model_not_found` names those there are."""
+    """Return the spec of the model asked for; NotFound `model_not_found` lists the models that are served."""
     wanted = name or default
     spec = specs.get(wanted)
     if spec is None or spec.kind not in kinds:
@@ -60,7 +60,7 @@ def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequen
 
 
 def _fit(texts: Sequence[str], limit: int, *, truncate: bool, param: str) -> list[str]:
-    """Refuse by byte length, before tokenizing, what cannot fit; cut it if truncation is asked."""
+    """Refuse texts that cannot fit by their length, before tokenizing; with `truncate` cut them."""
     most = limit * _BYTES_PER_TOKEN
     out = []
     for index, text in enumerate(texts):

@@ -89,7 +89,7 @@ def _compiled(fingerprint: str, source: str) -> jinja2.Template:  # noqa: ARG001
 
 @contextlib.contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise _Late after `seconds`, where this process has no loop of its own to disturb: in the pool."""
+    """Raise _Late after `seconds` in a process of the pool; elsewhere a signal would disturb the event loop."""
     pooled = multiprocessing.parent_process() is not None
     if not pooled or threading.current_thread() is not threading.main_thread():
         yield
@@ -132,27 +132,9 @@ class Template(NamedTuple):
                 code="no_chat_template",
                 param="model",
             )
-        parts: list[str] = []
-        size = 0
         try:
             with _within(RENDER_S):
-                for part in _compiled(self.fingerprint, self.source).generate(
-                    messages=[dict(message) for message in messages],
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                    bos_token=self.bos,
-                    eos_token=self.eos,
-                ):
-                    size += len(part)
-                    if size > self.most:
-                        raise InvalidRequest(
-                            f"messages make a prompt of more than {self.most} characters: far more than the model "
-                            "takes; shorten them",
-                            code="context_length_exceeded",
-                            param="messages",
-                        )
-                    parts.append(part)
+                return self._rendered(messages)
         except InvalidRequest:
             raise
         except jinja2.TemplateSyntaxError as error:
@@ -169,10 +151,31 @@ class Template(NamedTuple):
             raise _broken(f"it ran for more than {RENDER_S:g} s") from None
         except Exception as error:  # noqa: BLE001 - whatever a template may do wrong
             raise _broken(f"{type(error).__name__}: {error}") from None
+
+    def _rendered(self, messages: Messages) -> str:
+        parts: list[str] = []
+        size = 0
+        for part in _compiled(self.fingerprint, self.source).generate(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            bos_token=self.bos,
+            eos_token=self.eos,
+        ):
+            size += len(part)
+            if size > self.most:
+                raise InvalidRequest(
+                    f"messages make a prompt of more than {self.most} characters: far more than the model "
+                    "takes; shorten them",
+                    code="context_length_exceeded",
+                    param="messages",
+                )
+            parts.append(part)
         return "".join(parts)
 
     def segments(self, messages: Messages) -> list[PromptSegment]:
-        """Return the prompt of `messages` with what clients wrote told apart; the texts joined are `render`'s.
+        """Return the prompt of `messages` in segments, clients' texts apart; the texts joined equal `render`'s.
 
         (Where a template changes or inspects contents, which it cannot see here, they are left as they are.)
         """
@@ -189,7 +192,7 @@ class Template(NamedTuple):
 
 
 def after(segments: Sequence[PromptSegment], prefix: str) -> list[PromptSegment] | None:
-    """Return what follows `prefix` in the joined texts; None if they do not begin with it."""
+    """Return the segments after `prefix`; None if the joined texts do not begin with `prefix`."""
     if not "".join(segment.text for segment in segments).startswith(prefix):
         return None
     left, rest = len(prefix), []

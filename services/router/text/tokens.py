@@ -19,7 +19,7 @@ from services.router.text.chunks import TextPiece, split
 
 
 class Spec(NamedTuple):
-    """What a process needs to know of a model: where its tokenizer.json lies, its limits, a generator's habits."""
+    """The facts of a model that the text processes use: the path of its tokenizer.json, limits, templates, defaults."""
 
     name: str
     kind: str
@@ -139,7 +139,7 @@ class TextEncoder:
         return False
 
     def bare(self, text: str) -> list[int]:
-        """Return the token ids of a text whose special tokens are meant, without those put around texts."""
+        """Return the token ids of a text in which special tokens are meant, without those put around texts."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
