@@ -78,8 +78,8 @@ class Generations:
                 code="exceeds_depth",
             )
         prompt = Prompt(made.session, made.version, made.marks, made.prompt_tokens)
-        tokens = made.parcel.tokens
-        return JobSpec(family, GENERATE_CLASSES, made.parcel, options, tokens, prompt)
+        parcel = made.parcel
+        return JobSpec(family, GENERATE_CLASSES, parcel, options, parcel.tokens, prompt)
 
     async def accept(
         self, request: web.Request, caller: RequestContext, spec: JobSpec

@@ -45,12 +45,8 @@ class SearchApi:
         replies: JobReplies,
         searches: Writes,
     ) -> None:
-        self._receiver, self._records, self._limits, self._depths = (
-            receiver,
-            records,
-            limits,
-            depths,
-        )
+        self._receiver, self._records = receiver, records
+        self._limits, self._depths = limits, depths
         self._cards, self._pool, self._admission = cards, pool, admission
         self._planned, self._replies, self._searches = planned, replies, searches
 

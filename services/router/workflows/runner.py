@@ -63,10 +63,6 @@ class WorkflowRunner:
             self._server.add(worker)
             self._prefer(worker)
 
-    def family(self, seed: int) -> Family:
-        """Return the partition a new request goes to."""
-        return self._families[seed % len(self._families)]
-
     async def drain(self, seconds: float) -> None:
         """Take no more requests, finish what runs within `seconds`, hand over the rest, deregister."""
         await self._server.drain(seconds)
