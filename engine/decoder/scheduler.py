@@ -281,13 +281,7 @@ def _admit(
     """Admit from the front of `waiting`; their rows are appended to `rows`."""
     admitted: list[tuple[TokenSequence, PrefixMatch]] = []
     prefilling = [(sequence, sequence.todo) for sequence in active if not sequence.decodes]
-    scheduled = {sequence.order: positions for sequence, positions in rows}
-    # Pages that prompts under way still need are theirs: a later prompt must not be admitted only to be preempted.
-    promised = 0
-    for sequence, _ in prefilling:
-        everything = sequence.next_rows(sequence.rows)
-        promised += table.wants(sequence, everything)
-        promised -= table.wants(sequence, scheduled.get(sequence.order, []))
+    promised = _promised(prefilling, rows, table)
     reserve = int(RESERVE * min(pool.total for pool in table.pools))
     for sequence in waiting:
         if tokens <= 0 or len(active) + len(admitted) >= bounds.running:
@@ -310,11 +304,8 @@ def _admit(
         ledger.hold(survey)
         if min(ledger.left) <= 0:
             break  # no other sequence runs, and pages are on their way to the host: the next step has them
-        positions = [
-            p for start, end in survey.todo for p in range(start, min(end, start + tokens))
-        ]
         most = tokens if table.tiers.now_s >= sequence.cap_until_s else min(tokens, sequence.cap)
-        positions = [p for p in positions[:most] if _place(survey, p) < min(ledger.left)]
+        positions = _first_rows(survey, most, min(ledger.left))
         taken = len({p // PAGE for p in positions})
         ledger.take(taken)
         promised += new - taken
@@ -323,6 +314,29 @@ def _admit(
         admitted.append((sequence, survey))
         prefilling.append((sequence, survey.todo))
     return admitted
+
+
+def _promised(
+    prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
+    rows: Sequence[tuple[TokenSequence, list[int]]],
+    table: PageTable,
+) -> int:
+    """Return the pages that prompts under way need after this step.
+
+    These pages are theirs: a later prompt must not be admitted only to be preempted.
+    """
+    scheduled = {sequence.order: positions for sequence, positions in rows}
+    promised = 0
+    for sequence, _ in prefilling:
+        promised += table.wants(sequence, sequence.next_rows(sequence.rows))
+        promised -= table.wants(sequence, scheduled.get(sequence.order, []))
+    return promised
+
+
+def _first_rows(survey: PrefixMatch, most: int, pages: int) -> list[int]:
+    """Return the first positions to compute of a new sequence: at most `most`, on at most `pages` new pages."""
+    positions = [p for start, end in survey.todo for p in range(start, min(end, start + most))]
+    return [p for p in positions[:most] if _place(survey, p) < pages]
 
 
 def _place(survey: PrefixMatch, position: int) -> int:

@@ -96,30 +96,32 @@ def run_step(
         batch = batches.pop()
         try:
             drawn = executor.execute([rows[index] for index in batch], loading)
-        except StepFailed as error:
-            guilty = requests[batch[error.index]]
-            failure = failure_of(error)
-            rest = [index for index in batch if requests[index] != guilty]
         except Exception as error:  # noqa: BLE001 - an error of the model fails its requests, not the worker
-            names = dict.fromkeys(requests[index] for index in batch)
-            if len(names) > 1:
-                batches += [[i for i in batch if requests[i] == name] for name in reversed(names)]
-                isolated = True
+            isolated, names = True, [requests[index] for index in batch]
+            guilty = _guilty(error, names)
+            if guilty is None:
+                alone = [[i for i in batch if requests[i] == name] for name in dict.fromkeys(names)]
+                batches += reversed(alone)
                 continue
-            guilty, failure, rest = requests[batch[0]], failure_of(error), []
+            failure = failure_of(error)
+            for index, request in enumerate(requests):
+                if request == guilty:
+                    outcomes[index] = failure
+            if rest := [index for index in batch if requests[index] != guilty]:
+                batches.append(rest)
         else:
             for index, outcome in zip(batch, drawn, strict=True):
                 outcomes[index] = outcome
-            continue
-        isolated = True
-        for index, request in enumerate(requests):
-            if request == guilty:
-                outcomes[index] = failure
-        if rest:
-            batches.append(rest)
     if loading is not None:
         loading.wait()
     return StepResult(outcomes, clock.perf_s() - started, isolated)
+
+
+def _guilty(error: Exception, requests: Sequence[str]) -> str | None:
+    """Return the request that an error of a batch belongs to; None if it may belong to any of several."""
+    if isinstance(error, StepFailed):
+        return requests[error.index]
+    return requests[0] if len(set(requests)) == 1 else None
 
 
 def failure_of(error: Exception, code: str = "model_error") -> StepFailure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from ctypes import CDLL
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -118,9 +119,8 @@ class TorchExecutor:
 
         `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
         `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
-        `host_bytes` None; 0 is no host tier. `exact` demands
-        that a row's bits depend on nothing beside it, as the compiled kernels have it and torch has not; without
-        `compiled` torch computes.
+        `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, as the
+        compiled kernels have it and torch has not; without `compiled` torch computes.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -130,54 +130,16 @@ class TorchExecutor:
         files = find_decoder(model)
         tokenizer_json(
             files.directory
-        )  # a damaged one should stop the start, not the first request
+        )  # a damaged tokenizer stops the start, not the first request
         place = _place(device)
         keep_memory()
         threads = threads or detect().usable_cores
         torch.set_num_threads(threads)
         chosen = _dtype(files, dtype, place)
-        kernels = (
-            load_kernels() if compiled and place.type == "cpu" and serves(files.spec) else None
-        )
-        if kernels is None and (exact or chosen in {"int8", "int4"}):
-            why = "SPILLWAY_EXACT" if exact else f"chat_dtype {chosen!r}"
-            raise ConfigError(
-                f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
-                f"{place.type}; expected a C++ compiler here, or another setting"
-            )
-        # What is packed anew may come as it is stored; fp16 is widened.
-        as_stored = kernels is not None and stored_dtypes(files.weights) <= {"BF16"}
-        small = chosen in {"int8", "int4"}
-        stored = torch.float32 if small and not as_stored else _DTYPES[chosen]
-        weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
-        decoder: TorchDecoder | GraphedDecoder | CompiledDecoder
+        kernels = _kernels(files, chosen, place, exact=exact, compiled=compiled)
+        decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
-            if kernels is None:
-                decoder = graphed(TorchDecoder(files.spec, weights))
-            else:
-                decoder = CompiledDecoder(
-                    files.spec, weights, kernels, kind=chosen, threads=threads
-                )
-            pages = page_count(files.spec, kv_bytes, dtype=_DTYPES[chosen], device=place)
-            pools = [
-                PageMemory(files.spec, window, layers, pages, dtype=_DTYPES[chosen], device=place)
-                for window, layers in files.spec.groups
-            ]
-            size = sum(page_bytes(files.spec, len(pool.layers), _DTYPES[chosen]) for pool in pools)
-            below = host_page_count(host_bytes, pages, size)
-            host = [
-                PageMemory(
-                    files.spec,
-                    window,
-                    layers,
-                    below,
-                    dtype=_DTYPES[chosen],
-                    device=torch.device("cpu"),
-                    shared=True,
-                )
-                for window, layers in files.spec.groups
-                if below
-            ]
+            pools, host = _memory(files, _DTYPES[chosen], place, kv_bytes, host_bytes)
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
 
@@ -284,6 +246,66 @@ class TorchExecutor:
                 index,
                 f"model {self.name}: the logits at position {position} are not finite (NaN or infinity)",
             )
+
+
+def _kernels(
+    files: DecoderFiles, dtype: WeightKind, place: torch.device, *, exact: bool, compiled: bool
+) -> CDLL | None:
+    """Return the compiled kernels, None if torch is to compute; ConfigError if the settings need the kernels."""
+    served = compiled and place.type == "cpu" and serves(files.spec)
+    kernels = load_kernels() if served else None
+    if kernels is None and (exact or dtype in {"int8", "int4"}):
+        why = "SPILLWAY_EXACT" if exact else f"chat_dtype {dtype!r}"
+        raise ConfigError(
+            f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
+            f"{place.type}; expected a C++ compiler here, or another setting"
+        )
+    return kernels
+
+
+def _decoder(
+    files: DecoderFiles,
+    dtype: WeightKind,
+    place: torch.device,
+    kernels: CDLL | None,
+    threads: int,
+) -> TorchDecoder | GraphedDecoder | CompiledDecoder:
+    """Load the weights into a decoder: compiled where there are kernels, else of torch."""
+    # Weights that are packed anew are read as they are stored; fp16 is widened.
+    as_stored = kernels is not None and stored_dtypes(files.weights) <= {"BF16"}
+    small = dtype in {"int8", "int4"}
+    stored = torch.float32 if small and not as_stored else _DTYPES[dtype]
+    weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
+    with torch.inference_mode():
+        if kernels is None:
+            return graphed(TorchDecoder(files.spec, weights))
+        return CompiledDecoder(files.spec, weights, kernels, kind=dtype, threads=threads)
+
+
+def _memory(
+    files: DecoderFiles,
+    dtype: torch.dtype,
+    place: torch.device,
+    kv_bytes: int,
+    host_bytes: int | None,
+) -> tuple[list[PageMemory], list[PageMemory]]:
+    """Return the page memory of each layer group on the device, and that on the host, if there is a host tier."""
+    spec = files.spec
+    pages = page_count(spec, kv_bytes, dtype=dtype, device=place)
+    pools = [
+        PageMemory(spec, window, layers, pages, dtype=dtype, device=place)
+        for window, layers in spec.groups
+    ]
+    below = host_page_count(
+        host_bytes, pages, sum(page_bytes(spec, len(pool.layers), dtype) for pool in pools)
+    )
+    cpu = torch.device("cpu")
+    host = [
+        PageMemory(spec, window, layers, below, dtype=dtype, device=cpu, shared=True)
+        for window, layers in spec.groups
+        if below
+    ]
+    return pools, host
 
 
 def _not_finite(rows: Tensor) -> list[int]:

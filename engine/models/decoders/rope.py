@@ -43,20 +43,7 @@ def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> Rope
     ConfigError for a kind that is not SUPPORTED, or a number that is missing or makes no sense.
     """
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    given = config.get(name) or {}
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where}: {name} is {given!r}; expected an object")
-    if "full_attention" in given or "sliding_attention" in given:
-        given = _same_for_all(given, f"{where}: {name}")
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in SUPPORTED:
-        raise ConfigError(
-            f"{where}: {name} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}"
-        )
-    for key in ("partial_rotary_factor", "rotary_pct"):
-        share = given.get(key, config.get(key))
-        if share is not None and share != 1:
-            raise ConfigError(f"{where}: {key} is {share!r}; only whole heads can be rotated (1.0)")
+    given, kind = _given(config, name, where)
     where = f"{where}: {name}"
     for key in _NEEDS[kind]:
         _number(given, key, None, where)
@@ -87,6 +74,25 @@ def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> Rope
             raise ConfigError(f"{where}: rope_theta is {spec.theta:g}; yarn expects more than 1")
         spec = dataclasses.replace(spec, attention=_yarn_attention(given, spec.factor, where))
     return spec
+
+
+def _given(config: Mapping[str, Any], name: str, where: str) -> tuple[dict[str, Any], str]:
+    """Return the configuration's object of rotary parameters and their kind, one of SUPPORTED."""
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: {name} is {given!r}; expected an object")
+    if "full_attention" in given or "sliding_attention" in given:
+        given = _same_for_all(given, f"{where}: {name}")
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in SUPPORTED:
+        raise ConfigError(
+            f"{where}: {name} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}"
+        )
+    for key in ("partial_rotary_factor", "rotary_pct"):
+        share = given.get(key, config.get(key))
+        if share is not None and share != 1:
+            raise ConfigError(f"{where}: {key} is {share!r}; only whole heads can be rotated (1.0)")
+    return given, kind
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, where: str) -> float:

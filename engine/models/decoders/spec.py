@@ -67,16 +67,7 @@ def parse_decoder(config: Mapping[str, Any], *, where: str) -> DecoderSpec:
 
     Fields a file leaves out have the values transformers gives them.
     """
-    kind = config.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        raise ConfigError(
-            f"{where}: model_type is {kind!r}; supported for generation are {', '.join(FAMILIES)}"
-        )
-    if config.get("quantization_config"):
-        raise ConfigError(
-            f"{where}: quantization_config is set; expected weights in fp32, bf16 or fp16"
-        )
+    family = _family(config, where)
     activation = config.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
@@ -86,15 +77,7 @@ def parse_decoder(config: Mapping[str, Any], *, where: str) -> DecoderSpec:
         raise ConfigError(f"{where}: rms_norm_eps is {epsilon!r}; expected a small number")
     layers = _count(config, "num_hidden_layers", where)
     hidden = _count(config, "hidden_size", where)
-    heads = _count(config, "num_attention_heads", where)
-    kv_heads = _count(config, "num_key_value_heads", where, 8 if family == "mistral" else heads)
-    head_dim = _count(config, "head_dim", where, 128 if family == "qwen3" else hidden // heads)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{where}: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
-        )
-    if head_dim < 2 or head_dim % 2:
-        raise ConfigError(f"{where}: head_dim is {head_dim}; expected an even number")
+    heads, kv_heads, head_dim = _heads(config, family, hidden, where)
     positions = _count(config, "max_position_embeddings", where)
     bias = _flag(config, "attention_bias", where)
     return DecoderSpec(
@@ -118,6 +101,36 @@ def parse_decoder(config: Mapping[str, Any], *, where: str) -> DecoderSpec:
         qk_norm=family == "qwen3",
         tied=_flag(config, "tie_word_embeddings", where),
     )
+
+
+def _family(config: Mapping[str, Any], where: str) -> Family:
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise ConfigError(
+            f"{where}: model_type is {kind!r}; supported for generation are {', '.join(FAMILIES)}"
+        )
+    if config.get("quantization_config"):
+        raise ConfigError(
+            f"{where}: quantization_config is set; expected weights in fp32, bf16 or fp16"
+        )
+    return family
+
+
+def _heads(
+    config: Mapping[str, Any], family: Family, hidden: int, where: str
+) -> tuple[int, int, int]:
+    """Return the numbers of query heads and of key and value heads, and the dimensions of a head."""
+    heads = _count(config, "num_attention_heads", where)
+    kv_heads = _count(config, "num_key_value_heads", where, 8 if family == "mistral" else heads)
+    head_dim = _count(config, "head_dim", where, 128 if family == "qwen3" else hidden // heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{where}: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
+        )
+    if head_dim < 2 or head_dim % 2:
+        raise ConfigError(f"{where}: head_dim is {head_dim}; expected an even number")
+    return heads, kv_heads, head_dim
 
 
 def _windows(

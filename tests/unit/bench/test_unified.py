@@ -8,7 +8,7 @@ from bench.simulation import unified as module
 from bench.simulation.unified import LARGE, PREFILL_FIRST, SHAPE, UNIFIED, Simulation, unified
 from bench.workloads.turns import Asked
 from common.pages.identity import PAGE
-from engine.decoder import schedule
+from engine.decoder import scheduler as scheduling
 from engine.decoder.scheduler import ScheduledRows
 
 WAYS = pytest.mark.parametrize("prefill_first", [False, True])
@@ -42,7 +42,7 @@ def test_state_stays_sound(
 ) -> None:
     """Every row sees its own conversation though others sit steps out and pages run short; at the end none is held."""
     monkeypatch.setattr(module, "SHAPE", SHAPE._replace(pages=pages))
-    monkeypatch.setattr(schedule, "RESERVE", 0.0)  # else hardly any sequence loses its pages
+    monkeypatch.setattr(scheduling, "RESERVE", 0.0)  # else hardly any sequence loses its pages
     simulation, memory = Simulation(6.0, 10.0, 7, prefill_first=prefill_first), _Memory()
     scheduler = simulation.scheduler
     commit = scheduler.commit
