@@ -72,8 +72,8 @@ class Driver:
     def step(self) -> None:
         """Run one step."""
         parts = self.scheduler.step(now_s=self._now_s())
-        loads, mover = self.scheduler.loads, self.runner.mover
-        loading = mover.load(loads) if mover is not None and loads else None
+        loads, copier = self.scheduler.loads, self.runner.copier
+        loading = copier.load(loads) if copier is not None and loads else None
         jobs = [part.sequence.job for part in parts]
         ran = run_step(self.runner, [rows_of(part) for part in parts], jobs, loading)
         for move in loads:
@@ -109,11 +109,11 @@ class Driver:
             self._saving -= len(saved)
         for move, sound in saved:
             self.scheduler.moved(move, sound=sound)
-        if self.runner.mover is None or self._saving:
+        if self.runner.copier is None or self._saving:
             return
         for move in self.tiers.saves(_SAVES):
             self._saving += 1
-            self.runner.mover.save(move, self._was_saved)
+            self.runner.copier.save(move, self._was_saved)
 
     def _was_saved(self, move: PageMove, sound: bool) -> None:
         with self._changed:

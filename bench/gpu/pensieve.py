@@ -77,13 +77,13 @@ async def _warm(runner: TorchExecutor, tokens: int, turns: int) -> dict[str, Any
 def overlap(runner: TorchExecutor, tokens: int, tiny: bool) -> dict[str, Any]:
     """Time the copying of a history alone, and when each layer of it had come, in seconds from its start."""
     pages = min((64 if tiny else tokens) // PAGE, runner.shape.host_pages)
-    mover = runner.mover
-    assert isinstance(mover, TorchPageCopier)
+    copier = runner.copier
+    assert isinstance(copier, TorchPageCopier)
     moves = [PageMove("load", 0, bytes([page % 256]) * 16, page, page) for page in range(pages)]
     curves = []
     for _ in range(3):
         began, come = time.perf_counter(), []
-        loading = mover.load(moves)
+        loading = copier.load(moves)
         for layer in range(loading.arrival.layers):
             loading.arrival.wait(layer)
             if runner.device == "cuda":

@@ -81,26 +81,26 @@ class _LoopClock:
         return asyncio.get_running_loop().time()
 
 
-class _Mover:
+class _Copier:
     async def fill(self, _pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
         """Nothing is to be copied, and all is sound."""
         return {}
 
 
 class Bench:
-    """A scheduler and a fetcher that go through turns one by one; what a fetcher learns, it keeps."""
+    """A scheduler and a prefetcher that go through turns one by one; what a prefetcher learns, it keeps."""
 
     def __init__(self, speed: Speed, *, fetches: bool = True) -> None:
         shape = ModelShape([None], [1], 4096, 1 << 20, 50, 4096)
         self._scheduler = Scheduler(shape, StepLimits(TOKENS, 8), TierPolicy("lru", price))
         self._held: set[PageId] = set()
         self._order = 0
-        self.fetcher: Prefetcher | None = None
+        self.prefetcher: Prefetcher | None = None
         if fetches:
             store: Any = _Store(self._held, speed)
-            mover: Any = _Mover()
+            copier: Any = _Copier()
             clock: Any = _LoopClock()
-            self.fetcher = Prefetcher(store, self._scheduler, mover, price, lambda: None, clock)
+            self.prefetcher = Prefetcher(store, self._scheduler, copier, price, lambda: None, clock)
 
     async def turn(self, prompt: Sequence[int], hits: float, seed: int) -> Outcome:
         """Compute one token after a prompt of which the tier has a share of the pages."""
@@ -113,10 +113,10 @@ class Bench:
         self._held.clear()
         self._held.update(page for page in sequence.ids if rng.random() < hits)
         began = loop.time()
-        before = 0 if self.fetcher is None else self.fetcher.fetched["redis"]
+        before = 0 if self.prefetcher is None else self.prefetcher.fetched["redis"]
         self._scheduler.add(sequence)
-        if self.fetcher is not None:
-            self.fetcher.begin(sequence)
+        if self.prefetcher is not None:
+            self.prefetcher.begin(sequence)
         while not sequence.over:
             parts = self._scheduler.step(now_s=loop.time())
             for move in self._scheduler.loads:
@@ -130,7 +130,7 @@ class Bench:
             self._scheduler.commit(part, 1 if part.draws else None)
             if part.draws:
                 self._scheduler.drop([sequence])
-        after = 0 if self.fetcher is None else self.fetcher.fetched["redis"]
+        after = 0 if self.prefetcher is None else self.prefetcher.fetched["redis"]
         return Outcome(loop.time() - began, after - before)
 
 
@@ -143,15 +143,15 @@ def compare(
         rng = random.Random(seed)
         alone = Bench(Speed(), fetches=False)
         with_tier = Bench(speeds[0])
-        assert with_tier.fetcher is not None
+        assert with_tier.prefetcher is not None
         found = []
         for turn in range(turns):
             prompt = [rng.randrange(50) for _ in range(tokens)]
-            with_tier.fetcher._store._speed = speeds[turn % len(speeds)]  # type: ignore[attr-defined]
+            with_tier.prefetcher._store._speed = speeds[turn % len(speeds)]  # type: ignore[attr-defined]
             ours = await with_tier.turn(prompt, hits, seed + turn)
             theirs = await alone.turn(prompt, hits, seed + turn)
             found.append((ours.first_s, theirs.first_s, ours.fetched))
-        await with_tier.fetcher.close()
+        await with_tier.prefetcher.close()
         return found
 
     return virtual_loop.run(sides())

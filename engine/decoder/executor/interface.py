@@ -146,7 +146,7 @@ class Executor(Protocol):
     dtype: str
     shape: ModelShape
     stop_ids: list[int]
-    mover: PageCopier | None
+    copier: PageCopier | None
 
     def execute(
         self, batch: Sequence[SequenceInput], loading: PageLoads | None = None

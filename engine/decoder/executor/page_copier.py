@@ -106,7 +106,7 @@ class TorchPageCopier:
         return await self._later(partial(self._fill, pages))
 
     async def _later(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, or raise what it raises, once the mover has nothing more urgent."""
+        """Return what `call` returns, or raise what it raises, once the copier has nothing more urgent."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 

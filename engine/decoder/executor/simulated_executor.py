@@ -53,7 +53,7 @@ class SimulatedExecutor:
         pages = max(1, kv_bytes // _PAGE_BYTES) if kv_bytes else _PAGES
         self.shape = ModelShape([None], [_PAGE_BYTES], pages, _CONTEXT, END + len(_SPECIAL))
         self.stop_ids = [END]
-        self.mover: PageCopier | None = None
+        self.copier: PageCopier | None = None
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._clock = clock
         self._phrases: dict[bytes, bytes] = {}

@@ -87,11 +87,11 @@ class TorchExecutor:
             for group, pool in enumerate(pools)
             for at, layer in enumerate(pool.layers)
         }
-        self.mover: border.PageCopier | None = None
+        self.copier: border.PageCopier | None = None
         if host:
             lossy = None if form == "exact" else Int8Form(pools[0].data.dtype, files.spec.head_dim)
             order = [places[n] for n in range(len(places))]
-            self.mover = TorchPageCopier(pools, host, order, decoder.arrival, lossy)
+            self.copier = TorchPageCopier(pools, host, order, decoder.arrival, lossy)
         self.shape = ModelShape(
             windows=[pool.window for pool in pools],
             page_bytes=[page_bytes(files.spec, len(pool.layers), _DTYPES[dtype]) for pool in pools],

@@ -44,19 +44,19 @@ class OffloadManager:
         clock: Clock = SYSTEM,
     ) -> None:
         """`price` is the cost of computing pages; `wake` is called when a step may find more pages than before."""
-        self.mover: PageCopier | None = executor.mover if executor.shape.host_pages else None
+        self.copier: PageCopier | None = executor.copier if executor.shape.host_pages else None
         keeping = TierPolicy(cache.eviction, price, self._load_s, self._fetch_s)
         self.scheduler = Scheduler(executor.shape, limits, keeping)
         self.tiers = self.scheduler.table.tiers
-        self.fetcher: Prefetcher | None = None
-        self.publisher: WriteBack | None = None
+        self.prefetcher: Prefetcher | None = None
+        self.write_back: WriteBack | None = None
         self.store = store
-        if store is not None and self.mover is not None:
-            self.fetcher = Prefetcher(store, self.scheduler, self.mover, price, wake, clock)
-            self.publisher = WriteBack(
+        if store is not None and self.copier is not None:
+            self.prefetcher = Prefetcher(store, self.scheduler, self.copier, price, wake, clock)
+            self.write_back = WriteBack(
                 store,
                 self.tiers,
-                self.mover,
+                self.copier,
                 executor.shape,
                 cache.publish,
                 cache.ttl_s,
@@ -66,41 +66,41 @@ class OffloadManager:
         self._saving = 0
 
     def _load_s(self) -> float:
-        return 0.0 if self.mover is None else self.mover.load_s
+        return 0.0 if self.copier is None else self.copier.load_s
 
     def _fetch_s(self) -> float:
-        return 0.0 if self.fetcher is None else self.fetcher.trust["redis"].page_s
+        return 0.0 if self.prefetcher is None else self.prefetcher.breakers["redis"].page_s
 
     async def run(self) -> None:
         """Write pages back to the tiers below the host until cancelled; then close the connections to them."""
         try:
-            if self.publisher is not None:
-                await self.publisher.run()
+            if self.write_back is not None:
+                await self.write_back.run()
             await asyncio.Event().wait()
         finally:
-            if self.fetcher is not None:
-                await self.fetcher.close()
+            if self.prefetcher is not None:
+                await self.prefetcher.close()
             if self.store is not None:
                 await self.store.close()
 
     def begin(self, sequences: Iterable[TokenSequence]) -> None:
         """Look for the pages of sequences that wait now in the tiers below the host."""
-        if self.fetcher is not None:
+        if self.prefetcher is not None:
             for sequence in sequences:
-                self.fetcher.begin(sequence)
+                self.prefetcher.begin(sequence)
 
     def drop(self, sequences: Sequence[TokenSequence]) -> None:
         """Let sequences go; their full pages stay cached and may be written back."""
-        if self.publisher is not None:
+        if self.write_back is not None:
             for sequence in sequences:
                 if sequence.pages:
-                    self.publisher.ended(sequence)
+                    self.write_back.ended(sequence)
         self.scheduler.drop(sequences)
 
     async def drain(self, seconds: float) -> None:
         """Write back pages that would be lost with this worker, for at most `seconds`."""
-        if self.publisher is not None:
-            await self.publisher.drain(seconds)
+        if self.write_back is not None:
+            await self.write_back.drain(seconds)
 
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
         """Forget pages, or (None) all pages; return how many of them the device had, and the host.
@@ -109,10 +109,10 @@ class OffloadManager:
         """
         if ids is None:
             ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
-        if self.fetcher is not None:
-            await self.fetcher.let_end()
-        if self.publisher is not None:
-            await self.publisher.forget(ids)
+        if self.prefetcher is not None:
+            await self.prefetcher.let_end()
+        if self.write_back is not None:
+            await self.write_back.forget(ids)
         return self.tiers.forget(ids)
 
     def patience_s(self) -> float:
@@ -123,7 +123,7 @@ class OffloadManager:
     def load(self) -> PageLoads | None:
         """Begin to copy the pages that the step planned last will see."""
         loads = self.scheduler.loads
-        return self.mover.load(loads) if self.mover is not None and loads else None
+        return self.copier.load(loads) if self.copier is not None and loads else None
 
     def loaded(self, loading: PageLoads | None) -> None:
         """Report the loads of a step that has ended; pages that are not sound are computed anew."""
@@ -132,12 +132,12 @@ class OffloadManager:
 
     def save(self) -> None:
         """Begin to copy idle pages to the host, beside the next steps."""
-        if self.mover is None or self._saving:
+        if self.copier is None or self._saving:
             return
         loop = asyncio.get_running_loop()
         for move in self.tiers.saves(SAVES):
             self._saving += 1
-            self.mover.save(move, lambda *ended: loop.call_soon_threadsafe(self._saved, *ended))
+            self.copier.save(move, lambda *ended: loop.call_soon_threadsafe(self._saved, *ended))
 
     def _saved(self, move: PageMove, sound: bool) -> None:
         self._saving -= 1

@@ -44,14 +44,14 @@ class Prefetcher:
         self,
         store: PageStore,
         scheduler: Scheduler,
-        mover: PageCopier,
+        copier: PageCopier,
         price: Price,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
     ) -> None:
-        self._store, self._scheduler, self._mover = store, scheduler, mover
+        self._store, self._scheduler, self._copier = store, scheduler, copier
         self._price, self._wake, self._now_s = price, wake, clock.monotonic
-        self.trust: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
+        self.breakers: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
         self._asking_s = _POLL_S / 4  # of late, where nothing was in the way
@@ -61,7 +61,7 @@ class Prefetcher:
         """Look for a waiting sequence's missing pages, and bring those that arrive faster than they are computed."""
         missing = self._scheduler.table.lacks(sequence)
         prices, now = self._prices([page for page, _ in missing]), self._now_s()
-        asked = max(trust.asks(prices, now) for trust in self.trust.values())
+        asked = max(breaker.asks(prices, now) for breaker in self.breakers.values())
         if not asked:
             return
         if self._asking_s <= ASK * sum(prices):
@@ -86,9 +86,9 @@ class Prefetcher:
         The sequence waits if the pages arrive within a small share of the seconds that computing them takes; else its
         steps are small, so that computing and fetching meet soon. A tier that was late is not waited for.
         """
-        trust, now = self.trust[tier], self._now_s()
-        takes_s = MARGIN * trust.predicted_s(pages)
-        if trust.misses:
+        breaker, now = self.breakers[tier], self._now_s()
+        takes_s = MARGIN * breaker.predicted_s(pages)
+        if breaker.misses:
             return
         if not takes_s:
             self._scheduler.hold(sequence, now + ASK * compute_s)
@@ -122,10 +122,10 @@ class Prefetcher:
                 there = [each for each, at in zip(keys, found, strict=True) if at == tier]
                 await self._from(tier, sequence, there)
         except TierDown as error:
-            trust = self.trust["redis"]
-            if not trust.misses:  # once an outage
+            breaker = self.breakers["redis"]
+            if not breaker.misses:  # once an outage
                 _log.warning("pages_not_fetched", error=str(error))
-            trust.failed(self._now_s())
+            breaker.failed(self._now_s())
         finally:
             self._scheduler.resume(sequence)
             self._wake()
@@ -134,10 +134,10 @@ class Prefetcher:
         self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
     ) -> None:
         """Bring pages of one tier, those first that are the dearest to compute."""
-        trust = self.trust[tier]
+        breaker = self.breakers[tier]
         while there:
             began, prices = self._now_s(), self._prices([page for page, _ in there])
-            count = trust.asks(prices, began)
+            count = breaker.asks(prices, began)
             if not count:
                 return
             wanted, there = deque(there[:count]), there[count:]
@@ -148,7 +148,7 @@ class Prefetcher:
             await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
             if came := self.fetched[tier] - before:
                 now = self._now_s()
-                trust.came(came, now - began, now)
+                breaker.came(came, now - began, now)
 
     async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
         """Bring a few pages at a time until all are here or computed."""
@@ -175,7 +175,7 @@ class Prefetcher:
     ) -> set[PageKey]:
         """Write values to their host pages; return those that are sound."""
         pages = [(key, targets[key], value) for key, value in values.items()]
-        wrong = await self._mover.fill(pages) if pages else {}
+        wrong = await self._copier.fill(pages) if pages else {}
         for key, error in wrong.items():
             self.corrupt += 1
             _log.warning("page_corrupt", tier=tier, page=key.member, error=error)

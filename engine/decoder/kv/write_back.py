@@ -46,13 +46,13 @@ class WriteBack:
         self,
         store: PageStore,
         tiers: PageTiers,
-        mover: PageCopier,
+        copier: PageCopier,
         shape: ModelShape,
         policy: PagePublish,
         ttl_s: float,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._store, self._tiers, self._mover, self._shape = store, tiers, mover, shape
+        self._store, self._tiers, self._copier, self._shape = store, tiers, copier, shape
         self._policy, self._ttl_s, self._now_s = policy, ttl_s, clock.monotonic
         self.put: Counter[str] = Counter()  # pages by outcome
         self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
@@ -158,7 +158,7 @@ class WriteBack:
                 if held is None:
                     continue  # no tier of this worker has it any more
                 try:
-                    value = await self._mover.value(self._header(key, some[key]), *held)
+                    value = await self._copier.value(self._header(key, some[key]), *held)
                 finally:
                     self._tiers.let_go(key.group, *held)
                 outcome = await self._store.put(key, value, self._ttl_s, some[key].owner)
@@ -177,7 +177,7 @@ class WriteBack:
         self._refused.add(key)
 
     def _header(self, key: PageKey, place: _Place) -> Header:
-        layers, layer_bytes = self._mover.layout(key.group)
+        layers, layer_bytes = self._copier.layout(key.group)
         return Header(
             id=key.id,
             parent=place.parent,

@@ -26,15 +26,15 @@ _log = log.get("engine")
 class CacheAnnouncer:
     """Publishes one engine's pages to the directory; what Redis loses is published again as turns end."""
 
-    def __init__(self, worker: Worker, table: PageTable, residents: PrefixIndex) -> None:
-        self._worker, self._table, self._residents = worker, table, residents
+    def __init__(self, worker: Worker, table: PageTable, prefixes: PrefixIndex) -> None:
+        self._worker, self._table, self._prefixes = worker, table, prefixes
         self._told: dict[str, Held] = {}
         self._names: set[str] = set()  # this worker's, of all its incarnations
         self._at = 0
 
     async def ended(self, session: str, ids: Sequence[PageId]) -> None:
         """Publish that a session's turn with these full pages was computed here, unless the bus is away."""
-        self._residents.left(session, ids)
+        self._prefixes.left(session, ids)
         with contextlib.suppress(BusDown, BusFull):  # it is published again
             await self._tell(session)
 
@@ -61,7 +61,7 @@ class CacheAnnouncer:
 
     async def look(self) -> None:
         """Publish the next sessions and marks that have changed, or were published long ago."""
-        sessions = self._residents.sessions
+        sessions = self._prefixes.sessions
         self._told = {name: self._told[name] for name in sessions if name in self._told}
         begin = self._at if self._at < len(sessions) else 0
         self._at = begin + SESSIONS
@@ -71,10 +71,10 @@ class CacheAnnouncer:
             await self._look_at_marks()
 
     async def _look_at_marks(self) -> None:
-        worker, marks = self._worker, self._residents.some_marks(MARKS)
+        worker, marks = self._worker, self._prefixes.some_marks(MARKS)
         there = [mark for mark in marks if self._table.keeps(mark)]
         gone = set(marks).difference(there)
-        self._residents.unmark(gone)
+        self._prefixes.unmark(gone)
         await CacheDirectory(worker.bus).publish_marks(
             worker.family, worker.name, there, sorted(gone)
         )
@@ -89,7 +89,7 @@ class CacheAnnouncer:
             return
         known = await CacheDirectory(self._worker.bus).held(session)
         ours = known is not None and known.worker in self._names
-        if not ours or not self._residents.chain(session):
+        if not ours or not self._prefixes.chain(session):
             self._told.pop(session, None)  # the session is gone, or has gone on elsewhere
             return
         await self._tell(session)
@@ -101,7 +101,7 @@ class CacheAnnouncer:
         self._told[session] = held
 
     def _held(self, session: str) -> Held:
-        chain = self._residents.chain(session)
+        chain = self._prefixes.chain(session)
         device, host = self._table.resident(chain)
         return Held(
             worker=self._worker.name,

@@ -24,11 +24,11 @@ class CacheInvalidation:
     def __init__(
         self,
         worker: Worker,
-        tiering: OffloadManager,
-        residents: PrefixIndex,
+        offload: OffloadManager,
+        prefixes: PrefixIndex,
         leave: Callable[[bytes], None],
     ) -> None:
-        self._worker, self._tiering, self._residents = worker, tiering, residents
+        self._worker, self._offload, self._prefixes = worker, offload, prefixes
         self._leave = leave
 
     async def run(self) -> None:
@@ -40,7 +40,7 @@ class CacheInvalidation:
                 found = await Deletions(self._worker.bus).read(self._worker.family, after)
                 if len(found) >= MOST or clock.monotonic() - read_at > KEEP_S:
                     _log.warning("pages_forgotten", why="deletions may have been missed")
-                    await self._tiering.forget()
+                    await self._offload.forget()
                 read_at = clock.monotonic()
                 for forget in found:
                     if forget.session:
@@ -55,9 +55,9 @@ class CacheInvalidation:
     async def _do(self, forget: DeletedSession) -> None:
         worker, bus = self._worker, self._worker.bus
         self._leave(forget.session)
-        named = (name for name in self._residents.sessions if digest_of(name) == forget.session)
-        ids = self._residents.delete(next(named, ""), forget.ids)
-        device, host = await self._tiering.forget(ids)
+        named = (name for name in self._prefixes.sessions if digest_of(name) == forget.session)
+        ids = self._prefixes.delete(next(named, ""), forget.ids)
+        device, host = await self._offload.forget(ids)
         answer = Forgot(worker=worker.name, looked=len(ids), device=device, host=host)
         await Deletions(bus).answer(worker.family, forget.entry, answer)
         await CacheDirectory(bus).publish_marks(worker.family, worker.name, (), ids)

@@ -61,22 +61,22 @@ class TierMetrics:
         for tier in ("host", "redis"):
             self._unsound.labels(tier)
 
-    def observe(self, tiering: OffloadManager) -> None:
+    def observe(self, offload: OffloadManager) -> None:
         """Note what was counted since the last time."""
-        tiers, mover, fetcher = tiering.tiers, tiering.mover, tiering.fetcher
+        tiers, copier, prefetcher = offload.tiers, offload.copier, offload.prefetcher
         for tier, count in tiers.found.items():
             self._rise(self._found, count, tier)
         self._rise(self._saved_s, tiers.saved_s)
         self._rise(self._unsound, tiers.corrupt, "host")
-        if mover is not None:
-            for move, size in mover.moved_bytes.items():
+        if copier is not None:
+            for move, size in copier.moved_bytes.items():
                 self._rise(self._moved_bytes, size, move)
-                self._rise(self._moved_s, mover.moved_s[move], move)
-        if fetcher is not None:
-            self._rise(self._unsound, fetcher.corrupt, "redis")
-            for below, trust in fetcher.trust.items():
-                self._rise(self._fetch_s, trust.expected_s, below, "predicted")
-                self._rise(self._fetch_s, trust.took_s, below, "measured")
+                self._rise(self._moved_s, copier.moved_s[move], move)
+        if prefetcher is not None:
+            self._rise(self._unsound, prefetcher.corrupt, "redis")
+            for below, breaker in prefetcher.breakers.items():
+                self._rise(self._fetch_s, breaker.expected_s, below, "predicted")
+                self._rise(self._fetch_s, breaker.took_s, below, "measured")
 
     def _rise(self, metric: Counter, to: float, *labels: str) -> None:
         key = (metric, *labels)

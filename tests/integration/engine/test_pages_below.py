@@ -62,11 +62,11 @@ async def serving(bus: Bus, runner: TorchExecutor, url: str, **more: Any) -> Asy
     """Run a worker that computes so slowly, as it believes, that every page is worth fetching and waiting for."""
     config = WorkerConfig(**{"pages_url": url, "page_publish": "through"} | more)
     async with running(bus, runner, bounds=BOUNDS, config=config) as worker:
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
-        fetcher._price = lambda depth: depth * 0 + 1000.0
-        fetcher._asking_s = 1.0
-        fetcher.trust["redis"].came(1, 1.0, 0.0)
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
+        prefetcher._price = lambda depth: depth * 0 + 1000.0
+        prefetcher._asking_s = 1.0
+        prefetcher.breakers["redis"].came(1, 1.0, 0.0)
         yield worker
 
 
@@ -89,10 +89,10 @@ async def say(
 
 async def put(worker: Worker, count: int) -> None:
     """Wait until so many pages are in Redis."""
-    publisher = worker.loop.engine.offload.publisher
-    assert publisher is not None
+    write_back = worker.loop.engine.offload.write_back
+    assert write_back is not None
     async with asyncio.timeout(60):
-        while publisher.put["stored"] < count:  # noqa: ASYNC110 - it tells nobody
+        while write_back.put["stored"] < count:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -115,11 +115,11 @@ async def test_another_worker_goes_on_with_the_pages(
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
         again, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
-        assert fetcher.fetched["redis"] > 0
-        assert second.mover is not None
-        assert second.mover.moved_bytes["load"] > 0
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
+        assert prefetcher.fetched["redis"] > 0
+        assert second.copier is not None
+        assert second.copier.moved_bytes["load"] > 0
     assert again == expected
     assert found == 10 * PAGE
 
@@ -142,10 +142,10 @@ async def test_a_flipped_bit_in_redis_is_never_used(
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
         again, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
-        assert fetcher.corrupt > 0
-        assert fetcher.fetched["redis"] == 0
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
+        assert prefetcher.corrupt > 0
+        assert prefetcher.fetched["redis"] == 0
     await store.close()
     assert (again, found) == (expected, 0)
 
@@ -162,13 +162,13 @@ async def test_a_tier_that_is_gone_costs_nothing_but_its_pages(
         await put(worker, 8)
     second = loaded(model)
     async with serving(bus, second, pages.url) as worker:
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
         pages.pause() if fault == "stopped" else pages.kill()
         try:
             again, found = await say(bus, desk, second, prompt)
             async with asyncio.timeout(60):
-                while not fetcher.trust["redis"].misses:  # noqa: ASYNC110 - it tells nobody
+                while not prefetcher.breakers["redis"].misses:  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(0.01)
         finally:
             if fault == "stopped":
@@ -185,10 +185,10 @@ async def test_what_could_not_be_put_is_put_when_the_tier_is_back(
     async with serving(bus, runner, pages.url) as worker:
         for count in (10, 11):  # together more than are put at once
             await say(bus, desk, runner, prompt_of(count))
-        publisher = worker.loop.engine.offload.publisher
-        assert publisher is not None
+        write_back = worker.loop.engine.offload.write_back
+        assert write_back is not None
         await asyncio.sleep(0.2)  # it has tried
-        assert not publisher.put
+        assert not write_back.put
         pages.start()
         await put(worker, 21)
 
@@ -200,18 +200,18 @@ async def test_the_lossy_form_is_labelled_and_smaller(
     prompt = prompt_of(6)
     first = loaded(model, form="int8")
     assert first.fingerprint != loaded(model).fingerprint
-    assert first.mover is not None
+    assert first.copier is not None
     async with serving(bus, first, pages.url) as worker:
         await say(bus, desk, first, prompt)
         await put(worker, 6)
-    written = first.mover.moved_bytes["put"]
+    written = first.copier.moved_bytes["put"]
     assert written < 0.4 * 6 * first.shape.page_bytes[0]
     second = loaded(model, form="int8")
     async with serving(bus, second, pages.url) as worker:
         _, found = await say(bus, desk, second, prompt)
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
-        assert fetcher.fetched["redis"] > 0
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
+        assert prefetcher.fetched["redis"] > 0
     assert found > 0
     with pytest.raises(ConfigError, match="SPILLWAY_PAGE_FORM is 'int8' and SPILLWAY_EXACT is on"):
         loaded(model, form="int8", exact=True)
@@ -239,12 +239,12 @@ async def test_a_worker_that_is_stopped_leaves_its_pages(
     first = loaded(model)
     async with serving(bus, first, pages.url, page_publish="back") as worker:
         expected, _ = await say(bus, desk, first, prompt)
-        publisher = worker.loop.engine.offload.publisher
-        assert publisher is not None
-        assert not publisher.put
+        write_back = worker.loop.engine.offload.write_back
+        assert write_back is not None
+        assert not write_back.put
     second = loaded(model)
     async with serving(bus, second, pages.url):
         again, found = await say(bus, desk, second, prompt)
-    assert publisher.put["stored"] >= 9
+    assert write_back.put["stored"] >= 9
     assert again == expected
     assert found > 0

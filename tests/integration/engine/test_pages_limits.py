@@ -40,9 +40,9 @@ async def test_one_tenants_limit_is_not_anothers(
         await say(bus, desk, runner, prompt, "t")
         await say(bus, desk, runner, prompt, "u")
         await put(worker, 4)
-        publisher = worker.loop.engine.offload.publisher
-        assert publisher is not None
-        assert publisher.put["over"] >= 4
+        write_back = worker.loop.engine.offload.write_back
+        assert write_back is not None
+        assert write_back.put["over"] >= 4
     usage = await store.usage()
     assert {owner for share in usage.shares for owner in share} == {owner_id("u")}
     assert usage.pages == 4

@@ -154,10 +154,10 @@ async def test_pages_move_with_a_session(
     second = loaded(model)
     async with serving(bus, second, tiers[1].url) as worker:
         again, found = await say(bus, desk, second, prompt, "u")
-        fetcher = worker.loop.engine.offload.fetcher
-        assert fetcher is not None
-        assert fetcher.fetched["redis"] > 0
-        assert fetcher.corrupt == 0
+        prefetcher = worker.loop.engine.offload.prefetcher
+        assert prefetcher is not None
+        assert prefetcher.fetched["redis"] > 0
+        assert prefetcher.corrupt == 0
     assert again == expected
     assert found > 0
 

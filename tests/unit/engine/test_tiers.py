@@ -57,8 +57,8 @@ class Pages:
     """What every page that ever had an id held: an id names its bytes, computed or restored, in any tier."""
 
     def __init__(self, driver: Driver) -> None:
-        assert isinstance(driver.runner.mover, TorchPageCopier)
-        self._driver, self._mover = driver, driver.runner.mover
+        assert isinstance(driver.runner.copier, TorchPageCopier)
+        self._driver, self._copier = driver, driver.runner.copier
         self._known: dict[tuple[int, PageId], bytes] = {}
         self.compared = 0
 
@@ -66,7 +66,7 @@ class Pages:
         """Compare what lies on the device now with what the same ids held before."""
         tiers = self._driver.tiers
         for group, pool in enumerate(tiers.device):
-            data = self._mover._device[group].raw()
+            data = self._copier._device[group].raw()
             for page_id, page in pool._by_id.items():
                 held = data[page].tobytes()
                 before = self._known.setdefault((group, page_id), held)
@@ -80,7 +80,7 @@ class Pages:
         resting = [page for page in pool._by_id.values() if not pool.references(page)]
         if not resting:
             return False
-        memory = self._mover._bytes[group][rng.choice(resting)]
+        memory = self._copier._bytes[group][rng.choice(resting)]
         memory[rng.randrange(len(memory)), rng.randrange(memory.shape[1])] ^= np.uint8(
             1 << rng.randrange(8)
         )
@@ -150,15 +150,15 @@ def test_one_flipped_bit_is_found(sides: Sides) -> None:
     others = [driver.add(_text(rng, 5 * PAGE), 1) for _ in range(6)]  # push it to the host
     driver.run()
     driver.settle()
-    mover, tiers = sides.runner.mover, driver.tiers
-    assert isinstance(mover, TorchPageCopier)
+    copier, tiers = sides.runner.copier, driver.tiers
+    assert isinstance(copier, TorchPageCopier)
     for group, (device, host) in enumerate(zip(tiers.device, tiers.host, strict=True)):
         for page_id in list(device._by_id):
             device.forget(page_id)
         for page in host._by_id.values():
-            mover._bytes[group][page, rng.randrange(len(mover._bytes[group][page])), 0] ^= 1
+            copier._bytes[group][page, rng.randrange(len(copier._bytes[group][page])), 0] ^= 1
     again = [driver.add(prompt, 4), *(driver.add(other.prompt, 4) for other in others)]
-    loaded = mover.moved_bytes["load"]
+    loaded = copier.moved_bytes["load"]
     driver.run()
 
     expected = exactness.generate(
@@ -166,7 +166,7 @@ def test_one_flipped_bit_is_found(sides: Sides) -> None:
     )
     assert [sequence.output for sequence in again] == expected
     assert tiers.corrupt > 0
-    assert mover.moved_bytes["load"] > loaded  # the tier was read
+    assert copier.moved_bytes["load"] > loaded  # the tier was read
 
 
 def _alone(sides: Sides, asked: Sequence[tuple[list[int], int]]) -> list[list[int]]:
