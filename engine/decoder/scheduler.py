@@ -195,17 +195,17 @@ class _Ledger:
                 self._dropped[group][page] += 1
                 self.left[group] += self._dropped[group][page] == references
 
-    def holding(self, survey: PrefixMatch) -> list[int]:
-        """Return per group how many cached pages a survey would make used."""
+    def holding(self, match: PrefixMatch) -> list[int]:
+        """Return per group how many cached pages a match would take into use."""
         return [
             sum(page >= 0 and not pool.references(page) and page not in taken for page in pages)
-            for pool, pages, taken in zip(self._table.pools, survey.pages, self._held, strict=True)
+            for pool, pages, taken in zip(self._table.pools, match.pages, self._held, strict=True)
         ]
 
-    def hold(self, survey: PrefixMatch) -> None:
-        for group, count in enumerate(self.holding(survey)):
-            self.left[group] -= count + len(survey.loads[group])
-            self._held[group].update(page for page in survey.pages[group] if page >= 0)
+    def hold(self, match: PrefixMatch) -> None:
+        for group, count in enumerate(self.holding(match)):
+            self.left[group] -= count + len(match.loads[group])
+            self._held[group].update(page for page in match.pages[group] if page >= 0)
 
 
 def schedule(
@@ -288,31 +288,31 @@ def _admit(
             break
         if sequence.hold_until_s > table.tiers.now_s:
             continue
-        survey = table.survey(sequence)
-        if _computed_soon(sequence, survey, prefilling):
+        match = table.match(sequence)
+        if _computed_soon(sequence, match, prefilling):
             break  # the next step finds these pages computed
-        new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in survey.todo)
+        new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
         limits = table.most(sequence, bounds.tokens)
         short = (
             min(new + len(loads), limit) + held + promised + reserve > left
             for limit, loads, held, left in zip(
-                limits, survey.loads, ledger.holding(survey), ledger.left, strict=True
+                limits, match.loads, ledger.holding(match), ledger.left, strict=True
             )
         )
         if any(short) and (active or admitted):
             break
-        ledger.hold(survey)
+        ledger.hold(match)
         if min(ledger.left) <= 0:
             break  # no other sequence runs, and pages are on their way to the host: the next step has them
         most = tokens if table.tiers.now_s >= sequence.cap_until_s else min(tokens, sequence.cap)
-        positions = _first_rows(survey, most, min(ledger.left))
+        positions = _first_rows(match, most, min(ledger.left))
         taken = len({p // PAGE for p in positions})
         ledger.take(taken)
         promised += new - taken
         tokens -= len(positions)
         rows.append((sequence, positions))
-        admitted.append((sequence, survey))
-        prefilling.append((sequence, survey.todo))
+        admitted.append((sequence, match))
+        prefilling.append((sequence, match.todo))
     return admitted
 
 
@@ -333,16 +333,16 @@ def _promised(
     return promised
 
 
-def _first_rows(survey: PrefixMatch, most: int, pages: int) -> list[int]:
+def _first_rows(match: PrefixMatch, most: int, pages: int) -> list[int]:
     """Return the first positions to compute of a new sequence: at most `most`, on at most `pages` new pages."""
-    positions = [p for start, end in survey.todo for p in range(start, min(end, start + most))]
-    return [p for p in positions[:most] if _place(survey, p) < pages]
+    positions = [p for start, end in match.todo for p in range(start, min(end, start + most))]
+    return [p for p in positions[:most] if _place(match, p) < pages]
 
 
-def _place(survey: PrefixMatch, position: int) -> int:
+def _place(match: PrefixMatch, position: int) -> int:
     """Return how many pages are computed before the one of a position to compute."""
     count = 0
-    for start, end in survey.todo:
+    for start, end in match.todo:
         if position < end:
             return count + position // PAGE - start // PAGE
         count += (end - 1) // PAGE - start // PAGE + 1
@@ -351,11 +351,11 @@ def _place(survey: PrefixMatch, position: int) -> int:
 
 def _computed_soon(
     sequence: TokenSequence,
-    survey: PrefixMatch,
+    match: PrefixMatch,
     prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
 ) -> bool:
     """True if an earlier sequence is about to compute the first page this one is missing."""
-    page = survey.todo[0][0] // PAGE
+    page = match.todo[0][0] // PAGE
     if page >= (sequence.length - 1) // PAGE:
         return False  # the last page is nobody else's
     start, end = page * PAGE, (page + 1) * PAGE

@@ -12,10 +12,9 @@ from engine.decoder.sequence import Range, TokenSequence, touched
 
 
 class PrefixMatch(NamedTuple):
-    """What a sequence would start with.
+    """The pages that a sequence finds: `todo` are the ranges left to compute.
 
-    The ranges to compute; per group the pages of the device it would hold (-1: none), and the logical pages it would
-    load from the host.
+    `pages` are, per group, the pages of the device (-1: none), `loads` the logical pages to load from the host.
     """
 
     todo: list[Range]
@@ -38,8 +37,8 @@ class PageTable:
 
     # -- looking ---------------------------------------------------------------------------------------
 
-    def survey(self, sequence: TokenSequence) -> PrefixMatch:
-        """Find what is resident of a sequence without pages, and what must be computed; changes nothing.
+    def match(self, sequence: TokenSequence) -> PrefixMatch:
+        """Find the resident pages of a sequence without pages, and the ranges to compute; changes nothing.
 
         Missing pages are any set of ranges. The page of the last token is always computed, since its last row is
         wanted. Under a window, computing starts at the nearest position before whose window everything is resident.
@@ -89,12 +88,12 @@ class PageTable:
         return device, host
 
     def keeps(self, page_id: PageId) -> bool:
-        """True if some tier has all of a page that any later row may see: not what a window has passed."""
+        """True if a tier has a page in every group in which a later row may see it (windows may have passed it)."""
         unlimited = [g for g, window in enumerate(self.windows) if window is None]
         return all(self.tiers.has(g, page_id) for g in unlimited or range(len(self.windows)))
 
     def lacks(self, sequence: TokenSequence) -> list[tuple[int, int]]:
-        """Return (logical page, group) of what no tier here has and the last row would see, the last pages first."""
+        """Return (logical page, group) of pages that the last row sees and no tier here has, the last pages first."""
         last = (sequence.length - 1) // PAGE
         return [
             (page, group)
@@ -138,45 +137,45 @@ class PageTable:
     # -- changing --------------------------------------------------------------------------------------
 
     def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
-        """Give sequences the pages of surveys made since the last change; return what is to be loaded for them."""
-        for sequence, survey in admitted:
-            for pool, held in zip(self.pools, survey.pages, strict=True):
+        """Give sequences the pages of matches made since the last change; return the loads to make for them."""
+        for sequence, match in admitted:
+            for pool, held in zip(self.pools, match.pages, strict=True):
                 for page in held:
                     if page >= 0:
                         pool.hold(page)
-            sequence.pages = [list(held) for held in survey.pages]
-            sequence.todo = list(survey.todo)
+            sequence.pages = [list(held) for held in match.pages]
+            sequence.todo = list(match.todo)
             sequence.low = [0] * len(self.pools)
         # Only now: what is loaded may take the place of a page that nobody holds.
         moves = []
-        for sequence, survey in admitted:
-            for group, pages in enumerate(survey.loads):
+        for sequence, match in admitted:
+            for group, pages in enumerate(match.loads):
                 moves += [self._load(sequence, group, page) for page in pages]
             if sequence.cached < 0:
-                self._first(sequence, survey)
+                self._first(sequence, match)
         return [move for move in moves if move is not None]
 
     def _load(self, sequence: TokenSequence, group: int, page: int) -> PageMove | None:
         sequence.pages[group][page], move = self.tiers.load(group, sequence.ids[page])
         return move
 
-    def _first(self, sequence: TokenSequence, survey: PrefixMatch) -> None:
-        """Note what a sequence that is admitted for the first time found."""
+    def _first(self, sequence: TokenSequence, match: PrefixMatch) -> None:
+        """Count the pages found by a sequence that is admitted for the first time."""
         prompt = len(sequence.prompt)
-        computed = sum(min(b, prompt) - min(a, prompt) for a, b in survey.todo)
+        computed = sum(min(b, prompt) - min(a, prompt) for a, b in match.todo)
         sequence.cached = prompt - computed
         found = {
             page
-            for held, loads in zip(survey.pages, survey.loads, strict=True)
+            for held, loads in zip(match.pages, match.loads, strict=True)
             for page in (*(at for at, physical in enumerate(held) if physical >= 0), *loads)
         }
-        held = sum(physical >= 0 for pages in survey.pages for physical in pages)
-        missing = sum((b - 1) // PAGE - a // PAGE + 1 for a, b in survey.todo)
+        held = sum(physical >= 0 for pages in match.pages for physical in pages)
+        missing = sum((b - 1) // PAGE - a // PAGE + 1 for a, b in match.todo)
         self.tiers.note(sorted(found), held=held, computed=missing * len(self.pools))
         self.tiers.history.begin(sequence.ids[: prompt // PAGE], self.tiers.now_s)
 
     def catch_up(self, sequence: TokenSequence) -> list[PageMove]:
-        """Give a sequence under way those of its missing pages that have come since; return what is to be loaded.
+        """Give a running sequence those of its missing pages that have arrived since; return the loads to make.
 
         Pages are taken as far as the device has room that nobody needs.
         """
@@ -201,7 +200,7 @@ class PageTable:
         return moves
 
     def grow(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
-        """Allocate what rows at `positions` need; IndexError if a pool cannot give it."""
+        """Allocate the pages that rows at `positions` need; IndexError if a pool has too few."""
         if not self.wants(sequence, positions):
             return
         for page in touched(positions):
@@ -211,7 +210,7 @@ class PageTable:
                     held[page] = pool.allocate()
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
-        """Rows at `positions` (already taken off `todo`) are written: publish full pages, drop what none will see."""
+        """Publish the pages that written rows at `positions` (off `todo` by now) filled; drop pages no row will see."""
         if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
             return  # the usual step of a sequence that decodes: its page goes on
         full = sequence.length // PAGE

@@ -78,7 +78,7 @@ class PageTiers:
         return any(pool.find(page_id) is not None for pool in pools)
 
     def used(self, group: int, page_id: PageId) -> None:
-        """A sequence has used a page: it may be saved again, even if the host had dropped it."""
+        """Note that a sequence has used a page: the page may be saved again, even if the host had dropped it."""
         self._declined[group].discard(page_id)
 
     def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
@@ -88,7 +88,7 @@ class PageTiers:
         self.saved_s += float(self.keeping.price(np.array(depths, dtype=np.float64)).sum())
 
     def load(self, group: int, page_id: PageId) -> tuple[int, PageMove | None]:
-        """Give a page that some tier has a reference on the device; return it and, from the host, the move to make."""
+        """Take a reference to a page on the device; return the page and, if only the host has it, the load to make."""
         device, host = self.device[group], self.host[group]
         page = device.find(page_id)
         if page is not None:
@@ -127,7 +127,7 @@ class PageTiers:
         return moves
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
-        """A move has ended; where the bytes are not what they were, the copy they came from is forgotten."""
+        """Note that a move has ended; if its bytes are not `sound`, forget the copy that they came from."""
         device, host = self.device[move.group], self.host[move.group]
         self.moving.remove(move)
         if move.kind == "load":
@@ -156,7 +156,7 @@ class PageTiers:
         self.host[group].back(page_id, self.keeping.fetch_s())
 
     def hold(self, group: int, page_id: PageId) -> tuple[LocalTier, int] | None:
-        """Hold a page to read it; return where it is, or None."""
+        """Hold a page to read it; return its tier and place, or None if no tier here has it."""
         pools: tuple[tuple[LocalTier, PagePool], ...] = (
             ("host", self.host[group]),
             ("device", self.device[group]),

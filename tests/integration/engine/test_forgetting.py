@@ -240,7 +240,7 @@ def test_what_is_resident(case: tuple[ModelShape, StepLimits, list[Ask]]) -> Non
             most=1 << 20,
         )
         table = run.scheduler.table
-        rows = sum(end - start for start, end in table.survey(following).todo)
+        rows = sum(end - start for start, end in table.match(following).todo)
         device, host = table.resident(ids)
         if all(window is None for window in case[0].windows):
             assert (device + host) * PAGE == following.length - rows
