@@ -1,4 +1,4 @@
-"""`spillway bench`: runs one row of the targets and writes its JSON; says what was not measured."""
+"""`spillway bench`: measure one row of the targets, write its JSON, and name rivals that were not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the deletion of a session takes beside few and beside many others, by the indexes and by a walk.
+"""Measure the deletion of a session beside few and beside many other sessions, by the indexes and by a walk.
 
 `python -m bench.deletions redis://127.0.0.1:6379` prints the table of docs/benchmarks/D1.md. The server must be
 empty; it is left as it is found. A walk is what sessions from before the indexes take.

@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind: one JSON file a row, with raw samples and all that is needed to repeat it."""
+"""The JSON document of a benchmark run: raw samples, tables, commit, machine and versions."""
 
 from __future__ import annotations
 

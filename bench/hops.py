@@ -1,4 +1,4 @@
-"""What each hop of an embedding's path costs: the services' own code, called one hop at a time on a real Redis."""
+"""Measure each hop of an embedding's path: the services' own code, one hop at a time, on a real Redis."""
 
 from __future__ import annotations
 

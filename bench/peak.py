@@ -1,4 +1,4 @@
-"""The machine's speed right now: a matrix product timed between blocks, so that a moved machine shows."""
+"""Time a matrix product, so that a change of the machine's speed between blocks shows."""
 
 from __future__ import annotations
 

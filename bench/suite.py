@@ -1,4 +1,4 @@
-"""The list of suites and how one is run: by id, into a document, with an exit code that says what is missing."""
+"""The list of rows, and how one row is run and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an answer given under faults the one of the undisturbed run? Contract (c) of equality, as a pure function."""
+"""Compare an answer given under faults with the answer of the undisturbed run."""
 
 from __future__ import annotations
 

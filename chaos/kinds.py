@@ -1,4 +1,4 @@
-"""What is asked while processes die, and how each answer is judged against the undisturbed run."""
+"""The kinds of requests sent while processes die, and how each answer is judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bus that has become quiet still holds, and must not."""
+"""Find what a quiet bus still holds and must not hold."""
 
 from __future__ import annotations
 

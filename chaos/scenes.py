@@ -1,4 +1,4 @@
-"""What F1 hurts: which processes run, which of them die, and what is asked of them meanwhile."""
+"""Scenes of F1: the processes that run, the processes that die, and the requests sent meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers of pages so small that conversations wander through all of them, and what was read from each."""
+"""Page tiers so small that conversations move through all of them, and counts of pages read from each."""
 
 from __future__ import annotations
 

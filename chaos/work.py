@@ -1,4 +1,4 @@
-"""What F2 and F4 keep in flight: embeddings or chat streams on simulated devices, and when one was answered whole."""
+"""The requests that F2 and F4 keep in flight: embeddings or chat streams on simulated devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which chat model an instance serves: the configured one, else the one that ships, else none."""
+"""Choose the chat model of an instance: the configured one, else the one that ships, else none."""
 
 from __future__ import annotations
 

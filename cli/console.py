@@ -1,4 +1,4 @@
-"""What a person sees while an instance starts and runs: one line per thing that happened."""
+"""Print the progress of an instance's start, one line an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway cost`: what a recorded load costs on accelerators only, and with spill to the CPUs beside them."""
+"""`spillway cost`: compute the cost of a recorded load, on accelerators only and with spill to CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway dead-letters`: jobs convicted of failing: what they were, why they failed, and a second chance."""
+"""`spillway dead-letters`: list, show and replay jobs that were convicted of failing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from cli.office import add_place, with_bus
+from cli.bus_access import add_place, with_bus
 from common.bus import Bus, NewJob, Notifications
 from common.errors import ConfigError
 from common.ids import Family, family_of, job_id, ulid

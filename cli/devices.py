@@ -1,4 +1,4 @@
-"""`spillway devices`: what this machine has to compute with, and which lanes `spillway up` serves with it."""
+"""`spillway devices`: show this machine's devices, and the lanes that `spillway up` makes of them."""
 
 from __future__ import annotations
 

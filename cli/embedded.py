@@ -1,4 +1,4 @@
-"""The embedded Redis-compatible servers, real ones: the bus, with the durability the config names, and KV pages'."""
+"""The embedded Redis-compatible servers: one for the bus, one for KV pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files below a folder, in a stable order; what cannot be read is a problem to report, never a stop."""
+"""Read text files below a folder in a stable order; report files that cannot be read, and go on."""
 
 from __future__ import annotations
 

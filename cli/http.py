@@ -1,4 +1,4 @@
-"""How commands reach a server: which address, which key, and what a failure says to people."""
+"""Call the server: choose address and key, and turn failures into sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway ingest COLLECTION PATH…`: real folders into a collection."""
+"""`spillway ingest COLLECTION PATH…`: put files and folders into a collection."""
 
 from __future__ import annotations
 

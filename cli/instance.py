@@ -1,4 +1,4 @@
-"""One instance is one data directory: its lock, its notes about running processes, and its leftovers."""
+"""An instance is one data directory: its lock, the notes of its processes, and leftovers of a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway keys`: who may use the API, and how much of it."""
+"""`spillway keys`: create, list, rotate and revoke API keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from cli.office import add_place, with_bus
+from cli.bus_access import add_place, with_bus
 from common.bus import Bus
 from common.errors import ConfigError
 from common.registry.api_keys import ApiKey, KeyStore

@@ -1,4 +1,4 @@
-"""The console script: finds the command, loads only its module, and turns its errors into one sentence."""
+"""The console script: load the command's module, run the command, and print its error as one sentence."""
 
 from __future__ import annotations
 

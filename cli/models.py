@@ -1,4 +1,4 @@
-"""`spillway models`: what the server offers."""
+"""`spillway models`: list the models that an instance serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One supervised process: started, its output kept and watched, restarted when it crashes, stopped in order."""
+"""One supervised process: start, watch its output, restart after a crash, stop in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway reembed COLLECTION`: embed stored texts again, after the encoder has changed."""
+"""`spillway reembed COLLECTION`: embed stored texts again after the encoder has changed."""
 
 from __future__ import annotations
 

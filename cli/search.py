@@ -1,4 +1,4 @@
-"""`spillway search COLLECTION TEXT`: the nearest passages, for people or as JSON."""
+"""`spillway search COLLECTION TEXT`: print the nearest passages, for people or as JSON."""
 
 from __future__ import annotations
 

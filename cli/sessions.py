@@ -1,4 +1,4 @@
-"""`spillway sessions`: the conversations a server remembers."""
+"""`spillway sessions`: list, show, export, import, pin and delete conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spillway status` and `spillway down`: what runs on a data directory, and its end."""
+"""`spillway status` and `spillway down`: show and stop the processes of a data directory."""
 
 from __future__ import annotations
 

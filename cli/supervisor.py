@@ -1,4 +1,4 @@
-"""`spillway up`: starts an instance's processes in order, keeps them running, and stops them in order."""
+"""Start an instance's processes in order, keep them running, and stop them in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import uvloop
 
 from cli import embedded
 from cli.console import Console, plain
-from cli.plan import REDIS, REDIS_PAGES, InstancePlan, PlannedProcess, with_port
+from cli.instance_plan import REDIS, REDIS_PAGES, InstancePlan, PlannedProcess, with_port
 from cli.process import Process, why_ended
 from common import log
 from common.clock import SystemClock

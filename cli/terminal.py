@@ -1,4 +1,4 @@
-"""What a terminal is given: text that cannot drive it, and dim lines where it has them."""
+"""Text for a terminal: control characters are removed, and dim lines are used where the terminal has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded load: when how many queries arrived, from JSON lines or CSV."""
+"""Read a recorded load from JSON lines or CSV: how many queries arrived when."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cli.console import READY, Console
 from cli.instance import Instance
-from cli.plan import InstancePlan, make
+from cli.instance_plan import InstancePlan, make
 from cli.supervisor import supervise
 from common import log, metrics
 from common.config import Common

@@ -1,4 +1,4 @@
-"""Bring a collection to the state of a source: skip what is unchanged, store what is not, remove what is gone.
+"""Bring a collection to the state of a source: skip unchanged, store changed, remove missing documents.
 
 Nothing is remembered between runs: what is stored says what is left to do, so an interrupted run resumes by being
 run again. Writes are upserts by id, so repeating one is harmless.

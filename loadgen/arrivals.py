@@ -1,4 +1,4 @@
-"""When requests arrive: endless or finite sequences of offsets in seconds from the start, rising.
+"""Arrival times of requests: rising offsets in seconds from the start, endless or finite.
 
 An open loop sends at these times whatever the server does, so a slow answer delays no later request.
 """

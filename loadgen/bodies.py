@@ -1,4 +1,4 @@
-"""What is asked: request bodies built once and sent again and again, so that building them costs no CPU."""
+"""Request bodies, built once and sent many times, so that building them costs no CPU."""
 
 from __future__ import annotations
 

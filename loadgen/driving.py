@@ -1,4 +1,4 @@
-"""Driving a loop as the command line's options say, with a line a second on standard error."""
+"""Run a load as the command line asks, and print one line a second on standard error."""
 
 from __future__ import annotations
 

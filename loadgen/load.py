@@ -1,4 +1,4 @@
-"""Requests of one answer each in the loops of `loadgen.loop`, and what they took."""
+"""Load of requests with one answer each, and statistics of their latency."""
 
 from __future__ import annotations
 

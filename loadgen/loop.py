@@ -1,5 +1,7 @@
-"""The two loops. Open: requests leave at their scheduled times and latency counts from then (no coordinated
-omission). Closed: so many clients, each sending its next request when the last is answered.
+"""The open and the closed loop of load.
+
+Open: requests leave at their scheduled times, and latency counts from then (no coordinated omission). Closed: a number
+of clients, each of which sends its next request when its last one is answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The statistics behind every figure: percentiles, bootstrap intervals, and which blocks count."""
+"""Statistics of figures: percentiles, bootstrap intervals, and blocks that count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where requests go: one HTTP client that spends as little CPU a request as aiohttp allows."""
+"""An HTTP client for load: the least CPU a request that aiohttp allows."""
 
 from __future__ import annotations
 

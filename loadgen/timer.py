@@ -1,4 +1,4 @@
-"""A timer that wakes an event loop to some ten microseconds; asyncio's own rounds up to a millisecond."""
+"""A timer that wakes an event loop within some ten microseconds; asyncio's rounds up to a millisecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our engine in a process of its own, fed by lines of JSON like its rivals.
+"""The decoder in a process of its own, fed with lines of JSON as its rivals are.
 
 `python -m bench.engine.decoder_process MODEL KIND THREADS` answers {"decode": {"streams", "context", "steps"}} and
 {"prefill": {"tokens"}} with {"seconds"}; the runner computes and draws as in a worker, pages are laid out here.

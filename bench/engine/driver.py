@@ -1,4 +1,4 @@
-"""The engine without a bus: sequences through the scheduler, the runner and the tiers of pages, greedily."""
+"""Drive the engine without a bus: sequences through scheduler, executor and page tiers, greedily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An encoder alone in a process of its own: what the mesh is compared with, fed by lines of JSON.
+"""An encoder alone in a process of its own, fed with lines of JSON: the mesh is compared with it.
 
 `python -m bench.engine.encoder_process KIND DIR PRECISION` answers each {"batches": [...]} with {"seconds": s};
 the process shares nothing with the load generator, so neither side pays for the other's threads.

@@ -1,4 +1,4 @@
-"""Drive a runner by hand: sequences on scattered pages, computed in any pieces and batches. For exactness only."""
+"""Drive an executor by hand: sequences on scattered pages, in any pieces and batches, for exactness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine with its tiers of pages and a Redis for them, without a bus: turns of conversations, one at a time."""
+"""The engine with page tiers and a Redis for pages, without a bus: turns of conversations, one at a time."""
 
 from __future__ import annotations
 

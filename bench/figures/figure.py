@@ -1,4 +1,4 @@
-"""One line of the summary: what a row must reach, what it should, and what it did."""
+"""One line of the summary: must, goal and measured figure of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures that docs/benchmarks.md puts first: what each row must reach, what it should, and what it did."""
+"""The figures of the summary in docs/benchmarks.md: must, goal and measured figure of every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check on an accelerator leaves behind: one JSON file, cell by cell, so that a run that ended goes on."""
+"""The JSON of a check on an accelerator, written cell by cell, so that an interrupted run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mesh of our own to measure and to hurt: real services as processes in one directory.
+"""A mesh of local processes in one directory: start, kill, restart and measure real services.
 
 Benchmarks, fault runs and soak use it, so what they show is what `python -m services.<name>` does.
 """

@@ -1,4 +1,4 @@
-"""How a mesh's processes are asked from outside: one HTTP status, one PING."""
+"""Ask a process from outside: HTTP status, metrics, PING."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes a mesh may hold: which module, which flags, by which name."""
+"""The processes that a local mesh may hold: name, module, flags and environment of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A third tier under the two of `kv_simulation`: which policy should choose what Redis gives up.
+"""Simulate a third tier below the two of `kv_simulation`: compare policies for what Redis drops.
 
 Device and host drop by `spillway`; what the host drops, Redis keeps.
 `python -m bench.simulation.kv_below` prints the table of docs/decisions.md, 60.

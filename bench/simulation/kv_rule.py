@@ -1,4 +1,4 @@
-"""One tier under one rule: which share of a trace's pages a policy has when they are asked for."""
+"""Simulate one tier under one rule: the share of a trace's pages that are held when they are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tiers under conversations, on a virtual clock: what a policy makes a worker compute again."""
+"""Simulate two tiers under conversations on a virtual clock: the work that each policy makes be computed again."""
 
 from __future__ import annotations
 

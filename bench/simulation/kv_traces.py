@@ -1,4 +1,4 @@
-"""Traces of pages: which pages the requests of a load name, read from a file or generated."""
+"""Traces of pages: the pages that requests of a load name, read from a file or generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay a trace of arrivals through the door's policies on a virtual clock: the decisions are the product's own.
+"""Replay a trace of arrivals through the admission policies on a virtual clock, with the product's own decisions.
 
 What is simulated is time: a device takes what its cost says, times a noise drawn beforehand for each of its batches, so
 that every policy meets the same device. `clairvoyant` is the bound: a door that knows the noise of every batch to come.

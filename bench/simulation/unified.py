@@ -1,4 +1,4 @@
-"""Prompts and answers in one step, or prompts in steps of their own: simulated on a virtual clock (Pensieve, 3.6.7).
+"""Simulate prompts and answers in one step, and prompts in steps of their own (Pensieve, 3.6.7).
 
 The engine's own scheduler plans every step; instead of a model, a step takes what a linear cost says. Figures are
 therefore simulated ones: they compare the two ways of planning, and tell nothing of a machine.

@@ -1,4 +1,4 @@
-"""Idle streams: many event streams of one request that waits, kept open beside a measurement."""
+"""Idle event streams of one waiting request, kept open beside a measurement."""
 
 from __future__ import annotations
 

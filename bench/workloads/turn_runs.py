@@ -1,4 +1,4 @@
-"""Turns against one server after another, kept as they come, so that an interrupted run goes on."""
+"""Turns against one server after another, stored as they end, so that an interrupted run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of conversations in an open loop over HTTP: any server of /v1/completions, the whole history sent each time.
+"""Turns of conversations in an open loop over HTTP, to any server of /v1/completions.
 
 Every system gets the same requests. Vocabularies are words `w<id>`, so what a server streams tells its token ids.
 """

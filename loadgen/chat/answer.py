@@ -1,4 +1,4 @@
-"""One streamed answer, put together from its chunks; says what a right stream would never do."""
+"""One streamed answer, assembled from its chunks, with faults that no right stream has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chat requests took, and what that means: TTFT, TPOT, ITL, end to end, normalized latency, goodput. Pure."""
+"""Statistics of chat requests: TTFT, TPOT, ITL, end to end, latency per token, goodput."""
 
 from __future__ import annotations
 

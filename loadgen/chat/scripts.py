@@ -1,4 +1,4 @@
-"""What is said: conversations of synthetic text, with lengths, turns and pauses drawn from a seed."""
+"""Conversations of synthetic text, with lengths, turns and pauses drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of one load run: how fast, how late, how many refused, and how that went over time."""
+"""The HTML report of one load run: latency, lateness, refusals, and all three over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plots a row's JSON gives: by id, from its raw samples."""
+"""The plots of each row, drawn from the raw samples of its JSON."""
 
 from __future__ import annotations
 

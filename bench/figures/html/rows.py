@@ -1,4 +1,4 @@
-"""The report of benchmark rows: each with its tables beside its plots, its command, its date and its machine."""
+"""The HTML report of benchmark rows: tables beside plots, with command, date and machine."""
 
 from __future__ import annotations
 

@@ -156,6 +156,9 @@ def stubbed(tmp_path: Path) -> Iterator[Spillway]:
         package = home / "services" / name
         package.mkdir(parents=True)
         (package / "__main__.py").write_text(STUB.format(name=name, cls=cls))
+    (
+        home / "services" / "__init__.py"
+    ).touch()  # else a checkout's package on PYTHONPATH is found first
     made = Spillway(home, tmp_path / "data")
     made.env["SPILLWAY_SAMPLE"] = "no"
     made.env["SPILLWAY_OVERFLOW_WORKERS"] = "1"  # every kind of service, whatever devices are here

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli import devices, main, plan
+from cli import devices, instance_plan, main
 from common.devices import Accelerator, Machine, NumaNode
 from common.placement import DEMONSTRATION
 
@@ -110,10 +110,10 @@ def test_up_starts_what_overflows(
     device: str, workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Beside an accelerator that its workers use, `up` starts one overflow worker unasked."""
-    monkeypatch.setattr(plan, "detect", lambda: MACHINE)
-    monkeypatch.setattr(plan, "torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(instance_plan, "detect", lambda: MACHINE)
+    monkeypatch.setattr(instance_plan, "torch_version", lambda: "2.13.0")
 
-    made = plan.make({"data_dir": str(tmp_path)}, {"SPILLWAY_DEVICE": device})
+    made = instance_plan.make({"data_dir": str(tmp_path)}, {"SPILLWAY_DEVICE": device})
 
     assert sum(part.name.startswith("cpu_worker-") for part in made.services()) == workers
 

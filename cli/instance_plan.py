@@ -1,4 +1,4 @@
-"""What `spillway up` will run: every config checked, every command line made, before anything starts."""
+"""The plan of `spillway up`: every setting checked and every command line made before anything starts."""
 
 from __future__ import annotations
 
