@@ -231,15 +231,19 @@ class EmbeddingLoop:
         self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
 
     async def _compute(self, batch: list[EncodeJob], predicted_s: float) -> FinishedBatch:
-        """Queue the batch at the device, due when the first of its jobs is."""
-        left_ms = min(job.due_ms for job in batch) - self._clock.now_ms()
+        """Queue the batch at the device.
+
+        The batch is due with the first of its jobs, but no later than its predicted end: admission counts on batches
+        that begin at once, and the jobs behind this batch wait for it.
+        """
+        left_s = (min(job.due_ms for job in batch) - self._clock.now_ms()) / 1000
         return await self._device.run(
             run_jobs,
             self._model,
             batch,
             kind=self._kind,
             predicted_s=predicted_s,
-            deadline_s=self._clock.monotonic() + left_ms / 1000,
+            deadline_s=self._clock.monotonic() + min(left_s, predicted_s),
         )
 
     async def _drop_stopped(self, batch: list[EncodeJob], doing: RunningBatch) -> list[EncodeJob]:
