@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Sized(Protocol):
+class WaitingJob(Protocol):
     """A waiting job, as far as batches depend on it."""
 
     @property
@@ -49,7 +49,7 @@ def _at_once(_items: int, _tokens: int) -> float:
 
 
 def next_batch(
-    queue: Sequence[Sized], limits: BatchLimits, end_ms: Callable[[int, int], float] = _at_once
+    queue: Sequence[WaitingJob], limits: BatchLimits, end_ms: Callable[[int, int], float] = _at_once
 ) -> list[int]:
     """Return the indices in `queue` (oldest first) of the jobs to run next.
 
@@ -80,7 +80,7 @@ def next_batch(
     return sorted(chosen)
 
 
-def _groups(queue: Sequence[Sized]) -> Iterator[list[int]]:
+def _groups(queue: Sequence[WaitingJob]) -> Iterator[list[int]]:
     """Yield the groups that may join the oldest job: each job of its batch, each unplanned job, later batches whole."""
     later: dict[int, list[int]] = {}
     for index in range(1, len(queue)):

@@ -23,7 +23,7 @@ from engine.kernels.encoder import EncoderKernels
 from engine.memory import keep_memory
 from engine.models.encoders.files import ModelFiles, find
 from engine.models.encoders.packed_forward import PackedForward, packable
-from engine.models.encoders.precision import Forward, Way, choose
+from engine.models.encoders.precision import EncoderPrecision, Forward, choose
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
 
@@ -40,7 +40,7 @@ class Encoder:
         forward: Forward,
         *,
         device: torch.device,
-        way: Way,
+        precision: EncoderPrecision,
         threads: int,
     ) -> None:
         self._files = files
@@ -55,7 +55,7 @@ class Encoder:
         }
         self.name = files.name
         self.fingerprint = files.fingerprint()
-        self.dtype: str = way
+        self.dtype: str = precision
         self.known_cost: LinearCost | None = None
         # How often each text is computed: more than once imitates a slower device, for tests and demonstrations.
         self.times = 1
@@ -85,15 +85,15 @@ class Encoder:
         torch.set_num_threads(threads)
         weights = load_weights(files)
 
-        ways = _ways(files, weights, place, threads, cache.parent if cache else None)
-        way: Way = "bf16 packed" if "bf16 packed" in ways else "bf16"
+        precisions = _precisions(files, weights, place, threads, cache.parent if cache else None)
+        precision: EncoderPrecision = "bf16 packed" if "bf16 packed" in precisions else "bf16"
         if dtype == "auto":
-            way = choose(files, ways, place, cache)
+            precision = choose(files, precisions, place, cache)
         elif dtype == "fp32":
-            way = "fp32"
+            precision = "fp32"
         with torch.inference_mode():
-            built = ways[way]()
-        return cls(files, weights, built, device=place, way=way, threads=threads)
+            built = precisions[precision]()
+        return cls(files, weights, built, device=place, precision=precision, threads=threads)
 
     @property
     def reranks(self) -> bool:
@@ -194,23 +194,23 @@ class Encoder:
         return F.linear(rows, self._head[f"{name}.weight"], self._head[f"{name}.bias"])
 
 
-def _ways(
+def _precisions(
     files: ModelFiles,
     weights: dict[str, Tensor],
     place: torch.device,
     threads: int,
     directory: Path | None,
-) -> dict[Way, Callable[[], Forward]]:
-    """Return the ways to compute this model here; each is built only when called."""
-    ways: dict[Way, Callable[[], Forward]] = {
+) -> dict[EncoderPrecision, Callable[[], Forward]]:
+    """Return the precisions that this machine has for the model; each is built only when called."""
+    precisions: dict[EncoderPrecision, Callable[[], Forward]] = {
         "fp32": lambda: TorchForward(files.spec, weights, "fp32", place),
         "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),
     }
     if place.type == "cpu" and packable(files.spec):
         kernels = EncoderKernels.load(directory)
         if kernels is not None:
-            ways["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
-    return ways
+            precisions["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
+    return precisions
 
 
 def _place(device: str) -> torch.device:

@@ -31,7 +31,7 @@ Invoice 20931: 14 crates of oranges, delivered 2024-03-08 to Rotterdam, paid.
 Error: connection refused (os error 111)""".replace("\n ", " ").splitlines()
 
 
-Way = Literal["fp32", "bf16", "bf16 packed"]
+EncoderPrecision = Literal["fp32", "bf16", "bf16 packed"]
 
 
 class Forward(Protocol):
@@ -46,31 +46,37 @@ class Forward(Protocol):
 
 def choose(
     files: ModelFiles,
-    ways: Mapping[Way, Callable[[], Forward]],
+    precisions: Mapping[EncoderPrecision, Callable[[], Forward]],
     device: torch.device,
     cache: Path | None = None,
     clock: Clock = SYSTEM,
-) -> Way:
-    """Return the fastest of `ways` on this machine that keeps the accuracy bound against fp32.
+) -> EncoderPrecision:
+    """Return the fastest of `precisions` on this machine that keeps the accuracy bound against fp32.
 
     The choice for the same weights, processor, threads and torch is kept in `cache`.
     """
     machine = f"{device.type} {cpu_flags()} {torch.get_num_threads()} torch {torch.__version__}"
-    key = f"{files.fingerprint()} {sorted(ways)} {machine}"
+    key = f"{files.fingerprint()} {sorted(precisions)} {machine}"
     known = _remembered(cache).get(key)
     if known is not None:
         return known
     texts = _probe(files)
     with torch.inference_mode():
-        built = {way: build() for way, build in ways.items()}
-        states = {way: _means(forward, texts) for way, forward in built.items()}
+        built = {precision: build() for precision, build in precisions.items()}
+        states = {precision: _means(forward, texts) for precision, forward in built.items()}
         exact = states["fp32"]
-        allowed = [way for way in ways if way == "fp32" or _accurate(exact, states[way])]
+        allowed = [
+            precision
+            for precision in precisions
+            if precision == "fp32" or _accurate(exact, states[precision])
+        ]
         best = dict.fromkeys(allowed, float("inf"))
         for _ in range(_ROUNDS):  # by turns, so that a busy moment of the machine does not decide
-            for way in allowed:
-                best[way] = min(best[way], _seconds(built[way], texts, device, clock))
-    chosen = min(allowed, key=lambda way: best[way])
+            for precision in allowed:
+                best[precision] = min(
+                    best[precision], _seconds(built[precision], texts, device, clock)
+                )
+    chosen = min(allowed, key=lambda precision: best[precision])
     _remember(cache, key, chosen)
     return chosen
 
@@ -81,7 +87,7 @@ def _accurate(exact: Tensor, vectors: Tensor) -> bool:
 
 
 def _means(forward: Forward, texts: list[list[int]]) -> Tensor:
-    """Return mean-pooled rows per text; this also warms the way."""
+    """Return mean-pooled rows per text; this also warms the forward pass."""
     parts = torch.split(forward(texts, None), [len(text) for text in texts])
     return torch.stack([part.mean(0) for part in parts])
 
@@ -106,7 +112,7 @@ def _probe(files: ModelFiles) -> list[list[int]]:
     return sorted((text for text in texts if text), key=len)
 
 
-def _remembered(cache: Path | None) -> dict[str, Way]:
+def _remembered(cache: Path | None) -> dict[str, EncoderPrecision]:
     if cache is None:
         return {}
     try:
@@ -114,10 +120,10 @@ def _remembered(cache: Path | None) -> dict[str, Way]:
     except (OSError, ValueError):
         return {}
     known = content if isinstance(content, dict) else {}
-    return {key: value for key, value in known.items() if value in get_args(Way)}
+    return {key: value for key, value in known.items() if value in get_args(EncoderPrecision)}
 
 
-def _remember(cache: Path | None, key: str, chosen: Way) -> None:
+def _remember(cache: Path | None, key: str, chosen: EncoderPrecision) -> None:
     if cache is None:
         return
     try:

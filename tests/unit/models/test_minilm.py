@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from engine.models.encoders.encoder import Encoder
 from engine.models.encoders.files import find
-from engine.models.encoders.precision import Way
+from engine.models.encoders.precision import EncoderPrecision
 from tests.support import encoder_models
 
 KNOWN = ("The cat sat on the mat.", "A kitten rests on a rug.", "The bond market fell today.")
@@ -91,7 +91,9 @@ def test_precision_is_remembered(tmp_path: Path) -> None:
     assert list(remembered.values()) == [first]
     assert Encoder.load(str(tmp_path), dtype="auto", cache=cache).dtype == "fp32"
     cache.write_text("{broken")
-    assert Encoder.load(str(tmp_path), dtype="auto", cache=cache).dtype in get_args(Way)
+    assert Encoder.load(str(tmp_path), dtype="auto", cache=cache).dtype in get_args(
+        EncoderPrecision
+    )
 
 
 def test_card(exact: Encoder) -> None:
