@@ -1,4 +1,4 @@
-"""What a refused request is told."""
+"""Refusals: the error of a request that was not admitted, with the seconds after which to try again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.router import metrics
 
 
 def retry_after(seconds: float) -> float:
-    """Return a computed wait, clamped to 1..60 s and jittered so that refused clients do not return at once."""
+    """Return `seconds` as a wait of 1 to 60 s, jittered so that refused clients do not return all at once."""
     return float(min(60, max(1, math.ceil(seconds * random.uniform(1.0, 1.3)))))
 
 

@@ -87,9 +87,6 @@ PENDING_RIDDLES: set[str] = {
     "common/wire/results.py",
     "common/worker/lease_reader.py",
     "common/worker/leases.py",
-    "services/router/admission/refusals.py",
-    "services/router/recent_counts.py",
-    "services/router/workflows/steps.py",
 }
 
 
