@@ -28,6 +28,11 @@ class Family(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}/{self.partition}"
 
+    @property
+    def kind(self) -> str:
+        """What the family does: embed, rerank, chat, search, request or sessions."""
+        return self.name.split(".", maxsplit=1)[0]
+
     @classmethod
     def parse(cls, text: str) -> Family:
         """Parse `embed.minilm/0`; ValueError names what is wrong."""

@@ -177,6 +177,21 @@ class Connection:
 
         return await self._scripts.run(call, name, keys, args)
 
+    async def probe(self, timeout_s: float) -> None:
+        """Run the cheapest command that names a node of a Cluster, too; BusDown after `timeout_s`."""
+        await self.call("EXISTS", "models", timeout_s=timeout_s)
+
+    async def memory(self) -> tuple[int, int]:
+        """Return the bytes that Redis uses and its limit, 0 without one; of a Cluster those of the fullest node."""
+        used, limit = 0, 0
+        for call in self.callers():
+            lines = (await call("INFO", "memory")).decode().splitlines()
+            info = dict(line.split(":", 1) for line in lines if ":" in line)
+            one, most = int(info["used_memory"]), int(info["maxmemory"])
+            if one * max(limit, 1) >= used * max(most, 1):
+                used, limit = one, most
+        return used, limit
+
     def callers(self) -> list[Callable[..., Awaitable[Any]]]:
         """Return one way to run plain commands per server: the only one, or each primary of a Cluster.
 

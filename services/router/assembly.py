@@ -31,7 +31,7 @@ from services.router.http.embeddings import EmbeddingsApi
 from services.router.http.generations import Generations
 from services.router.http.grounded import GroundedChats, GroundedQuestions
 from services.router.http.job_replies import JobReplies, ParcelReplies
-from services.router.http.mesh import MeshApi, MeshHistory
+from services.router.http.mesh import MeshApi
 from services.router.http.middleware import AccessGuard, RequestObserver
 from services.router.http.models import ModelsApi
 from services.router.http.parcel_limits import ParcelLimits
@@ -45,12 +45,14 @@ from services.router.http.session_pages import SessionPagesApi
 from services.router.http.session_turns import SessionTurns
 from services.router.http.sessions import SessionsApi
 from services.router.http.timeline import TimelineApi
-from services.router.lane_depths import LaneDepths
-from services.router.mesh_snapshot import MeshSnapshot
+from services.router.mesh.history import MeshHistory
+from services.router.mesh.lane_depths import LaneDepths
+from services.router.mesh.lane_monitor import LaneMonitor
+from services.router.mesh.monitor import MeshMonitor
+from services.router.mesh.snapshot import MeshSnapshot
 from services.router.responses.answer_sources import AnswerSources
 from services.router.responses.results import ResultWriter
 from services.router.text.pool import TextPool
-from services.router.watch import Watch
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.runner import WorkflowRunner
@@ -83,7 +85,7 @@ class RouterProcess(NamedTuple):
     streams: OpenStreams
     server: HttpServer
     history: MeshHistory
-    watch: Watch
+    monitor: MeshMonitor
     keys: KeyStore
     keys_on: bool
 
@@ -127,23 +129,16 @@ async def assemble(
         streams,
         HttpServer(app, config),
         history,
-        _watch(config, core, health),
+        _monitor(config, core, health),
         core.keys,
         keys_on,
     )
 
 
-def _watch(config: RouterConfig, core: Core, health: Health) -> Watch:
-    return Watch(
-        core.bus,
-        health,
-        core.cards,
-        core.pool,
-        core.depths,
-        core.admission,
-        core.store,
-        core.orphans,
-        config.partitions,
+def _monitor(config: RouterConfig, core: Core, health: Health) -> MeshMonitor:
+    lanes = LaneMonitor(core.bus, core.admission, core.depths, config.partitions)
+    return MeshMonitor(
+        core.bus, health, core.cards, core.pool, core.depths, lanes, core.store, core.orphans
     )
 
 

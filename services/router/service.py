@@ -104,8 +104,8 @@ async def _serve(
         router.history.start()
         stack.push_async_callback(router.history.stop)
         port = await _listen(router, config, health, tls, stack)
-        router.watch.start()
-        stack.push_async_callback(router.watch.stop)
+        router.monitor.start()
+        stack.push_async_callback(router.monitor.stop)
         await _warn_without_keys(router, config)
         _log.info(
             "router_started", host=config.host, port=port, tls=tls is not None, keys=router.keys_on

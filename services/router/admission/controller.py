@@ -143,7 +143,7 @@ class AdmissionController:
         claimed = await Idempotency(self._bus).claim(
             caller.tenant, caller.idempotency_key, caller.body_hash, request
         )
-        if family_of(claimed).name.split(".")[0] != family_of(request).name.split(".")[0]:
+        if family_of(claimed).kind != family_of(request).kind:
             raise Conflict(
                 "Idempotency-Key was used for another kind of request", code="idempotency_conflict"
             )

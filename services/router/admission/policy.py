@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from common.bus.admission import Terms
 from common.config import Admission
 from common.cost.online import Lateness
+from common.ids import Family
 
 EMBED_CLASSES = ("gpu", "cpu")
 GENERATE_CLASSES = ("gpu",)
 SEARCH_CLASSES = ("cpu",)
 REQUEST_CLASSES = ("router",)
 SESSION_CLASSES = ("kv",)
+SESSIONS = Family("sessions")
 CLASSES_OF: Mapping[str, Sequence[str]] = {
     "embed": EMBED_CLASSES,
     "rerank": EMBED_CLASSES,
@@ -29,6 +31,11 @@ _TERMS: dict[Admission, Terms] = {
     "round-robin": Terms("count", "turns"),
 }
 _HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.1
+
+
+def request_families(partitions: int) -> list[Family]:
+    """Return the families whose jobs are requests of several jobs."""
+    return [Family("request", n) for n in range(partitions)]
 
 
 class DeliveryLatency:

@@ -14,7 +14,7 @@ from services.router.admission.policy import GENERATE_CLASSES
 from services.router.admission.request_runner import RequestRunner
 from services.router.http.answers import AnswerWriter, ReaderAnswer, last_position
 from services.router.http.job_replies import noted
-from services.router.lane_depths import LaneDepths
+from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses.answer_sources import AnswerSources, own_job
 from services.router.text.generations import GenerationSpec
 

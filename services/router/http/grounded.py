@@ -31,7 +31,7 @@ from services.router.http.answers import AnswerWriter, ReaderAnswer
 from services.router.http.generations import Generations
 from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.session_turns import SessionTurns
-from services.router.lane_depths import LaneDepths
+from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses.answer_sources import AnswerSource, AnswerSources
 from services.router.responses.outcomes import error_of
 from services.router.text.grounded import GroundedQuestion, question_of

@@ -7,62 +7,17 @@ requests and their times are this router's own.
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
-from common import log
-from common.bus import Bus, BusDown
+from common.bus import Bus
 from common.metrics import version
-from services.router import recent_batches
 from services.router.admission.controller import AdmissionController
 from services.router.cards import Cards
 from services.router.http.replies import reply_json
-from services.router.mesh_snapshot import ENCODERS, MeshSnapshot, kind_of, lanes_of, workers_of
-from services.router.recent_batches import RecentBatches
-from services.router.recent_counts import EVERY_S, RecentCounts
-
-_log = log.get("router")
-
-
-class MeshHistory:
-    """The last minutes of this router's metrics and of the encoders' batches, noted while the router runs."""
-
-    def __init__(self, bus: Bus, cards: Cards) -> None:
-        self._bus, self._cards = bus, cards
-        self.counts, self.batches = RecentCounts(bus.clock), RecentBatches(bus.clock)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Begin to note."""
-        self.counts.note()
-        supervisor = self._bus.supervisor
-        self._tasks = [
-            supervisor.process(self._note_metrics(), "window"),
-            supervisor.process(self._note_batches(), "batches"),
-        ]
-
-    async def stop(self) -> None:
-        """Stop noting."""
-        await self._bus.supervisor.end(*self._tasks)
-
-    async def _note_metrics(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
-            self.counts.note()
-
-    async def _note_batches(self) -> None:
-        while True:
-            try:
-                for family in await self._cards.families():
-                    if kind_of(family) in ENCODERS:
-                        roster = await self._bus.workers.all(family)
-                        self.batches.note(family, [record for record, _ in roster])
-            except BusDown:
-                pass  # the next round may reach Redis
-            except Exception:  # noqa: BLE001 - noting must outlive a bad reply
-                _log.exception("batches_unnoted")
-            await asyncio.sleep(recent_batches.EVERY_S)
+from services.router.mesh.history import MeshHistory
+from services.router.mesh.recent_counts import EVERY_S
+from services.router.mesh.report import lanes_of, workers_of
+from services.router.mesh.snapshot import MeshSnapshot
 
 
 class MeshApi:

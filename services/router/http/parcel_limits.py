@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.config import RouterConfig
 from services.router.cards import Cards
-from services.router.lane_depths import LaneDepths
+from services.router.mesh.lane_depths import LaneDepths
 from services.router.text.bodies import RequestLimits
 
 PARCEL_ITEMS = 32

@@ -17,7 +17,7 @@ from services.router.http.job_replies import JobReplies
 from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import MODEL, Receiver
 from services.router.http.records import TenantRecords
-from services.router.lane_depths import LaneDepths
+from services.router.mesh.lane_depths import LaneDepths
 from services.router.text import collections
 from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 from services.router.text.tokens import Spec

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from common.bus import Bus
 from common.errors import InvalidRequest, TooLarge
-from common.ids import Family, job_id, ulid
+from common.ids import job_id, ulid
 from common.registry.idempotency import Idempotency
 from common.registry.sessions import Sessions
 from common.wire.message import encode
@@ -17,6 +17,7 @@ from common.wire.session_views import messages, shown
 from common.wire.sessions import SessionRecord, SessionResult, SessionWork
 from common.wire.workflows import ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.policy import SESSION_CLASSES, SESSIONS
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies
 from services.router.http.receiver import MODEL, Receiver
@@ -33,7 +34,6 @@ from services.router.text.passages import with_citations
 from services.router.text.requests import Parcel, choose
 from services.router.text.tokens import Spec
 
-FAMILY, CLASSES = Family("sessions"), ("kv",)
 _MOST = 1000
 
 
@@ -218,5 +218,5 @@ class SessionsApi:
         except ValueError as error:
             raise TooLarge(f"the session is too large: {error}", code="session_too_large") from None
         options = ResponseOptions(kind="session", model=request.get(MODEL, ""))
-        spec = JobSpec(FAMILY, CLASSES, Parcel(payload, 1, 0), options)
+        spec = JobSpec(SESSIONS, SESSION_CLASSES, Parcel(payload, 1, 0), options)
         return cast("SessionResult", await self._replies.fetch(request, caller, spec)).body

@@ -100,7 +100,7 @@ class TimelineApi:
             "id": state.job,
             "stage": stage.name,
             "index": stage.nth,
-            "kind": family.name.split(".", maxsplit=1)[0],
+            "kind": family.kind,
             "family": str(family),
             "lane": "own" if state.lane.startswith("w.") else state.lane,
             "state": state.state,

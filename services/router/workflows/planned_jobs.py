@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 
 from common.errors import TooLarge
-from common.ids import Family
 from common.wire.message import encode
 from common.wire.workflows import Plan, RequestWork, ResponseOptions, encode_plan
 from services.router.admission.job_spec import JobSpec
-from services.router.admission.policy import REQUEST_CLASSES
+from services.router.admission.policy import REQUEST_CLASSES, request_families
 from services.router.text.requests import Parcel
 
 
@@ -17,7 +16,7 @@ class PlannedJobs:
     """Makes the job of a plan; requests go round the partitions of the family `request`."""
 
     def __init__(self, partitions: int) -> None:
-        self._families = itertools.cycle([Family("request", n) for n in range(partitions)])
+        self._families = itertools.cycle(request_families(partitions))
 
     def spec(
         self, tenant: str, kind: str, plan: Plan, options: ResponseOptions, tokens: int = 0

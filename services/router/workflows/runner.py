@@ -21,7 +21,7 @@ from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
 from common.worker.serve_each import JobServer, LogNames
 from common.worker.worker import Worker
-from services.router.admission.policy import REQUEST_CLASSES
+from services.router.admission.policy import REQUEST_CLASSES, request_families
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.steps import perform
 from services.router.workflows.workflow import Workflow
@@ -37,7 +37,7 @@ class WorkflowRunner:
 
     def __init__(self, context: WorkflowContext, partitions: int) -> None:
         self._context, self._admission = context, context.admission
-        self._families = [Family("request", n) for n in range(partitions)]
+        self._families = request_families(partitions)
         self._server = JobServer(
             context.bus.supervisor,
             self._begin,

@@ -9,9 +9,10 @@ from common.bus import LaneState
 from common.ids import Family
 from common.wire.registry import WorkerRecord
 from services.router import metrics
-from services.router.mesh_snapshot import FamilyState, lanes_of, open_queries, workers_of
-from services.router.recent_batches import KEPT, LATELY_S, RecentBatches
-from services.router.recent_counts import EVERY_S, MINUTE_S, RecentCounts
+from services.router.mesh.recent_batches import KEPT, LATELY_S, RecentBatches
+from services.router.mesh.recent_counts import EVERY_S, MINUTE_S, RecentCounts
+from services.router.mesh.report import lanes_of, open_queries, workers_of
+from services.router.mesh.snapshot import FamilyState
 
 FAMILY = Family("embed.m")
 MODELS = {"embed.m": "m"}

@@ -14,7 +14,7 @@ from common.bus import Bus
 from common.clock import SystemClock
 from common.config import Common
 from common.registry.api_keys import KeyStore
-from services.router.recent_counts import quantile
+from services.router.mesh.recent_counts import quantile
 from tests.support.mesh import Mesh
 from tests.support.waiting import until
 

@@ -33,9 +33,9 @@ TASKS = {
     "router": [
         "common.worker.serve_each:JobServer._read",
         "common.worker.serve_each:JobServer._step",
-        "services.router.watch:Watch._run",
-        "services.router.http.mesh:MeshHistory._note_metrics",
-        "services.router.http.mesh:MeshHistory._note_batches",
+        "services.router.mesh.monitor:MeshMonitor._run",
+        "services.router.mesh.history:MeshHistory._note_metrics",
+        "services.router.mesh.history:MeshHistory._note_batches",
         "common.health:Health.beat",
         *WORKER,
     ],

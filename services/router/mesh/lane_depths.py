@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LaneDepths:
-    """The deepest lane of each family, by the family's name; `Watch` keeps it up to date."""
+    """The deepest lane of each family, by the family's name; `LaneMonitor` keeps it up to date."""
 
     def __init__(self) -> None:
         self._deepest: dict[str, tuple[int, int]] = {}

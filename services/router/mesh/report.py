@@ -1,73 +1,16 @@
-"""The whole mesh at one moment: its lanes and its workers, read from the bus on demand."""
+"""The lanes and workers of a mesh snapshot as the API shows them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from common.bus import Bus, LaneState
+from common.bus import LaneState
 from common.cost.finish import Queue
 from common.cost.linear import LinearCost
-from common.ids import Family
-from common.registry.collections import Collections
 from common.wire.registry import WorkerRecord
-from services.router.cards import Cards
-from services.router.recent_batches import RecentBatches
-
-FRESH_S = 0.8
-SESSIONS = Family("sessions")
-ENCODERS = ("embed", "rerank")  # the kinds of families that spill
-
-
-class FamilyState(NamedTuple):
-    """One family's lanes by class, its workers, living and lost, and how many shards are searched there."""
-
-    family: Family
-    lanes: dict[str, LaneState]
-    workers: list[tuple[WorkerRecord, bool]]
-    shards: int = 0
-
-
-class MeshSnapshot:
-    """Reads every family at most once in FRESH_S, however many ask."""
-
-    def __init__(self, bus: Bus, cards: Cards, partitions: int) -> None:
-        self._bus, self._cards = bus, cards
-        self._requests = [Family("request", n) for n in range(partitions)]
-        self._lock = asyncio.Lock()
-        self._read_at: float | None = None
-        self._states: list[FamilyState] = []
-
-    async def states(self) -> list[FamilyState]:
-        """Return the state of every family, those of searches last; BusDown if Redis is away."""
-        async with self._lock:
-            now = self._bus.clock.monotonic()
-            if self._read_at is None or now - self._read_at >= FRESH_S:
-                await self._read()
-                self._read_at = self._bus.clock.monotonic()
-        return self._states
-
-    async def _read(self) -> None:
-        families = [*await self._cards.families(), *self._requests, SESSIONS]
-        shards = Counter[Family]()
-        for record in await Collections(self._bus).all():
-            shards[self._bus.writes.search_family(record.id)] += record.shards
-        every = (*families, *sorted(shards))
-        self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
-
-    async def _family(self, family: Family, shards: int) -> FamilyState:
-        lanes, workers = self._bus.lanes, self._bus.workers
-        return FamilyState(family, await lanes.states(family), await workers.all(family), shards)
-
-
-# -- as the API shows it -------------------------------------------------------------------------------
-
-
-def kind_of(family: Family) -> str:
-    """Return what a family does: embed, rerank, chat, search, request or sessions."""
-    return family.name.split(".", maxsplit=1)[0]
+from services.router.mesh.recent_batches import RecentBatches
+from services.router.mesh.snapshot import FamilyState
 
 
 def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
@@ -75,7 +18,7 @@ def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict
     found: dict[str, dict[str, Any]] = {}
     for family, lanes, workers, shards in states:
         for cls in [name for name in lanes if not name.startswith("w.")]:
-            kind = kind_of(family)
+            kind = family.kind
             name = f"search:{cls}" if kind == "search" else f"{family}:{cls}"
             serving = [record for record, alive in workers if alive and cls in record.classes]
             own = [lanes[w] for r in serving if (w := f"w.{r.worker}") in lanes]
@@ -161,7 +104,7 @@ def workers_of(
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for family, _, workers, shards in states:
-        kind = kind_of(family)
+        kind = family.kind
         of = family.name if family.name in models else kind
         alive_here = {process_of(record) for record, alive in workers if alive}
         for record, alive in workers:

@@ -1,0 +1,1 @@
+"""The mesh as this router sees it: lanes, workers, readiness, and the last minutes."""

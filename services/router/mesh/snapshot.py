@@ -1,0 +1,57 @@
+"""The whole mesh at one moment: its lanes and its workers, read from the bus on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+
+from common.bus import Bus, LaneState
+from common.ids import Family
+from common.registry.collections import Collections
+from common.wire.registry import WorkerRecord
+from services.router.admission.policy import SESSIONS, request_families
+from services.router.cards import Cards
+
+FRESH_S = 0.8
+
+
+class FamilyState(NamedTuple):
+    """One family's lanes by class, its workers, living and lost, and how many shards are searched there."""
+
+    family: Family
+    lanes: dict[str, LaneState]
+    workers: list[tuple[WorkerRecord, bool]]
+    shards: int = 0
+
+
+class MeshSnapshot:
+    """Reads every family at most once in FRESH_S, however many ask."""
+
+    def __init__(self, bus: Bus, cards: Cards, partitions: int) -> None:
+        self._bus, self._cards = bus, cards
+        self._requests = request_families(partitions)
+        self._lock = asyncio.Lock()
+        self._read_at: float | None = None
+        self._states: list[FamilyState] = []
+
+    async def states(self) -> list[FamilyState]:
+        """Return the state of every family, those of searches last; BusDown if Redis is away."""
+        async with self._lock:
+            now = self._bus.clock.monotonic()
+            if self._read_at is None or now - self._read_at >= FRESH_S:
+                await self._read()
+                self._read_at = self._bus.clock.monotonic()
+        return self._states
+
+    async def _read(self) -> None:
+        families = [*await self._cards.families(), *self._requests, SESSIONS]
+        shards = Counter[Family]()
+        for record in await Collections(self._bus).all():
+            shards[self._bus.writes.search_family(record.id)] += record.shards
+        every = (*families, *sorted(shards))
+        self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
+
+    async def _family(self, family: Family, shards: int) -> FamilyState:
+        lanes, workers = self._bus.lanes, self._bus.workers
+        return FamilyState(family, await lanes.states(family), await workers.all(family), shards)
