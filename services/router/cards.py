@@ -1,4 +1,4 @@
-"""The models there are: workers' cards, read at most once a second, with their tokenizers on disk."""
+"""Model cards as workers publish them, read at most once a second, with their tokenizers on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRESH_S = 1.0
 class Cards:
     """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`.
 
-    `embed` is a served name, `rerank` what the workers are given: a directory or hub id.
+    `embed` is the name of the default encoder, `rerank` the directory or hub id of the default cross-encoder.
     """
 
     def __init__(self, bus: Bus, data_dir: str, *, embed: str = "", rerank: str = "") -> None:
@@ -39,7 +39,7 @@ class Cards:
         return self._cards
 
     async def specs(self) -> dict[str, Spec]:
-        """Return what the text processes need to know of every model."""
+        """Return every model's spec, for the text processes."""
         await self._refresh()
         return self._specs
 
@@ -78,9 +78,9 @@ class Cards:
         """Return one card; NotFound `model_not_found` names those there are."""
         cards = await self.cards()
         if name not in cards:
-            there = ", ".join(sorted(cards)) or "none"
+            served = ", ".join(sorted(cards)) or "none"
             raise NotFound(
-                f"model {name!r} is not served here; expected one of: {there}",
+                f"model {name!r} is not served here; expected one of: {served}",
                 code="model_not_found",
                 param="model",
             )
@@ -103,7 +103,7 @@ class Cards:
             return
         async with (
             self._first
-        ):  # until something is known, nobody may take "nothing yet" for an answer
+        ):  # the first reader's answer is everybody's: "no card" may be too early
             await self._read()
 
     async def _read(self) -> None:

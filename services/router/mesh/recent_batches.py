@@ -1,6 +1,6 @@
-"""The batches that encoders measured lately: what is plotted against the line that was fitted to them.
+"""The batches that encoders ran lately: points that the dashboard plots against the fitted cost line.
 
-A worker's record tells of its last batch at every heartbeat, so these are a sample, one a second while it works.
+A worker's record holds its last batch at every heartbeat, so the points are a sample, one a second while it works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LATELY_S = 60.0
 
 
 class RecentBatch(NamedTuple):
-    """A worker's last batch when it was noted, and how many it had run and tokens it had computed by then."""
+    """A worker's last batch at one time, with the batches run and the tokens computed by then."""
 
     at_s: float
     number: int
@@ -31,14 +31,14 @@ class RecentBatch(NamedTuple):
 
 
 class RecentBatches:
-    """The latest KEPT batches noted of each worker, until nobody remembers the worker any more."""
+    """The latest KEPT batches of each worker, until the worker's record is gone."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._noted: dict[Family, dict[str, deque[RecentBatch]]] = {}
 
     def note(self, family: Family, records: Iterable[WorkerRecord]) -> None:
-        """Note the last batch of each of a family's workers, the lost ones too; others are forgotten."""
+        """Note the last batch of each of a family's workers, the lost ones too; forget all other workers."""
         before, now_s = self._noted.get(family, {}), self._clock.monotonic()
         self._noted[family] = found = {}
         for record in records:
@@ -53,7 +53,7 @@ class RecentBatches:
         return [(batch.items, batch.tokens, round(batch.seconds, 6)) for batch in noted[-KEPT:]]
 
     def tokens(self, family: Family, worker: str) -> int:
-        """Return the tokens computed within LATELY_S, as far as the worker was known then."""
+        """Return the tokens that a worker computed within LATELY_S, since it was first noted."""
         since_s = self._clock.monotonic() - LATELY_S
         noted = pairwise(self._of(family, worker))
         return sum(b.total - a.total for a, b in noted if b.at_s >= since_s)

@@ -1,4 +1,4 @@
-"""What this router counted over the last minutes: its metrics now, less what they were then."""
+"""This router's counts of the last minutes: its metrics now, less its metrics then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.router import metrics
 EVERY_S = 5.0
 KEPT = 60  # notes, so five minutes
 MINUTE_S = 60.0
-# The routes that run something; looking at the mesh is not its load.
+# The routes that run something: reading the mesh is no load.
 ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -57,7 +57,7 @@ class RecentCounts:
         return [round(share, 4) for share in self._used.get(lane, ())]
 
     def summary(self) -> dict[str, Any]:
-        """Return what was answered and refused within the window, with the quantiles of its times."""
+        """Return the requests answered and refused within the window, with the quantiles of their times."""
         seconds, gained = self._since(self._notes[0])
         return {
             "seconds": seconds,
@@ -68,7 +68,7 @@ class RecentCounts:
         }
 
     def minute(self) -> dict[str, Any]:
-        """Return what the door has taken, by lane, and refused, by reason, within the last minute."""
+        """Return the jobs admitted, by lane, and the requests refused, by reason, within the last minute."""
         since_s = self._clock.monotonic() - MINUTE_S
         within = (note for note in self._notes if note[0] >= since_s)
         seconds, gained = self._since(next(within, self._notes[-1]))
@@ -79,14 +79,14 @@ class RecentCounts:
         }
 
     def _since(self, note: tuple[float, Counts]) -> tuple[float, Counts]:
-        """Return the seconds since a note and what has been counted in them."""
+        """Return the seconds since a note, and the counts of these seconds."""
         then, before = note
         gained = {key: value - before.get(key, 0.0) for key, value in _counts().items()}
         return round(self._clock.monotonic() - then, 3), gained
 
 
 def _by(gained: Counts, name: str, label: str) -> list[dict[str, Any]]:
-    """Return how much a counter has gained, for each value of its label that has."""
+    """Return by how much a counter grew, for each value of its label where it did."""
     return [
         {label: dict(labels)[label], "count": int(count)}
         for (found, labels), count in sorted(gained.items())
@@ -105,7 +105,7 @@ def _counts() -> Counts:
 
 
 def _shares() -> dict[str, float]:
-    """Return how much of each lane's depth is used, by the unit that is scarcer."""
+    """Return the share of each lane's depth in use, by the scarcer unit."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for what, gauge in (("used", metrics.USED), ("depth", metrics.DEPTH)):
         for sample in next(iter(gauge.collect())).samples:
@@ -157,7 +157,7 @@ def _by_model(gained: Counts, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _buckets(gained: Counts, name: str, **labels: str) -> dict[float, float]:
-    """Return upper bound -> how many were at most that, over all series with these labels."""
+    """Return, by upper bound, how many values were at most that, over all series with these labels."""
     found: dict[float, float] = {}
     for own, value in _matching(gained, f"{name}_bucket", **labels):
         bound = float(own["le"])
@@ -170,10 +170,10 @@ def _quantiles(buckets: dict[float, float]) -> dict[str, float | None]:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return the value below which `share` of what was counted lies, None where nothing was.
+    """Return the value below which `share` of the counted values lies, None if there are none.
 
-    `buckets` maps rising upper bounds to how many were at most that; within a bucket all are taken for evenly spread,
-    and what is above the last finite bound for as large as that.
+    `buckets` maps rising upper bounds to how many values were at most that. Values are assumed to be spread evenly
+    within a bucket, and those above the last finite bound to be as large as that bound.
     """
     total = max(buckets.values(), default=0.0)
     if total <= 0:

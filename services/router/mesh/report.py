@@ -14,7 +14,7 @@ from services.router.mesh.snapshot import FamilyState
 
 
 def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
-    """Return every lane; those of all searches are one. `models` maps a family's name to its model."""
+    """Return every lane; the lanes of all searches are one. `models` maps a family's name to its model."""
     found: dict[str, dict[str, Any]] = {}
     for family, lanes, workers, shards in states:
         for cls in [name for name in lanes if not name.startswith("w.")]:
@@ -82,9 +82,9 @@ def _cost(record: WorkerRecord) -> LinearCost:
 
 
 def open_queries(record: WorkerRecord, hop_s: float) -> int:
-    """Return how many queries may arrive at any time and still end within the objective; 0 of what is no encoder.
+    """Return how many queries may arrive at any time and still end within the objective; 0 for no encoder.
 
-    D_o = floor((slo - hop - 2 beta - margin) / alpha): one may arrive just after a batch began, so it waits for that.
+    D_o = floor((slo - hop - 2 beta - margin) / alpha): a query that arrives just after a batch began waits for it.
     """
     spare_s = hop_s + record.late_s + record.beta_s
     return _cost(record).queries(record.slo_s, spare_s) if record.slo_s else 0
@@ -98,9 +98,9 @@ def process_of(record: WorkerRecord) -> str:
 def workers_of(
     states: Iterable[FamilyState], models: dict[str, str], batches: RecentBatches, hop_s: float
 ) -> list[dict[str, Any]]:
-    """Return every worker, one a process and model; a process' shards are one. The lost come last.
+    """Return every worker, one a process and model; the shards of a process are one worker. Lost workers come last.
 
-    `hop_s` is the way from the end of a job to its client, which depths in queries have to allow for.
+    `hop_s` is the time from the end of a job to its client, for which depths in queries allow.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for family, _, workers, shards in states:
@@ -110,7 +110,7 @@ def workers_of(
         for record, alive in workers:
             process = process_of(record)
             if not alive and process in alive_here:
-                continue  # an incarnation given up by a process that goes on
+                continue  # a former incarnation of a process that lives
             shown = _worker(record, alive=alive, kind=kind, model=models.get(family.name))
             shown["shards"] = shards
             shown["family"] = str(family) if family.name in models else None
@@ -155,7 +155,7 @@ def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) 
 
 
 def _join(known: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add the consumer of another of the same process' families."""
+    """Add the worker of another family of the same process."""
     if other["state"] == "ready" or known["state"] == "lost":
         known["state"] = other["state"]
     known["shards"] += other["shards"]
