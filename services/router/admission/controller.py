@@ -221,11 +221,7 @@ class AdmissionController:
             spread=spread,
             waits=waits,
         )
-        if admission.outcome == "exists":
-            for job in jobs:
-                await self._bus.jobs.adopt(job.id, self.router)
-        elif admission.outcome == "admitted":
-            await self._count(jobs, admission)
+        await self._note(jobs, admission)
         return admission
 
     def ticket(self, family: Family, share: float) -> Ticket:
@@ -241,8 +237,14 @@ class AdmissionController:
             return Preference(own, OWN_S)
         return await preferred(self._bus, family, prompt)
 
-    async def _count(self, jobs: Sequence[NewJob], admission: Admission) -> None:
-        """Count admitted jobs by lane; only a single job's lane is told by the admission itself."""
+    async def _note(self, jobs: Sequence[NewJob], admission: Admission) -> None:
+        """Adopt jobs that exist; count admitted jobs by lane, of which the admission names a single job's only."""
+        if admission.outcome == "refused":
+            return
+        if admission.outcome == "exists":
+            for job in jobs:
+                await self._bus.jobs.adopt(job.id, self.router)
+            return
         if len(jobs) == 1:
             metrics.ADMITTED.labels(lane_label(family_of(jobs[0].id), admission.lane)).inc()
             return

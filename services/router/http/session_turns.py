@@ -10,7 +10,7 @@ from common.registry.sessions import Sessions
 from services.router.admission.job_spec import RequestContext
 from services.router.cards import Cards
 from services.router.text.chats import SessionHistory
-from services.router.workflows.session_history import past
+from services.router.workflows.session_history import session_history
 
 # The times that a session which changes under a turn that does not wait is read anew.
 _TRIES = 3
@@ -37,7 +37,7 @@ class SessionTurns:
             )
         turns = await self._sessions.turns(session)
         spec = (await self._cards.specs()).get(record.model)
-        return past(record, turns, spec.fingerprint if spec is not None else None)
+        return session_history(record, turns, spec.fingerprint if spec is not None else None)
 
     async def earlier(self, session: str) -> list[dict[str, str]]:
         """Return the messages of the last turns as the client sent them; the session's owner is checked elsewhere."""

@@ -34,7 +34,7 @@ from services.router.workflows.progress import (
     latest_grounded_progress,
 )
 from services.router.workflows.search import find
-from services.router.workflows.session_history import past
+from services.router.workflows.session_history import session_history
 from services.router.workflows.workflow import Workflow
 
 _FIRST_S, _MOST_S = 0.05, 1.0  # between two tries while the session changes
@@ -86,7 +86,7 @@ async def _history(workflow: Workflow, session: str, fingerprint: str, job: str)
         for turn in turns:
             tokens = (tokens if turn.history else 0) + len(turn.prompt) + len(turn.output)
         record = msgspec.structs.replace(record, tokens=tokens)
-    return past(record, turns, fingerprint)
+    return session_history(record, turns, fingerprint)
 
 
 async def _family(workflow: Workflow, plan: GroundPlan) -> Family:

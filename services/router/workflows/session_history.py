@@ -1,4 +1,4 @@
-"""A session's record and turns as what a template continues."""
+"""The history of a session that the next turn continues, from the session's record and turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from common.wire.sessions import SessionRecord, Turn
 from services.router.text.chats import SessionHistory
 
 
-def past(record: SessionRecord, turns: Sequence[Turn], fingerprint: str | None) -> SessionHistory:
-    """Return what was said; its tokens only where the model of `fingerprint` (None: unknown) made them."""
+def session_history(
+    record: SessionRecord, turns: Sequence[Turn], fingerprint: str | None
+) -> SessionHistory:
+    """Return the history; its tokens only if the model of `fingerprint` made them, none for None."""
     return SessionHistory(
         session=record.id,
         version=record.version,
