@@ -11,7 +11,6 @@ import traceback
 from common import log, tracing
 from common.bus import BusDown
 from common.errors import SpillwayError
-from common.ids import Family
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.registry import WorkerRecord
