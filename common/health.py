@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from common import log
+from common.clock import SYSTEM, Clock
 from common.errors import ConfigError
 from common.metrics import build_info
 from common.supervisor import Supervisor
@@ -42,9 +42,10 @@ class Health:
         data_dir: str | None = None,
         waits_for: Iterable[str] = (),
         supervisor: Supervisor | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         """`supervisor` owns the process' background tasks, the beat of the event loop among them."""
-        self.service = service
+        self.service, self._clock = service, clock
         self.supervisor = supervisor or Supervisor()
         self.instance = instance
         self.is_draining = False
@@ -53,7 +54,7 @@ class Health:
             waits_for, (False, "starting")
         )
         self._data_dir = Path(data_dir) if data_dir is not None else None
-        self._beat_at = time.monotonic()
+        self._beat_at = self._clock.monotonic()
         self._changed = asyncio.Event()
         self._log = log.get("health")
 
@@ -91,7 +92,7 @@ class Health:
 
     def beat(self) -> None:
         """Note that the event loop turned."""
-        self._beat_at = time.monotonic()
+        self._beat_at = self._clock.monotonic()
 
     def _wake(self) -> None:
         self.started = self.started or self.ready
@@ -116,7 +117,7 @@ class Health:
 
     async def livez(self, _request: web.Request) -> web.Response:
         """200 while the event loop turns; never looks at Redis."""
-        return self._answer(time.monotonic() - self._beat_at < LIVE_WITHIN_S)
+        return self._answer(self._clock.monotonic() - self._beat_at < LIVE_WITHIN_S)
 
     async def readyz(self, request: web.Request) -> web.Response:
         """200 if new work can be taken now; `?wait=S` answers as soon as that is so, 503 after S seconds."""

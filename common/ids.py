@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from typing import NamedTuple
+
+from common.clock import SYSTEM
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 _NAME = r"[a-z0-9][a-z0-9._-]{0,100}"
@@ -45,7 +46,7 @@ class Family(NamedTuple):
 def ulid(now_ms: int | None = None) -> str:
     """Return 26 characters that sort by time (48 bits of ms, 80 of randomness)."""
     value = (
-        (now_ms if now_ms is not None else time.time_ns() // 1_000_000) << 80
+        (now_ms if now_ms is not None else SYSTEM.unix_ns() // 1_000_000) << 80
     ) | int.from_bytes(os.urandom(10), "big")
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 

@@ -37,7 +37,7 @@ async def remove_former(bus: Bus, collection: str, shard: int) -> None:
     """Delete a shard's former keys and end the jobs in its former lanes; nothing happens where there are none."""
     if not await _there(bus, collection, shard):
         return
-    family = _family(collection, shard)
+    family = keys.former_family(collection, shard)
     for cls in await _classes(bus, family):
         await _end_jobs(bus, family, cls)
         await bus.connection.call("DEL", keys.lane(family, cls))
@@ -52,25 +52,17 @@ async def remove_former(bus: Bus, collection: str, shard: int) -> None:
         "applied",
         "writes",
     ):
-        await bus.connection.call("DEL", _key(family, name))
-
-
-def _family(collection: str, shard: int) -> Family:
-    return Family(f"search.{collection}", shard)
-
-
-def _key(family: Family, name: str) -> str:
-    return f"{keys.tag(family)}:{name}"
+        await bus.connection.call("DEL", keys.former(collection, shard, name))
 
 
 async def _there(bus: Bus, collection: str, shard: int) -> bool:
-    family = _family(collection, shard)
-    names = [_key(family, name) for name in ("writes", "applied", "snapshots", "use", "workers")]
+    kinds = ("writes", "applied", "snapshots", "use", "workers")
+    names = [keys.former(collection, shard, kind) for kind in kinds]
     return bool(await bus.connection.call("EXISTS", *names))
 
 
 async def _copy_writes(bus: Bus, collection: str, shard: int) -> int:
-    source = _key(_family(collection, shard), "writes")
+    source = keys.former(collection, shard, "writes")
     target = keys.writes(bus.writes.search_family(collection), collection, shard)
     after, copied = "-", 0
     while rows := await bus.connection.call(
@@ -88,7 +80,7 @@ async def _copy_registers(bus: Bus, collection: str, shard: int) -> None:
     """Copy what each replica had applied and kept; what one has said since is newer."""
     family = bus.writes.search_family(collection)
     for name, key in (("applied", keys.applied), ("snapshots", keys.snapshots)):
-        rows = hash_of(await bus.connection.call("HGETALL", _key(_family(collection, shard), name)))
+        rows = hash_of(await bus.connection.call("HGETALL", keys.former(collection, shard, name)))
         for replica, entry in rows.items():
             await bus.connection.call("HSETNX", key(family, collection, shard), replica, entry)
 

@@ -9,11 +9,35 @@ RETURNED = "returned"
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 CHANGES = "{collections}:changes"
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
+MODELS = "models"  # the names of the models that have a card
+API_KEYS = "keys"  # the ids of the API keys
+SWEEP = "{sessions/0}:sweep"  # exists while one kv_store sweeps the sessions
+CLAIMS = "idem:"  # begins every idempotency claim
 
 
 def tag(family: Family) -> str:
     """Return the hash tag `{name/partition}`."""
     return "{" + str(family) + "}"
+
+
+def family_of_key(name: str) -> Family:
+    """Return the family whose hash tag a key has; ValueError if the key has none."""
+    return Family.parse(name[1:].partition("}")[0])
+
+
+def model(name: str) -> str:
+    """The card and the tokenizer of a model."""
+    return f"model:{name}"
+
+
+def api_key(key_id: str) -> str:
+    """The record of an API key."""
+    return "{key/" + key_id + "}:record"
+
+
+def quota(key_id: str, quota_name: str) -> str:
+    """What an API key has used of one quota: `running`, `requests` or `tokens`."""
+    return "{key/" + key_id + "}:" + quota_name
 
 
 def use(family: Family) -> str:
@@ -103,7 +127,17 @@ def claimed(job_id: str) -> str:
 
 def claim(tenant: str, key: str) -> str:
     """A tenant's idempotency key: the hash of its body, and its request."""
-    return f"idem:{tenant}:{key}"
+    return f"{CLAIMS}{tenant}:{key}"
+
+
+def former(collection: str, shard: int, name: str) -> str:
+    """A key of a shard in the layout of earlier versions, in which each shard was a family of its own."""
+    return f"{tag(former_family(collection, shard))}:{name}"
+
+
+def former_family(collection: str, shard: int) -> Family:
+    """The family of a shard in the layout of earlier versions."""
+    return Family(f"search.{collection}", shard)
 
 
 def own(worker: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from common import log
+from common.clock import SYSTEM
 from common.redis.address import RedisAddress
 
 TTL_MS = 5000
@@ -27,7 +27,7 @@ _log = log.get("bus")
 class Heartbeat:
     """One worker's sign of life; `overdue` is judged against the step it said it is in."""
 
-    def __init__(self, key: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, key: str, now: Callable[[], float] = SYSTEM.monotonic) -> None:
         self.key = key
         self._now = now
         self._limit: float | None = None

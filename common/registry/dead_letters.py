@@ -37,7 +37,7 @@ class DeadLetters:
         found = []
         for name in await self._scan("{*}:dead"):
             with contextlib.suppress(ValueError):  # somebody else's key
-                family = Family.parse(name[1:].partition("}")[0])
+                family = keys.family_of_key(name)
                 if await self.count(family):
                     found.append(family)
         return found

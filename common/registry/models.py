@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from common.bus import Bus
+from common.bus import Bus, keys
 from common.types.model_card import ModelCard
 from common.wire.message import decode, encode
 
@@ -19,22 +19,22 @@ class Models:
         """Publish a model's card with its tokenizer.json."""
         packed = zlib.compress(tokenizer, 1)
         await self._redis.call(
-            "HSET", f"model:{card.name}", "card", encode(card), "tokenizer", packed
+            "HSET", keys.model(card.name), "card", encode(card), "tokenizer", packed
         )
-        await self._redis.call("SADD", "models", card.name)
+        await self._redis.call("SADD", keys.MODELS, card.name)
 
     async def cards(self) -> dict[str, ModelCard]:
         """Return every model's card by name."""
         found = {}
-        for name in sorted(await self._redis.call("SMEMBERS", "models")):
-            raw = await self._redis.call("HGET", f"model:{name.decode()}", "card")
+        for name in sorted(await self._redis.call("SMEMBERS", keys.MODELS)):
+            raw = await self._redis.call("HGET", keys.model(name.decode()), "card")
             if raw is not None:
                 found[name.decode()] = decode(raw, ModelCard)
         return found
 
     async def tokenizer(self, name: str) -> bytes:
         """Return a model's tokenizer.json; KeyError if there is no such card."""
-        raw = await self._redis.call("HGET", f"model:{name}", "tokenizer")
+        raw = await self._redis.call("HGET", keys.model(name), "tokenizer")
         if raw is None:
             raise KeyError(name)
         return zlib.decompress(raw)

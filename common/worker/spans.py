@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from opentelemetry.trace import Span
 from common import tracing
 from common.bus import metrics
 from common.bus.recovery import Entry
+from common.clock import SYSTEM
 from common.ids import Family
 from common.tracing import Attributes
 
@@ -60,7 +60,7 @@ class Spans:
         if not tracing.on():
             return
         told = self._told(cls, entry.job, entry.holder, entry.deliveries)
-        since_ns = time.time_ns() - entry.idle_ms * 1_000_000
+        since_ns = SYSTEM.unix_ns() - entry.idle_ms * 1_000_000
         span = tracing.start(
             self._name,
             "consumer",

@@ -11,6 +11,7 @@ from common.config import RouterConfig
 from common.health import Health
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
+from common.registry.quotas import Quotas
 from common.registry.sessions import Sessions
 from common.worker.incarnation import incarnation_name
 from services.router.admission.controller import AdmissionController
@@ -152,10 +153,11 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
     pool = TextPool(config.text_processes)
     await pool.start()
     stack.callback(pool.stop)
-    keys, store, orphans = KeyStore(bus), RequestStore(bus), OrphanReaper(bus, name)
+    keys, quotas = KeyStore(bus), Quotas(bus)
+    store, orphans = RequestStore(bus), OrphanReaper(bus, name)
     policy, queue = LanePolicy(config.admission, latency), AdmissionQueue(notifications)
-    admission = AdmissionController(bus, notifications, keys, policy, queue, store, orphans)
-    runner = RequestRunner(bus, notifications, keys, admission, store, orphans)
+    admission = AdmissionController(bus, notifications, quotas, policy, queue, store, orphans)
+    runner = RequestRunner(bus, notifications, quotas, admission, store, orphans)
     pages = PageStore.of(config, bus.clock)
     if pages is not None:
         stack.push_async_callback(pages.close)

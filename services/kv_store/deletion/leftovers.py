@@ -25,7 +25,7 @@ from common.ids import Family, family_of, time_of, unique_of
 from common.registry.sessions import Sessions
 from services.kv_store.deletion.trace_index import TraceIndex
 
-CLAIMS, DEAD, JOURNAL, LANE = "idem:", ":dead", ":journal:", ":lane:"
+CLAIMS, DEAD, JOURNAL, LANE = keys.CLAIMS, ":dead", ":journal:", ":lane:"
 STREAMS = (DEAD, JOURNAL, LANE)
 RINGS_MS = 60_000  # a journal's older rings mean nothing to anybody
 _SKEW_MS = 1_000  # between the clock that made an id and Redis'

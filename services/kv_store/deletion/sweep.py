@@ -17,7 +17,6 @@ from services.kv_store.deletion.session_eraser import Named, SessionEraser
 MOST = 2000
 BATCH = 200
 STOP_S = 10.0
-LOCK = "{sessions/0}:sweep"
 _log = log.get("kv_store")
 
 
@@ -34,7 +33,7 @@ class Sweep:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))
             try:
                 if await self._bus.connection.call(
-                    "SET", LOCK, "1", "NX", "PX", max(int(400 * self._every_s), 1)
+                    "SET", keys.SWEEP, "1", "NX", "PX", max(int(400 * self._every_s), 1)
                 ):
                     await self.once()
             except SpillwayError as error:

@@ -11,8 +11,9 @@ from common.bus.events import Subscription
 from common.bus.metrics import lane_label
 from common.errors import Conflict, DeadlineExceeded, RateLimited, SpillwayError
 from common.ids import Family, family_of, job_id, ulid
-from common.registry.api_keys import ApiKey, Charge, KeyStore
+from common.registry.api_keys import ApiKey
 from common.registry.idempotency import Idempotency
+from common.registry.quotas import Charge, Quotas
 from common.wire.registry import WorkerRecord
 from common.wire.workflows import encode_options
 from services.router import metrics
@@ -37,14 +38,14 @@ class AdmissionController:
         self,
         bus: Bus,
         notifications: Notifications,
-        keys: KeyStore,
+        quotas: Quotas,
         policy: LanePolicy,
         queue: AdmissionQueue,
         store: RequestStore,
         orphans: OrphanReaper,
     ) -> None:
         self.policy, self.router, self.draining = policy, notifications.router, False
-        self._bus, self._notifications, self._keys = bus, notifications, keys
+        self._bus, self._notifications, self._quotas = bus, notifications, quotas
         self._queue, self._store, self._orphans = queue, store, orphans
         self._own_consumers: dict[Family, str] = {}
         self._used: dict[Family, float] = {}
@@ -79,11 +80,11 @@ class AdmissionController:
         except BusDown:
             # The job may be in: a retry under the same key attaches to it, so the claim stays.
             if charge is not None:
-                self._bus.supervisor.spawn(self._keys.refund(charge), "refund")
+                self._bus.supervisor.spawn(self._quotas.refund(charge), "refund")
             raise
         except SpillwayError:
             if charge is not None:
-                await self._keys.refund(charge)
+                await self._quotas.refund(charge)
             if caller.idempotency_key:
                 claims = Idempotency(self._bus)
                 await claims.release(caller.tenant, caller.idempotency_key, request)
@@ -153,7 +154,7 @@ class AdmissionController:
         self, caller: RequestContext, key: ApiKey, request: str, tokens: int
     ) -> Charge:
         try:
-            return await self._keys.charge(key, request, tokens, caller.deadline_ms)
+            return await self._quotas.charge(key, request, tokens, caller.deadline_ms)
         except RateLimited as error:
             metrics.REFUSED.labels("quota").inc()
             error.retry_after_s = retry_after(error.retry_after_s or 1.0)

@@ -11,8 +11,8 @@ from common import log
 from common.bus import Bus, BusDown, Notifications
 from common.bus.events import Subscription
 from common.errors import SpillwayError
-from common.registry.api_keys import KeyStore
 from common.registry.idempotency import Idempotency
+from common.registry.quotas import Quotas
 from common.registry.requests import Requests
 from common.wire.results import Event, Result
 from services.router.admission.controller import AdmissionController
@@ -38,13 +38,13 @@ class RequestRunner:
         self,
         bus: Bus,
         notifications: Notifications,
-        keys: KeyStore,
+        quotas: Quotas,
         admission: AdmissionController,
         store: RequestStore,
         orphans: OrphanReaper,
     ) -> None:
         self.on_flagged: Callable[[], None] = _nothing
-        self._bus, self._notifications, self._keys = bus, notifications, keys
+        self._bus, self._notifications, self._quotas = bus, notifications, quotas
         self._admission, self._store, self._orphans = admission, store, orphans
         self._readers: dict[str, int] = {}
 
@@ -99,7 +99,7 @@ class RequestRunner:
     async def ended(self, caller: RequestContext, request: str, event: Event) -> None:
         """Free what a request holds, once the client that sent it knows the outcome."""
         if caller.key is not None and caller.key.concurrency:
-            self._spawn(self._keys.leave(caller.key, request))
+            self._spawn(self._quotas.leave(caller.key, request))
         self.settled(caller, request, event)
         if caller.idempotency_key and event.kind != "result" and event.index >= 0:
             # A request without a result: the next try under this key is a new request, not the same failure again.
@@ -144,7 +144,7 @@ class RequestRunner:
     async def _outlive(self, caller: RequestContext, request: str) -> None:
         """Cancel a request that nobody reads any more, when its grace is over."""
         if caller.key is not None:
-            await self._keys.leave(caller.key, request)
+            await self._quotas.leave(caller.key, request)
         if self._admission.draining or (caller.idempotency_key and caller.resume_s <= 0):
             return  # a stopping router's client did not leave of its own will
         if caller.resume_s > 0:

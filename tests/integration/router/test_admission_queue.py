@@ -11,7 +11,7 @@ import pytest
 
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
-from common.registry.api_keys import KeyStore
+from common.registry.quotas import Quotas
 from common.wire.registry import CollectionRecord
 from services.router.admission.controller import AdmissionController
 from services.router.admission.orphan_reaper import OrphanReaper
@@ -57,7 +57,7 @@ def admission(bus: Bus, journal: Notifications, queue: AdmissionQueue) -> Admiss
     """The admission of a router of this queue."""
     policy = LanePolicy("windve-tokens", DeliveryLatency())
     store, orphans = RequestStore(bus), OrphanReaper(bus, journal.router)
-    return AdmissionController(bus, journal, KeyStore(bus), policy, queue, store, orphans)
+    return AdmissionController(bus, journal, Quotas(bus), policy, queue, store, orphans)
 
 
 class Asked:

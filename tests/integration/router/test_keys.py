@@ -21,6 +21,7 @@ from common.clock import SystemClock
 from common.config import Common
 from common.errors import NotFound, RateLimited, Unauthenticated
 from common.registry.api_keys import ApiKey, KeyStore
+from common.registry.quotas import Quotas
 from tests.integration.router.test_streams import Told
 from tests.support.chat import CHAT, asks
 from tests.support.mesh import Mesh, Process
@@ -66,16 +67,16 @@ async def test_concurrency_frees_itself(keys: KeyStore) -> None:
     """No more requests at once than the key may run; a refund, an end or a dead router's lease frees its share."""
     key, _ = await keys.create("acme", concurrency=2)
     now = keys._bus.clock.now_ms()
-    await keys.charge(key, "a", 1, now + 60_000)
-    second = await keys.charge(key, "b", 1, now + 60_000)
+    await Quotas(keys._bus).charge(key, "a", 1, now + 60_000)
+    second = await Quotas(keys._bus).charge(key, "b", 1, now + 60_000)
     with pytest.raises(RateLimited):
-        await keys.charge(key, "c", 1, now + 60_000)
-    await keys.refund(second)
-    await keys.charge(key, "c", 1, now + 150)
+        await Quotas(keys._bus).charge(key, "c", 1, now + 60_000)
+    await Quotas(keys._bus).refund(second)
+    await Quotas(keys._bus).charge(key, "c", 1, now + 150)
     await asyncio.sleep(0.3)
-    await keys.charge(key, "d", 1, now + 60_000)
-    await keys.leave(key, "a")
-    await keys.charge(key, "e", 1, now + 60_000)
+    await Quotas(keys._bus).charge(key, "d", 1, now + 60_000)
+    await Quotas(keys._bus).leave(key, "a")
+    await Quotas(keys._bus).charge(key, "e", 1, now + 60_000)
 
 
 async def pass_time(keys: KeyStore, key: ApiKey, wait_ms: int) -> None:
@@ -118,7 +119,7 @@ def test_a_bucket_never_gives_more_than_its_rate(
             await pass_time(keys, key, wait_ms)
             passed_us += 1000 * wait_ms
             try:
-                await keys.charge(key, "r", cost, 0)
+                await Quotas(keys._bus).charge(key, "r", cost, 0)
             except RateLimited as error:
                 waits.append(error.retry_after_s or 0)
             else:
@@ -147,19 +148,19 @@ def between(bus: Any, verb: str, step: Any) -> None:
 async def test_a_refused_charge_takes_nothing(keys: KeyStore) -> None:
     """A request that fits is charged, though another that does not fit is being refused at the same moment."""
     key, _ = await keys.create("acme", tokens_per_minute=10)
-    await keys.charge(key, "a", 8, 0)
+    await Quotas(keys._bus).charge(key, "a", 8, 0)
     fits: list[Any] = []
 
     async def meanwhile() -> None:
-        fits.append(await keys.charge(key, "c", 2, 0))
+        fits.append(await Quotas(keys._bus).charge(key, "c", 2, 0))
 
     between(keys._bus, "INCRBY", meanwhile)
     with pytest.raises(RateLimited):
-        await keys.charge(key, "b", 8, 0)
+        await Quotas(keys._bus).charge(key, "b", 8, 0)
     if not fits:
         await meanwhile()
     with pytest.raises(RateLimited):
-        await keys.charge(key, "d", 1, 0)
+        await Quotas(keys._bus).charge(key, "d", 1, 0)
 
 
 async def test_the_last_place_goes_to_one(keys: KeyStore) -> None:
@@ -170,7 +171,7 @@ async def test_the_last_place_goes_to_one(keys: KeyStore) -> None:
 
     async def ask(name: str) -> None:
         try:
-            await keys.charge(key, name, 1, later)
+            await Quotas(keys._bus).charge(key, name, 1, later)
         except RateLimited:
             told.append("refused")
         else:
@@ -187,20 +188,20 @@ async def test_a_charge_is_whole(keys: KeyStore) -> None:
     """A refusal by one quota charges none; a request that is charged again keeps its one place; a refund gives all."""
     key, _ = await keys.create("acme", requests_per_minute=3, tokens_per_minute=10, concurrency=1)
     later = keys._bus.clock.now_ms() + 60_000
-    first = await keys.charge(key, "a", 9, later)
-    await keys.leave(key, "a")
+    first = await Quotas(keys._bus).charge(key, "a", 9, later)
+    await Quotas(keys._bus).leave(key, "a")
     for _ in range(5):
         with pytest.raises(RateLimited, match="tokens"):
-            await keys.charge(key, "b", 9, later)
-    await keys.charge(key, "c", 1, later)
+            await Quotas(keys._bus).charge(key, "b", 9, later)
+    await Quotas(keys._bus).charge(key, "c", 1, later)
     with pytest.raises(RateLimited, match="at once"):
-        await keys.charge(key, "d", 0, later)
-    await keys.charge(key, "c", 0, later)
-    await keys.leave(key, "c")
+        await Quotas(keys._bus).charge(key, "d", 0, later)
+    await Quotas(keys._bus).charge(key, "c", 0, later)
+    await Quotas(keys._bus).leave(key, "c")
     with pytest.raises(RateLimited, match="requests"):
-        await keys.charge(key, "e", 0, later)
-    await keys.refund(first)
-    await keys.charge(key, "e", 9, later)
+        await Quotas(keys._bus).charge(key, "e", 0, later)
+    await Quotas(keys._bus).refund(first)
+    await Quotas(keys._bus).charge(key, "e", 9, later)
     for what in ("running", "requests", "tokens"):
         assert await keys._bus.connection.call("PTTL", "{key/" + key.id + "}:" + what) > 0
 
@@ -213,7 +214,7 @@ async def test_many_clients_charge_one_key(shared_redis: Server, keys: KeyStore)
 
     async def ask(number: int) -> bool:
         try:
-            await KeyStore(buses[number % 4]).charge(key, f"r{number}", 1, later)
+            await Quotas(buses[number % 4]).charge(key, f"r{number}", 1, later)
         except RateLimited:
             return False
         return True
