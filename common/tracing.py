@@ -46,6 +46,8 @@ def current() -> Span:
 
 def remote(traceparent: str) -> Span:
     """Return another process' span by its traceparent; NONE where the form is not W3C's."""
+    if not traceparent:
+        return NONE
     return trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent}, Context()))
 
 

@@ -18,9 +18,12 @@ from common.config import Common
 from common.errors import ConfigError
 from common.health import Health
 from common.redis import durability
+from common.tasks import wait
 
 _TRY_S = 5.0
 _PAUSE_S = 1.0
+_WATCH_S = 0.5
+_DOWN_S = 3.0  # a shorter outage leaves a service ready
 _log = log.get("bus")
 
 
@@ -54,3 +57,12 @@ async def open_bus(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _PAUSE_S)
     return None
+
+
+async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+    """Set the health's condition `bus` by how long Redis has been away; unready from the moment of the stop."""
+    while not stopping.is_set():
+        down_s = bus.connection.down_s()
+        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
+        await wait(stopping, _WATCH_S)
+    health.draining()

@@ -13,7 +13,7 @@ from typing import Protocol
 from common import log
 from common.bus import Bus
 from common.bus.metrics import lane_label
-from common.bus.startup import open_bus
+from common.bus.startup import open_bus, watch_bus
 from common.clock import SystemClock
 from common.config import WorkerConfig
 from common.errors import ConfigError
@@ -34,8 +34,6 @@ from services.adapters.metrics import WorkMetrics
 NONE = "none"  # the name of a model that is not served
 # The device's thread needs the interpreter between its calls; 5 ms behind the event loop each time is too long.
 _SWITCH_S = 0.0005
-_WATCH_S = 0.5
-_DOWN_S = 3.0
 _log = log.get("work")
 
 
@@ -240,7 +238,7 @@ class _Worker:
         health, finders = self._health, self._finders
         health.set("bus", ready=True)
         health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
-        watch = bus.supervisor.process(_watch(bus, health, self._stopping), "watch")
+        watch = bus.supervisor.process(watch_bus(bus, health, self._stopping), "watch")
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in self._loops:
@@ -250,16 +248,3 @@ class _Worker:
                 health.set("lane", ready=True)
         finally:
             await bus.supervisor.end(watch)
-
-
-async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Set readiness by the bus, and unready from the moment of the stop."""
-    while not stopping.is_set():
-        down_s = bus.connection.down_s()
-        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
-        try:
-            async with asyncio.timeout(_WATCH_S):
-                await stopping.wait()
-        except TimeoutError:
-            continue
-    health.draining()

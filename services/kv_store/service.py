@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from common.bus import Bus
-from common.bus.startup import open_bus
+from common.bus.startup import open_bus, watch_bus
 from common.clock import SystemClock
 from common.config import StoreConfig
 from common.health import Health
@@ -35,8 +35,6 @@ from services.kv_store.sessions.session_store import SessionStore
 SERVICE = "kv_store"
 FAMILY, CLASS = Family("sessions"), "kv"
 _BETA_S = 0.05
-_WATCH_S = 0.5
-_DOWN_S = 3.0
 
 
 async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> None:
@@ -99,7 +97,7 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
     health.set("bus", ready=True)
     health.set("lane", ready=True)
     tasks = [
-        bus.supervisor.process(_watch(bus, health, stopping), "watch"),
+        bus.supervisor.process(watch_bus(bus, health, stopping), "watch"),
         bus.supervisor.process(Sweep(bus, eraser, config.sweep_s).run(), "sweep"),
         bus.supervisor.scoped(index.run, "indexing"),
     ]
@@ -121,16 +119,3 @@ async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio
         await bus.supervisor.end(*tasks)
         if pages is not None:
             await pages.close()
-
-
-async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Keep readiness true to the bus, and unready from the moment of the stop."""
-    while not stopping.is_set():
-        down_s = bus.connection.down_s()
-        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
-        try:
-            async with asyncio.timeout(_WATCH_S):
-                await stopping.wait()
-        except TimeoutError:
-            continue
-    health.draining()

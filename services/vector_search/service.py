@@ -9,22 +9,18 @@ from functools import partial
 from pathlib import Path
 
 from common import log
-from common.bus import Bus
-from common.bus.startup import open_bus
+from common.bus.startup import open_bus, watch_bus
 from common.clock import SystemClock
 from common.config import SearchConfig
 from common.devices import detect
 from common.health import Health
 from common.supervisor import Supervisor
-from common.tasks import wait
 from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 
 SERVICE = "vector_search"
 # A search takes the interpreter several times; it must not wait 5 ms each time behind a write.
 _SWITCH_S = 0.0005
-_WATCH_S = 0.5
-_DOWN_S = 3.0
 _log = log.get(SERVICE)
 
 
@@ -57,7 +53,7 @@ async def _serve(
         try:
             name = config.replica or directory.name()
             replica = Replica(directory, bus, config, name=name, cores=detect().usable_cores)
-            watch = supervisor.process(_watch(bus, health, stopping), "watch")
+            watch = supervisor.process(watch_bus(bus, health, stopping), "watch")
             ready = supervisor.scoped(partial(_note_ready, replica, health), "ready")
             try:
                 await replica.run(stopping)
@@ -74,12 +70,3 @@ async def _note_ready(replica: Replica, health: Health) -> None:
     """Say that the shards are ready once they are."""
     await replica.ready.wait()
     health.set("shards", ready=True)
-
-
-async def _watch(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Keep readiness true to the bus, and unready from the moment of the stop."""
-    while not stopping.is_set():
-        down_s = bus.connection.down_s()
-        health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
-        await wait(stopping, _WATCH_S)
-    health.draining()
