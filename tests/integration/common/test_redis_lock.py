@@ -8,34 +8,16 @@ from typing import Any
 import pytest
 
 from common.redis.lock import RedisLock
+from tests.support.clock import ManualClock
 from tests.support.servers import KINDS, Server
 
 KEY = "{a}:lock"
 LIFE_MS = 600_000
 
 
-class Hands:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now_s
-
-    def perf_s(self) -> float:
-        """Seconds."""
-        return self.now_s
-
-    def now_ms(self) -> int:
-        """Milliseconds."""
-        return int(1000 * self.now_s)
-
-
-def locks(server: Server, count: int) -> tuple[list[RedisLock], Hands]:
+def locks(server: Server, count: int) -> tuple[list[RedisLock], ManualClock]:
     """Locks of as many owners on one key, and the clock by which they count."""
-    clock = Hands()
+    clock = ManualClock()
 
     async def call(*command: Any) -> Any:
         return await asyncio.to_thread(server.command, *command)

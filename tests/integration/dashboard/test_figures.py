@@ -13,6 +13,7 @@ from services.router.mesh.recent_batches import KEPT, LATELY_S, RecentBatches
 from services.router.mesh.recent_counts import EVERY_S, MINUTE_S, RecentCounts
 from services.router.mesh.report import lanes_of, open_queries, workers_of
 from services.router.mesh.snapshot import FamilyState
+from tests.support.clock import ManualClock
 
 FAMILY = Family("embed.m")
 MODELS = {"embed.m": "m"}
@@ -32,25 +33,9 @@ V100 = WorkerRecord(
 )
 
 
-class Clock:
-    """A clock that goes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def perf_s(self) -> float:
-        return self.now_s
-
-    def now_ms(self) -> int:
-        return int(1000 * self.now_s)
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
 
 
 def ran(count: int, *last: float, total: int = 0) -> WorkerRecord:
@@ -60,7 +45,7 @@ def ran(count: int, *last: float, total: int = 0) -> WorkerRecord:
     return msgspec.structs.replace(V100, batches=count, tokens=total, **told)
 
 
-def test_a_batch_is_noted_once(clock: Clock) -> None:
+def test_a_batch_is_noted_once(clock: ManualClock) -> None:
     """Records that tell of the same batch again, or of none yet, add nothing."""
     batches = RecentBatches(clock)
     for record in (V100, ran(1, 2, 60, 0.3), ran(1, 2, 60, 0.3), ran(4, 8, 900, 0.5)):
@@ -69,7 +54,7 @@ def test_a_batch_is_noted_once(clock: Clock) -> None:
     assert batches.points(FAMILY, V100.worker) == [(2, 60, 0.3), (8, 900, 0.5)]
 
 
-def test_points_are_bounded_and_forgotten(clock: Clock) -> None:
+def test_points_are_bounded_and_forgotten(clock: ManualClock) -> None:
     """The latest KEPT stay; those of a worker that nobody remembers go, those of another family do not."""
     batches, other = RecentBatches(clock), Family("embed.n")
     batches.note(other, [ran(1, 1, 10, 0.1)])
@@ -83,7 +68,7 @@ def test_points_are_bounded_and_forgotten(clock: Clock) -> None:
     assert batches.points(other, V100.worker) == [(1, 10, 0.1)]
 
 
-def test_tokens_of_the_last_minute(clock: Clock) -> None:
+def test_tokens_of_the_last_minute(clock: ManualClock) -> None:
     """What ran between two looks counts, seen or not; what ran before the first look is not known."""
     batches = RecentBatches(clock)
     batches.note(FAMILY, [ran(500, 8, 800, 0.5, total=9000)])
@@ -135,7 +120,7 @@ def test_the_work_a_lane_holds() -> None:
     assert held() is None
 
 
-def test_a_worker_as_it_is_told(clock: Clock) -> None:
+def test_a_worker_as_it_is_told(clock: ManualClock) -> None:
     """With its fitted cost, both depths in queries, and what was measured."""
     batches = RecentBatches(clock)
     batches.note(FAMILY, [V100])
@@ -156,14 +141,14 @@ def test_a_worker_as_it_is_told(clock: Clock) -> None:
     assert (told["measured"], told["tokens_lately"]) == ([(8, 600, 0.41)], 1200)
 
 
-def test_a_worker_of_searches_tells_its_shards_and_no_family(clock: Clock) -> None:
+def test_a_worker_of_searches_tells_its_shards_and_no_family(clock: ManualClock) -> None:
     """Those of all its families are one worker's."""
     searches = [FamilyState(Family("search", n), {}, [(V100, True)], 2 + n) for n in range(2)]
     [told] = workers_of(searches, MODELS, RecentBatches(clock), hop_s=0.0)
     assert (told["family"], told["shards"]) == (None, 5)
 
 
-def test_the_last_minute(clock: Clock) -> None:
+def test_the_last_minute(clock: ManualClock) -> None:
     """What the door took, by lane, and refused within it; older counts are not among them."""
     lane = "embed.minute/0:cpu"
     window = RecentCounts(clock)

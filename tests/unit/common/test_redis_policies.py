@@ -7,12 +7,12 @@ import pytest
 from common.redis.breaker import CircuitBreaker
 from common.redis.errors import RedisAway, RedisClosed
 from common.redis.persist import SLOW_S, PersistPolicy
-from tests.integration.common.test_redis_lock import Hands
+from tests.support.clock import ManualClock
 
 
 def test_a_breaker_lets_one_find_out() -> None:
     """After a failure nobody tries for a while; then one does, and the others wait for as long as that may take."""
-    clock = Hands()
+    clock = ManualClock()
     breaker = CircuitBreaker(clock, again_s=1.0, probe_s=3.0)
     assert not breaker.failed
     breaker.probe()
@@ -32,7 +32,7 @@ def test_a_breaker_lets_one_find_out() -> None:
 
 def test_for_how_long_redis_is_reached() -> None:
     """A break, a slow reply and a suspicion begin the count anew."""
-    clock = Hands()
+    clock = ManualClock()
     policy = PersistPolicy(clock, down=RuntimeError)
     clock.now_s = 5.0
     assert (policy.down_s(), policy.reached_for()) == (5.0, 0.0)
@@ -54,7 +54,7 @@ def test_for_how_long_redis_is_reached() -> None:
 
 async def test_it_is_tried_until_the_time_is_over() -> None:
     """A caller with time gets the reply of a later try; one without is told why; of a closed client at once."""
-    clock = Hands()
+    clock = ManualClock()
     policy = PersistPolicy(clock, down=RuntimeError)
     errors: list[Exception] = [RedisAway("one"), RedisAway("two")]
 

@@ -16,6 +16,7 @@ from common.supervisor import (
     Supervisor,
     TaskEnded,
 )
+from tests.support.clock import ManualClock
 
 
 async def _raises() -> None:
@@ -101,44 +102,29 @@ async def test_the_bodys_own_error_goes_first() -> None:
         await serve(asyncio.Event())
 
 
-class Time:
-    """A clock that goes on only as told, and the pauses that were asked for."""
-
-    def __init__(self) -> None:
-        self.now, self.pauses = 0.0, list[float]()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def perf_s(self) -> float:
-        return self.now
-
-    def now_ms(self) -> int:
-        return int(1000 * self.now)
-
-    async def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-
-
 async def test_a_scoped_task_is_begun_again() -> None:
     """Pauses double up to the longest, and begin anew after a run that lasted; a return is the end; each is counted."""
-    time, stopping, runs = Time(), asyncio.Event(), 0
+    clock, stopping, runs = ManualClock(), asyncio.Event(), 0
+    pauses: list[float] = []
     before = RESTARTS._value.get()
 
     async def work() -> None:
         nonlocal runs
         runs += 1
         if runs == 10:
-            time.now += HEALTHY_S
+            clock.now_s += HEALTHY_S
         if runs <= 11:
             raise RuntimeError("boom")
 
-    async with Supervisor(stopping, clock=time, pause=time.pause) as tasks:
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async with Supervisor(stopping, clock=clock, pause=pause) as tasks:
         await tasks.scoped(work, "one")
 
     doubled = [FIRST_PAUSE_S * 2**n for n in range(9)]
-    shown = [min(pause, LONGEST_PAUSE_S) for pause in doubled]
-    assert time.pauses == [*shown, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
+    shown = [min(each, LONGEST_PAUSE_S) for each in doubled]
+    assert pauses == [*shown, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
     assert runs == 12
     assert RESTARTS._value.get() - before == 11
     assert not stopping.is_set()
