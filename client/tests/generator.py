@@ -160,16 +160,21 @@ class Cutter:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         up = asyncio.create_task(self._copy(reader, back, -1))
         try:
             await self._copy(there, writer, limit)
         finally:
             up.cancel()
-            await asyncio.gather(up, return_exceptions=True)
             if not politely:
                 writer.transport.abort()
+            # Both are closed before anything is awaited, since a cancellation may come there.
+            writer.close()
+            back.close()
+            await asyncio.gather(up, return_exceptions=True)
             for end in (writer, back):
-                end.close()
                 with contextlib.suppress(OSError):
                     await end.wait_closed()
 
@@ -193,6 +198,8 @@ async def cutting(target: str, cuts: Sequence[tuple[int, bool]]) -> AsyncIterato
         yield cutter
     finally:
         server.close()
-        for task in cutter.tasks:
-            task.cancel()
-        await asyncio.gather(*cutter.tasks, return_exceptions=True)
+        # A connection that was accepted a moment ago begins its task only now.
+        while running := {task for task in cutter.tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)

@@ -604,7 +604,7 @@ async def test_a_disk_that_is_not_offered_is_emptied(
 async def test_a_server_that_goes_and_comes(tmp_path: Path, caplog: Any) -> None:
     """While the pages Redis is away the keeper waits, and goes on when it is back; a full server gets room."""
     server = Server("valkey", appendonly="no").start()
-    store = opened(server, budget=BUDGET, timeout_s=1.5)
+    store = opened(server, budget=BUDGET)
     pages = [page(n, partition=n) for n in range(100)]
     try:
         async with kept(store, tmp_path):

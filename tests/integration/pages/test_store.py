@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, _shared_servers: dict[str, Any]) -> An
     return _shared_servers[name]
 
 
-def opened(place: Any, *, budget: int = BUDGET, timeout_s: float = 2.0) -> PageStore:
+def opened(place: Any, *, budget: int = BUDGET, timeout_s: float = 20.0) -> PageStore:
     """A store on a place."""
     config = PagesConfig(
         pages_url=place.url,
