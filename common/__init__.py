@@ -1,1 +1,1 @@
-"""What every service shares; imports no service, and importing it loads no torch."""
+"""Shared foundation of every process; imports no service and no engine, and loads no torch."""

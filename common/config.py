@@ -35,7 +35,7 @@ InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
-    """What every service is told."""
+    """Settings of every service."""
 
     data_dir: str = ".spillway"
     redis_url: str = ""
@@ -52,7 +52,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PagesConfig(Common, frozen=True):
-    """Who keeps KV pages: the server for them ("" is the instance's own, "none" for no such tier) and its budget."""
+    """The server for KV pages ("" is the instance's own, "none" for no such tier) and its budget."""
 
     pages_url: str = ""
     pages_cluster: bool = False

@@ -1,7 +1,8 @@
-"""What this machine has to compute with, read from the kernel's files in milliseconds, and the lanes that makes.
+"""Detection of this machine's cores and accelerators from the kernel's files, and of the lanes that they make.
 
-This is WindVE's device detector: kinds of device decide which lanes there are. A core is what Linux numbers as a CPU,
-a hardware thread; a physical core is one or more of them. No torch here: the command line and the supervisor ask.
+This is WindVE's device detector: the kinds of devices decide which lanes exist. It takes milliseconds and loads no
+torch, since the command line and the supervisor call it. A core is a hardware thread, which Linux numbers as a CPU; a
+physical core is one or more of them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What was found. `cores` are those this process may run on; `physical` groups them by physical core.
+    """The devices found. `cores` are those this process may run on; `physical` groups them by physical core.
 
     `quota_cores` and `memory_limit_bytes` are the tightest of the cgroups above this process, None without any.
     """

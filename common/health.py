@@ -28,7 +28,7 @@ _DIGITS = re.compile(r"[\d.]+")
 
 
 class Health:
-    """What one service is waiting for; ready when every named condition holds and it is not draining.
+    """Conditions that one service waits for; ready when every named condition holds and it is not draining.
 
     `waits_for` names the conditions that must be `set` before the service is ready for the first time. With a
     `data_dir`, `serve` writes `<data_dir>/run/<service>-<instance>.json`, where `spillway status` finds it.
@@ -82,7 +82,7 @@ class Health:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What is missing, by condition."""
+        """Reasons why the service is not ready, by condition."""
         missing = {name: why or "no" for name, (ok, why) in self._conditions.items() if not ok}
         if self.is_draining:
             missing["draining"] = "the service is stopping"

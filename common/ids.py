@@ -31,7 +31,7 @@ class Family(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the family does: embed, rerank, chat, search, request or sessions."""
+        """The kind of work of the family: embed, rerank, chat, search, request or sessions."""
         return self.name.split(".", maxsplit=1)[0]
 
     @classmethod

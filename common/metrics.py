@@ -1,4 +1,4 @@
-"""What all services' metrics share: bucket boundaries, and which build is running."""
+"""Parts common to all services' metrics: bucket boundaries, and the running build."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the overflow worker computes beside an accelerator: WindVE's CPU placement, as pure functions.
+"""Cores of the overflow worker beside an accelerator: WindVE's CPU placement, as pure functions.
 
-One worker a machine, on cores from the highest index downwards within one NUMA node; the low ones are left to the
+One worker a machine takes cores from the highest index downwards within one NUMA node; the low cores are left to the
 services and to the accelerator's driver. A core is a hardware thread, as in `common.devices`.
 """
 

@@ -1,4 +1,7 @@
-"""Where a process runs, and whether it is gone from there: on its own machine a death need not wait for a heartbeat."""
+"""Identity of a process: machine, boot, PID namespace, PID and start, and whether that process has ended.
+
+On its own machine a dead process is recognised without waiting for its heartbeat to lapse.
+"""
 
 from __future__ import annotations
 

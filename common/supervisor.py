@@ -1,4 +1,4 @@
-"""Who owns the background tasks of a process, so that none ends unseen.
+"""Background tasks of a process, so that none ends unseen.
 
 A task of the whole process must run until the stop: when one ends before, the process drains and ends with status 1. A
 task of one thing (a family's journal, a collection) is begun again after a pause, and nothing else suffers. A spawned

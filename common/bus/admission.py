@@ -28,7 +28,7 @@ class NewJob(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What the door said; on refusal `reason` and, where coming back helps, `retry_after_s`.
+    """The outcome of an admission; on refusal `reason` and, where coming back helps, `retry_after_s`.
 
     `held` and `depth` are (items, tokens) of the lane just after the admission, for the invariant use <= depth.
     """
@@ -52,7 +52,7 @@ class Admission(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """How a router chooses lanes: WindVE's policies are made of these.
+    """A router's choice of lanes: WindVE's policies are made of these.
 
     `rule` "finish" admits what is predicted to end in time (WindVE section 5 of the spec: token-aware, open loop),
     "count" what the workers' depth in queries allows (Algorithm 1), "all" whatever comes: probes. `order` "first"
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What `LaneAdmission.admit` was called with."""
+    """The arguments of one call of `LaneAdmission.admit`."""
 
     jobs: Sequence[NewJob]
     classes: Sequence[str]

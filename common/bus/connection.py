@@ -1,4 +1,4 @@
-"""One process' way to the bus' Redis: plain commands and the scripts, tried again until Redis is back."""
+"""Connection of a process to the bus' Redis: plain commands and scripts, tried again until Redis is back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
 from common import log
+from common.bus import keys as names
 from common.bus import metrics
 from common.bus.scripts import Scripts
 from common.clock import SystemClock
@@ -87,7 +88,7 @@ class Connection:
 
     @property
     def reachable_since(self) -> float | None:
-        """Since when Redis has been reached without a break; None while it is away."""
+        """Time since which Redis has been reached without a break; None while Redis is away."""
         return self._policy.reachable_since
 
     @reachable_since.setter
@@ -96,7 +97,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many commands have no reply yet, those whose callers have left among them."""
+        """Number of commands without a reply yet, commands whose callers have left included."""
         return self._commands.in_flight + self._blocking.in_flight
 
     @property
@@ -179,7 +180,7 @@ class Connection:
 
     async def probe(self, timeout_s: float) -> None:
         """Run the cheapest command that names a node of a Cluster, too; BusDown after `timeout_s`."""
-        await self.call("EXISTS", "models", timeout_s=timeout_s)
+        await self.call("EXISTS", names.MODELS, timeout_s=timeout_s)
 
     async def memory(self) -> tuple[int, int]:
         """Return the bytes that Redis uses and its limit, 0 without one; of a Cluster those of the fullest node."""

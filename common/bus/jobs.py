@@ -14,7 +14,7 @@ ENDED = ("result", "error", "expired", "cancelled", "dead")
 
 
 class Trace(NamedTuple):
-    """What became of one lease of a job: `what` is "leased", "lost" (its worker died) or "returned"."""
+    """One change of a job's lease: `what` is "leased", "lost" (its worker died) or "returned"."""
 
     what: str
     worker: str

@@ -36,7 +36,7 @@ def api_key(key_id: str) -> str:
 
 
 def quota(key_id: str, quota_name: str) -> str:
-    """What an API key has used of one quota: `running`, `requests` or `tokens`."""
+    """The used part of one quota of an API key: `running`, `requests` or `tokens`."""
     return "{key/" + key_id + "}:" + quota_name
 
 
@@ -51,7 +51,7 @@ def plan(family: Family) -> str:
 
 
 def depths(family: Family) -> str:
-    """What the depth estimator found, by device and objective."""
+    """Depths that the depth estimator found, by device and objective."""
     return f"{tag(family)}:depths"
 
 
@@ -91,7 +91,7 @@ def journals(family: Family) -> str:
 
 
 def journal(family: Family, router: str) -> str:
-    """The doorbell of one router in one family."""
+    """The notifications of one router in one family."""
     return f"{tag(family)}:journal:{router}"
 
 
@@ -161,7 +161,7 @@ def applied(family: Family, collection: str, shard: int) -> str:
 
 
 def blocked(family: Family, collection: str, shard: int) -> str:
-    """Why a shard's writes are not applied at present, with a TTL."""
+    """The reason for which a shard's writes are not applied at present, with a TTL."""
     return f"{tag(family)}:blocked:{collection}/{shard}"
 
 
@@ -181,7 +181,7 @@ def turns(session_id: str) -> str:
 
 
 def held(session_id: str) -> str:
-    """Which worker holds pages of one session, with a TTL."""
+    """The worker that holds pages of one session, with a TTL."""
     return f"{session(session_id)}:held"
 
 

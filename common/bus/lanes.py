@@ -1,4 +1,4 @@
-"""How full the lanes of a family are, and who holds leases on them."""
+"""Load of a family's lanes, and the number of leases that each worker holds on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process measures of the bus: how its jobs end, what a command takes, and how lanes are named in labels."""
+"""Metrics of the bus in every process: ends of jobs, durations of commands, and the names of lanes in labels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What keeps leases from being lost: settling the dead, taking what was handed over, moving and reaping.
+"""Recovery of leases: settle those of dead workers, take what was handed over, move and reap entries.
 
-Each call reads plainly what there is, then one script decides atomically; so two reclaimers never disagree.
+Each call first reads the entries with plain commands, then one script decides atomically; so two workers that reclaim
+at once never disagree.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a script did with one entry."""
+    """The decision of a script about one entry."""
 
     entry: Entry
     verdict: str
@@ -138,7 +139,7 @@ class Recovery:
         self._redis, self._workers, self._lanes, self._jobs = redis, workers, lanes, jobs
 
     async def sound(self, family: Family, cls: str, rows: Iterable[Any]) -> list[Entry]:
-        """Return the entries among raw ones of a lane; who is no job is convicted: nobody meets it again."""
+        """Return the entries among raw ones of a lane; an entry that is no job becomes a dead letter."""
         entries: list[Entry] = []
         bad: list[tuple[Any, str]] = []
         for row in rows:

@@ -1,6 +1,6 @@
-"""How a service meets its bus: it waits for Redis, and for processes of another version to end.
+"""Opening of a service's bus: wait for Redis, and for processes of another version to end.
 
-As long as that takes; it says so, and leaves when told to stop.
+The wait has no limit: the health's condition `bus` gives the reason, and a stop of the process ends the wait.
 """
 
 from __future__ import annotations

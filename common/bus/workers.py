@@ -1,4 +1,4 @@
-"""Who serves a family: the records that workers publish, and which of them live."""
+"""Records of the workers that serve a family, and which of the workers live."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Writes:
 
     @property
     def search_partitions(self) -> int:
-        """How many families searches and writes are spread over; every process must be told the same number."""
+        """Number of families over which searches and writes are spread, the same in every process."""
         return self._redis.config.search_partitions or (
             CLUSTER_PARTITIONS if self._redis.cluster else 1
         )

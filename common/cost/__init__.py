@@ -1,1 +1,1 @@
-"""How long will it take: the one place for cost models."""
+"""Cost models: predicted seconds of a step or a batch, fitted to measurements."""

@@ -1,8 +1,8 @@
-"""When would a job end: what `admit` asks of every lane, as a plain function. The script in Lua computes the same.
+"""Predicted end of a job on a lane, as a plain function; the script `admit` computes the same in Lua.
 
-WindVE knows depths in queries; this knows the work ahead. A lane is a queue in order of arrival, worked off in planned
-batches: a job joins the last planned one if that still ends in time for everyone in it, else it begins the next. So
-nobody who was promised a time is made late by whoever comes after.
+WindVE counts depths in queries; this model counts the work ahead. A lane is a queue in order of arrival, worked off in
+planned batches: a job joins the last planned batch if that batch still ends in time for every job in it, else the job
+begins the next batch. So a later job never makes an earlier job miss its promised time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Queue(NamedTuple):
 
 
 class PlannedPlace(NamedTuple):
-    """Where a job would stand: in which planned batch, ending in `finish_s`, and the lane's tail if it is admitted."""
+    """A job's place on a lane: its planned batch, ending in `finish_s`, and the lane's tail after its admission."""
 
     number: int
     finish_s: float

@@ -1,7 +1,7 @@
-"""How many instances a load needs and what they cost, with spill and without: WindVE, Eq. 5 to 12.
+"""Number and cost of the instances that a load needs, with spill and without: WindVE, Eq. 5 to 12.
 
-An instance is one accelerator's group of devices with the CPUs beside them. Sized by peak, it must hold what arrives at
-once; sized by average, it only must keep up.
+An instance is one accelerator's group of devices with the CPUs beside them. Sized by peak, an instance must hold the
+queries that arrive at once; sized by average, an instance only must keep up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PricedDevice(NamedTuple):
 
 
 class OfferedLoad(NamedTuple):
-    """What arrives: queries in all, over so many seconds, and the most that are there at once."""
+    """A load: queries in all, the seconds over which they arrive, and the most queries at once."""
 
     queries: int
     duration_s: float
@@ -48,7 +48,7 @@ class Fleet(NamedTuple):
 
     @property
     def cost_per_month(self) -> float:
-        """What they cost in a month."""
+        """Cost of the instances in a month."""
         return self.cost_per_hour * HOURS_A_MONTH
 
 

@@ -26,7 +26,7 @@ class Probe(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How much a worker may hold, queued and running."""
+    """Items and tokens that a worker may hold, queued and running."""
 
     items: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What was measured, summed up: enough to fit the linear model again and again, and to forget."""
+"""Sums over measurements: enough to fit the linear model again and again, and to forget old measurements."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Explained:
 
 
 class Lateness:
-    """How much later than predicted things end: a high quantile of the latest residuals.
+    """Margin by which steps end later than predicted: a high quantile of the latest residuals.
 
     Before there are enough of them to know it, `prior` (which fades) stands for those not seen yet.
     """

@@ -1,4 +1,4 @@
-"""What a generator's step costs: its sequences, its rows, and how much of the past they look at."""
+"""Cost of a generator's step by its sequences, its rows, and the length of the past that the rows attend to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the compiled kernels of this machine are: brought along, kept in a cache, or built into it now."""
+"""Paths of this machine's compiled kernels: shipped with the package, kept in the cache, or built there now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages a conversation filled, as the tokens of its turns tell."""
+"""Ids of the pages that a conversation filled, computed from the tokens of its turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.wire.sessions import Turn
 
 
 class ChainPlace(NamedTuple):
-    """Where a page stands: after which page, and how many pages are before it."""
+    """A page's place in its chain: the page before it, and the number of pages before it."""
 
     parent: PageId
     depth: int

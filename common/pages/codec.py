@@ -31,7 +31,7 @@ class CorruptPage(Exception):
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a page is: its own id and its parent's, its place in its chain (from 0), and how its bytes lie."""
+    """A page: its own id and its parent's, its place in its chain (from 0), and the layout of its bytes."""
 
     id: PageId
     parent: PageId

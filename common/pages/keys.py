@@ -19,12 +19,12 @@ class PageKey(NamedTuple):
 
     @property
     def partition(self) -> int:
-        """Where it lies."""
+        """Number of the partition that holds the page."""
         return self.id[0] % PARTITIONS
 
     @property
     def member(self) -> str:
-        """Its name within its partition, `<id in hex>:<group>`."""
+        """Name of the copy within its partition, `<id in hex>:<group>`."""
         return f"{self.id.hex()}:{self.group}"
 
 

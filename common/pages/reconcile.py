@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Reconciled(Struct):
-    """What was wrong: entries whose values had expired, values without entries, bytes miscounted, members forgotten."""
+    """Faults found: entries whose values had expired, values without entries, bytes miscounted, members forgotten."""
 
     expired: int = 0
     unindexed: int = 0

@@ -38,7 +38,7 @@ class EraseRefused(TierDown):
 
 
 class Usage(Struct, frozen=True):
-    """What the tier holds: bytes by partition, how many pages, and bytes by partition and owner."""
+    """Contents of the tier: bytes by partition, number of pages, and bytes by partition and owner."""
 
     bytes: list[int]
     pages: int

@@ -1,4 +1,4 @@
-"""Where a server or Cluster is, and how this process connects to it."""
+"""Address of a Redis server or Cluster, and the connections of this process to it."""
 
 from __future__ import annotations
 

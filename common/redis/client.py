@@ -77,7 +77,7 @@ class RedisClient:
 
     @property
     def in_flight(self) -> int:
-        """How many commands have no reply yet, those whose callers have left among them."""
+        """Number of commands without a reply yet, commands whose callers have left included."""
         return len(self._tasks)
 
     async def call(self, *command: Any, timeout_s: float | None = None) -> Any:

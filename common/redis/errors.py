@@ -1,6 +1,6 @@
-"""What an error of redis-py means: the server is away, it is full, or it refuses this one command.
+"""Meaning of redis-py's errors: the server is away, the server is full, or the server refuses this one command.
 
-The same for every server, every version and a Cluster; whoever runs commands needs no other table.
+The table holds for every server, every version and a Cluster.
 """
 
 from __future__ import annotations

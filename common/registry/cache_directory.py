@@ -1,6 +1,6 @@
-"""Who holds which pages: of sessions a note beside the record, of any prompt every 8th page of its prefix.
+"""Directory of cached pages by worker: a note beside a session's record, and every 8th page of any prompt's prefix.
 
-All of it is a hint with a time to live: what it says may be over, and then the pages are fetched or computed anew.
+Every entry is a hint with a time to live: where an entry is out of date, the pages are fetched or computed anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_ASKED = 128  # marks looked up for one prompt
 
 
 class CacheDirectory:
-    """What workers publish of the pages on their devices and hosts, and what the door looks up."""
+    """Pages on the devices and hosts of workers: published by the workers, looked up by admission."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self._redis = bus, bus.connection

@@ -1,7 +1,8 @@
-"""How workers hear that a session was deleted: a bounded stream per family, which each of them reads in order.
+"""Announcements of deleted sessions to workers: one bounded stream a family, which each worker reads in order.
 
-An entry names the session by a digest and its pages by their ids, so it says nothing to who does not know them. A
-worker answers what it forgot; one that is dead is not waited for, since its memory is gone with it.
+An entry names the session by a digest and its pages by their ids, so the entry tells nothing to a reader who does not
+know them. A worker answers with the number of pages that it forgot; a dead worker is not waited for, since its
+memory is gone with it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def digest_of(session: str) -> bytes:
 
 
 class Deletions:
-    """Both sides of a deletion's way to the workers."""
+    """Both ends of the stream: announcing a deletion, and answering it."""
 
     def __init__(self, bus: Bus) -> None:
         self._redis = bus.connection

@@ -16,7 +16,7 @@ WINDOW_US = 60_000_000
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a request was charged, so that a refusal can give it back."""
+    """The charge of one request, so that a refusal can give the charge back."""
 
     key: ApiKey
     request: str

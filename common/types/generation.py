@@ -1,4 +1,4 @@
-"""What the wire and the engine both say of a generation."""
+"""Types of a generation that both the wire and the engine use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 and `min_p` 0 are off; `seed` is fixed at admission.
+    """Parameters by which tokens are drawn.
 
+    `temperature` 0 is greedy, `top_k` 0 and `min_p` 0 are off; `seed` is fixed at admission.
     `presence` and `frequency` count generated tokens, `repetition` prompt and generated ones; `bias` adds to logits.
     """
 

@@ -9,7 +9,7 @@ from common.wire.message import Message
 
 
 class ModelCard(Message, frozen=True):
-    """What router and worker must agree on about a model; the tokenizer lies beside it (`Registry.publish_card`).
+    """Facts about a model on which router and worker must agree; `Models.publish` stores the tokenizer beside it.
 
     A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
     its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).

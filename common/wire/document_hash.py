@@ -1,4 +1,4 @@
-"""What identifies a document's source, so that clients skip what is unchanged and replicas agree on it."""
+"""Hash of a document's source, by which clients skip unchanged documents and replicas agree on a document."""
 
 from __future__ import annotations
 

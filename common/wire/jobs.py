@@ -1,4 +1,4 @@
-"""What jobs ask of workers: one tagged union."""
+"""Work that jobs ask of workers: one tagged union."""
 
 from __future__ import annotations
 

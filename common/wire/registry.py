@@ -10,7 +10,7 @@ from common.wire.message import Message
 
 
 class WorkerRecord(Message, frozen=True):
-    """What a worker publishes in `{f}:workers`; depth is what all its running and queued work may hold.
+    """A worker's record in `{f}:workers`; depth bounds all its running and queued work.
 
     Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens, of which `r2` says how
     much they explain. `limit_items` and `limit_tokens` are its largest batch, by which the door plans (0: it plans
@@ -51,7 +51,7 @@ class WorkerRecord(Message, frozen=True):
 
 
 class Held(Message, frozen=True):
-    """What a worker has of a session: tokens on its device, tokens on its host only, and the last full page's id."""
+    """The part of a session that a worker holds: tokens on its device and on its host only, and the last full page."""
 
     worker: str
     device_tokens: int
@@ -61,7 +61,7 @@ class Held(Message, frozen=True):
 
 
 class Forgot(Message, frozen=True):
-    """What a worker forgot of a deleted session: page ids it looked for, and how many its device and its host had."""
+    """A worker's answer to a deleted session: page ids it looked for, and how many its device and its host had."""
 
     worker: str
     looked: int
@@ -70,7 +70,7 @@ class Forgot(Message, frozen=True):
 
 
 class DepthRecord(Message, frozen=True):
-    """What probes of one device told: seconds of n queries at once = beta_s + alpha_s * n, explained by `r2`.
+    """Result of probing one device: seconds of n queries at once = beta_s + alpha_s * n, explained by `r2`.
 
     `by_line` is the depth by that line, `depth` after tuning; `points` are (queries, seconds of the last answer).
     """
@@ -86,7 +86,7 @@ class DepthRecord(Message, frozen=True):
 
 
 class Chunking(msgspec.Struct, frozen=True):
-    """How a collection's documents are split, in tokens of its encoder."""
+    """Splitting of a collection's documents, in tokens of its encoder."""
 
     max_tokens: int = 200
     overlap_tokens: int = 32

@@ -1,4 +1,4 @@
-"""What jobs end with, and the events on the way: one tagged union."""
+"""Results of jobs, and the events before them: one tagged union."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ScoreResult(Message, frozen=True, tag="score"):
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one choice gained in one event: tokens, and the text that is certain by now.
+    """The gain of one choice in one event: tokens, and the text that is certain by now.
 
     `at` is the index of the event it was first logged in, so that a folded log still tells what a client has.
     `finish` is set on a choice's last piece; `stopped_by` is the stop string or the text of the stop token.
@@ -76,7 +76,7 @@ Outcome = Literal["result", "error", "expired", "cancelled", "dead"]
 
 
 class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an error outcome is answered over HTTP: its status, the field at fault, and when coming back helps."""
+    """The HTTP answer to an error outcome: its status, the field at fault, and when coming back helps."""
 
     status: int
     param: str | None = None

@@ -32,7 +32,7 @@ class RequestResult(Message, frozen=True, tag="request"):
 
 
 class ResponseOptions(Struct, frozen=True):
-    """How the client of a request wants the result written; stored with requests that may be asked for later."""
+    """Format in which a client wants the result of a request; stored with requests that may be asked for later."""
 
     kind: str
     model: str = ""

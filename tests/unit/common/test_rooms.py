@@ -52,36 +52,7 @@ PENDING_CIRCLES: set[str] = {
 }
 PENDING_TIME: set[str] = set()
 PENDING_METHODS: set[str] = set()
-PENDING_RIDDLES: set[str] = {
-    "common/__init__.py",
-    "common/bus/lanes.py",
-    "common/bus/metrics.py",
-    "common/bus/recovery.py",
-    "common/bus/startup.py",
-    "common/bus/workers.py",
-    "common/cost/__init__.py",
-    "common/cost/finish.py",
-    "common/cost/fleet.py",
-    "common/cost/moments.py",
-    "common/cost/step.py",
-    "common/devices.py",
-    "common/metrics.py",
-    "common/native/finder.py",
-    "common/pages/chain.py",
-    "common/placement.py",
-    "common/process_identity.py",
-    "common/redis/address.py",
-    "common/redis/errors.py",
-    "common/registry/cache_directory.py",
-    "common/registry/deletion.py",
-    "common/supervisor.py",
-    "common/types/generation.py",
-    "common/wire/document_hash.py",
-    "common/wire/jobs.py",
-    "common/wire/results.py",
-    "common/worker/lease_reader.py",
-    "common/worker/leases.py",
-}
+PENDING_RIDDLES: set[str] = set()
 
 
 @cache
