@@ -14,7 +14,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
 class ChatModel(NamedTuple):
-    """What the gpu_worker is told (a directory or a hub id, "" for none), and what people are."""
+    """The chat model for the gpu_worker (`value`: a directory, a hub id, or "" for none) and for people (`shown`)."""
 
     value: str
     shown: str

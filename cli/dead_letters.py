@@ -64,7 +64,7 @@ async def _run(args: argparse.Namespace, bus: Bus) -> int:
     return await _replay(letter, bus, args.timeout)
 
 
-def _told(letter: DeadLetter) -> dict[str, Any]:
+def _shown(letter: DeadLetter) -> dict[str, Any]:
     """Everything but the payload, which holds a user's text."""
     names = ("job", "tenant", "code", "message", "trace", "attempts", "items", "tokens", "at_ms")
     told = {name: getattr(letter, name) for name in names}
@@ -77,7 +77,7 @@ def _when(letter: DeadLetter) -> str:
 
 def _list(letters: list[DeadLetter], *, as_json: bool) -> int:
     if as_json:
-        print(json.dumps([_told(letter) for letter in letters], indent=2))
+        print(json.dumps([_shown(letter) for letter in letters], indent=2))
         return 0
     for letter in letters:
         print(f"{_when(letter)}  {letter.job}  {letter.tenant}  {letter.code}: {letter.message}")
@@ -88,7 +88,7 @@ def _list(letters: list[DeadLetter], *, as_json: bool) -> int:
 
 def _show(letter: DeadLetter, *, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(_told(letter), indent=2))
+        print(json.dumps(_shown(letter), indent=2))
         return 0
     print(f"job       {letter.job}\ntenant    {letter.tenant}\nat        {_when(letter)}")
     print(f"attempts  {letter.attempts}\nsize      {letter.items} items, {letter.tokens} tokens")

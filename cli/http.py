@@ -83,21 +83,21 @@ def talk(
         async with AsyncSpillway(where.url, where.api_key, **options) as client:
             return await work(client)
 
-    return told(lambda: asyncio.run(main()))
+    return exit_status(lambda: asyncio.run(main()))
 
 
 def talk_blocking(args: argparse.Namespace, work: Callable[[Spillway], int], **options: Any) -> int:
-    """Run `work` with a blocking client; failures as `talk` tells them."""
+    """Run `work` with a blocking client; failures as of `talk`."""
 
     def main() -> int:
         where = endpoint(args, os.environ)
         with Spillway(where.url, where.api_key, **options) as client:
             return work(client)
 
-    return told(main)
+    return exit_status(main)
 
 
-def told(work: Callable[[], int]) -> int:
+def exit_status(work: Callable[[], int]) -> int:
     """Run `work`; every failure becomes one sentence on stderr and exit status 1, 2 or 130."""
     try:
         return work()

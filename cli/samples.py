@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import sample
-from cli.http import add_server, endpoint, say, told
+from cli.http import add_server, endpoint, exit_status, say
 from common.config import Common, load
 
 HELP = "load the sample collections `handbook` and `docs`"
@@ -32,6 +32,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     try:
-        return told(work)
+        return exit_status(work)
     except sample.Stop as error:
         return say(str(error), 1)
