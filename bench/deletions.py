@@ -18,7 +18,7 @@ from common.bus import Bus, keys
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family, job_id, ulid
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.wire.sessions import SessionRecord
 from services.kv_store.deletion.session_eraser import SessionEraser
 
@@ -83,7 +83,7 @@ async def seconds(bus: Bus, raw: redis.Redis) -> float:
         began = time.perf_counter()
         await SessionEraser(bus).erase([(name, TENANT)], bus.clock.now_ms() + 60_000, prove=True)
         took.append(time.perf_counter() - began)
-        await SessionEraser(bus).forget(name, TENANT)
+        await SessionEnds(bus).forget(name, TENANT)
     return statistics.median(took)
 
 

@@ -7,6 +7,7 @@ it exists, and stays there until nothing of it is left, so a sweep of the indexe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from common.bus import Bus, keys
 from common.ids import Family, family_of, time_of, unique_of
@@ -19,6 +20,13 @@ TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs liv
 AFTER_S = 600
 YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before its session exists
 _PAGE = 100
+
+
+class SessionLife(NamedTuple):
+    """A stored session's time to live (s), and the moment (ms) at which it was marked deleted, if it was."""
+
+    ttl_s: int
+    deleted_ms: int | None
 
 
 class Sessions:
@@ -119,6 +127,13 @@ class Sessions:
             decode(raw, Turn)
             for raw in await self._redis.call("LRANGE", keys.turns(session), start, -1)
         ]
+
+    async def encoded_turns(self, session: str, start: int, count: int) -> list[bytes]:
+        """Return up to `count` turns from `start` on as they are stored, oldest first."""
+        rows: list[bytes] = await self._redis.call(
+            "LRANGE", keys.turns(session), start, start + count - 1
+        )
+        return rows
 
     async def touch(self, session: str, ttl_s: int = 0, metadata: bytes | None = None) -> bool:
         """Renew a session's time to live, and set what is given of it and the metadata; False if there is none."""
@@ -241,6 +256,38 @@ class Sessions:
                 break
             offset += len(rows)
         return found[:count]
+
+
+class SessionEnds:
+    """The ends of sessions, as pins, deletions and the sweep need them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._redis = bus.connection
+
+    async def life(self, session: str) -> SessionLife | None:
+        """Return how long a session lives and when it was marked deleted; None if it is not stored."""
+        tenant, deleted, ttl = await self._redis.call(
+            "HMGET", keys.session(session), "tenant", "deleted", "ttl"
+        )
+        if tenant is None:
+            return None
+        return SessionLife(int(ttl), None if deleted is None else int(deleted))
+
+    async def left_ms(self, session: str) -> int:
+        """Return the milliseconds until a session expires, 0 if it has or never does."""
+        return max(int(await self._redis.call("PTTL", keys.session(session))), 0)
+
+    async def begin_sweep(self, life_ms: int) -> bool:
+        """Return whether the caller may sweep, as nobody else may for so many milliseconds."""
+        return bool(await self._redis.call("SET", keys.SWEEP, "1", "NX", "PX", max(life_ms, 1)))
+
+    async def forget(self, session: str, tenant: str) -> None:
+        """Remove a session's record, its list of jobs and its places in the indexes: nothing else is left by now."""
+        family = family_of(session)
+        for name in (keys.session(session), keys.turns(session), keys.jobs(session)):
+            await self._redis.call("UNLINK", name)
+        await self._redis.call("ZREM", keys.sessions(family, tenant), session)
+        await self._redis.call("ZREM", keys.due(family), f"{tenant}/{session}")
 
 
 def _place(cursor: str | None) -> tuple[int, str] | None:

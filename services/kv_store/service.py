@@ -15,6 +15,7 @@ from common.health import Health
 from common.ids import Family
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
+from common.registry.trace_index import TraceIndex
 from common.supervisor import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
@@ -23,7 +24,6 @@ from common.worker.worker import Worker
 from services.kv_store.deletion.page_eraser import PageEraser
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
-from services.kv_store.deletion.trace_index import TraceIndex
 from services.kv_store.deletion.worker_eraser import WorkerEraser
 from services.kv_store.job_handler import AT_ONCE, LOG_NAMES, SessionJobHandler
 from services.kv_store.pages.limits import limits_of

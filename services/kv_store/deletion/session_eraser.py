@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from common import log
-from common.bus import Bus, keys
+from common.bus import Bus
 from common.errors import Unavailable
 from common.ids import family_of
-from services.kv_store import metrics
-from services.kv_store.deletion.leftovers import (
+from common.registry.leftovers import (
     CLAIMS,
     DEAD,
     JOURNAL,
@@ -25,11 +24,11 @@ from services.kv_store.deletion.leftovers import (
     ulids_in,
     ulids_of,
 )
+from services.kv_store import metrics
 from services.kv_store.deletion.page_eraser import ErasedPages, PageEraser
 from services.kv_store.deletion.worker_eraser import WorkerEraser
 
 MOST_LOOKS = 5
-_KEYS_AT_ONCE = 400
 _POLL_S = 0.05  # a job's end rings the router that answers for it, and nobody else
 _LEAST_S = 1.0
 _log = log.get("kv_store")
@@ -84,7 +83,7 @@ class SessionEraser:
         removed, looks = Leftovers(), 1
         while found.count and looks <= MOST_LOOKS:
             removed.add(found)
-            await self._remove(found)
+            await search.remove(found)
             found = await search.look() if prove else Leftovers()
             looks += 1
             if found.count:
@@ -107,14 +106,6 @@ class SessionEraser:
             )
             for name, _ in sessions
         ]
-
-    async def forget(self, session: str, tenant: str) -> None:
-        """Remove the record, the list of jobs and the place in the index: nothing else is left by now."""
-        await self._bus.connection.call("UNLINK", keys.session(session))
-        await self._bus.connection.call("UNLINK", keys.turns(session))
-        await self._bus.connection.call("UNLINK", keys.jobs(session))
-        await self._bus.connection.call("ZREM", keys.sessions(family_of(session), tenant), session)
-        await self._bus.connection.call("ZREM", keys.due(family_of(session)), f"{tenant}/{session}")
 
     # -- stopping --------------------------------------------------------------------------------------
 
@@ -144,26 +135,6 @@ class SessionEraser:
     async def _runs(self, job: str) -> bool:
         state = await self._bus.jobs.get(job)
         return state is not None and not state.over
-
-    # -- removing --------------------------------------------------------------------------------------
-
-    async def _remove(self, found: Leftovers) -> None:
-        """Remove what was found; what names other things goes after them."""
-        for name in found.claims:
-            await self._bus.connection.call("DEL", name)
-        for name, entries in found.entries.items():
-            if LANE in name:  # its own script removes an entry, and lowers the use with it
-                continue
-            await self._bus.connection.call("XDEL", name, *entries)
-            if name.endswith(DEAD):
-                letters = name.removesuffix(DEAD) + ":letters"
-                await self._bus.connection.call("HDEL", letters, *entries.values())
-        by_tag: dict[str, list[str]] = {}
-        for name in found.keys:
-            by_tag.setdefault(name.partition("}")[0], []).append(name)
-        for names in by_tag.values():
-            for first in range(0, len(names), _KEYS_AT_ONCE):
-                await self._bus.connection.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
 
 
 async def _erased(eraser: PageEraser | WorkerEraser | None, session: str) -> ErasedPages | None:

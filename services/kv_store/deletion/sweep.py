@@ -7,10 +7,10 @@ import contextlib
 import random
 
 from common import log
-from common.bus import Bus, BusFull, keys
+from common.bus import Bus, BusFull
 from common.errors import SpillwayError
 from common.ids import time_of, unique_of
-from common.registry.sessions import YOUNG_MS, Sessions
+from common.registry.sessions import YOUNG_MS, SessionEnds, Sessions
 from services.kv_store import metrics
 from services.kv_store.deletion.session_eraser import Named, SessionEraser
 
@@ -32,9 +32,7 @@ class Sweep:
         while True:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))
             try:
-                if await self._bus.connection.call(
-                    "SET", keys.SWEEP, "1", "NX", "PX", max(int(400 * self._every_s), 1)
-                ):
+                if await SessionEnds(self._bus).begin_sweep(int(400 * self._every_s)):
                     await self.once()
             except SpillwayError as error:
                 _log.warning("sweep_interrupted", error=error.message)
@@ -68,27 +66,24 @@ class Sweep:
             await self._look(name, tenant, now_ms + int(1000 * self._every_s))
         await self._eraser.erase(some, until_ms, prove=why == "deleted")
         for name, tenant in some:
-            await self._eraser.forget(name, tenant)
+            await SessionEnds(self._bus).forget(name, tenant)
             metrics.ERASED.labels(why).inc()
         _log.info("sessions_swept", why=why, sessions=len(some))
 
     async def _over(self, name: str, tenant: str) -> str:
         """Return why a session is to be erased: "expired", "deleted" long enough ago, or "" if it is not."""
-        stored, deleted, ttl = await self._bus.connection.call(
-            "HMGET", keys.session(name), "tenant", "deleted", "ttl"
-        )
+        life = await SessionEnds(self._bus).life(name)
         now_ms = self._bus.clock.now_ms()
-        if stored is None:
+        if life is None:
             young_ms = time_of(unique_of(name)) + YOUNG_MS
             if now_ms > young_ms:
                 return "expired"
             await self._look(name, tenant, young_ms)
             return ""
-        if deleted is not None:
-            return "deleted" if now_ms - int(deleted) > 1000 * self._every_s else ""
-        await Sessions(self._bus).mend(name, int(ttl))
-        left_ms = int(await self._bus.connection.call("PTTL", keys.session(name)))
-        await self._look(name, tenant, now_ms + max(left_ms, 0))
+        if life.deleted_ms is not None:
+            return "deleted" if now_ms - life.deleted_ms > 1000 * self._every_s else ""
+        await Sessions(self._bus).mend(name, life.ttl_s)
+        await self._look(name, tenant, now_ms + await SessionEnds(self._bus).left_ms(name))
         return ""
 
     async def _look(self, name: str, tenant: str, at_ms: int) -> None:

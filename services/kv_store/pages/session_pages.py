@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.bus import Bus, keys
+from common.bus import Bus
 from common.pages.chain import Chain
 from common.pages.identity import PageId, root_id
 from common.registry.sessions import Sessions
@@ -19,9 +19,7 @@ async def session_pages(bus: Bus, session: str) -> list[PageId]:
         return []
     found = Chain(root_id(record.fingerprint, record.tenant))
     start = 0
-    while rows := await bus.connection.call(
-        "LRANGE", keys.turns(session), start, start + _AT_ONCE - 1
-    ):
+    while rows := await Sessions(bus).encoded_turns(session, start, _AT_ONCE):
         start += len(rows)
         for turn in (decode(row, Turn) for row in rows):
             found.add(turn)

@@ -12,13 +12,12 @@ from collections import Counter
 
 from common import log
 from common.bus import Bus, BusDown
-from common.bus import keys as names
 from common.errors import Conflict, Unavailable
 from common.pages.identity import owner_id
 from common.pages.keys import GROUPS, PARTITIONS, PageKey
 from common.pages.pins import PagePins
 from common.pages.store import FREE, PageStore, TierDown
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.wire.sessions import SessionRecord
 from services.kv_store import metrics
 from services.kv_store.pages.limits import AskLimits
@@ -142,8 +141,7 @@ class SessionPins:
         return held, over
 
     async def _until(self, session: str) -> int:
-        left_ms = int(await self._bus.connection.call("PTTL", names.session(session)))
-        return self._store.now_ms() + max(left_ms, 0)
+        return self._store.now_ms() + await SessionEnds(self._bus).left_ms(session)
 
     async def _bring(self, keys: list[PageKey]) -> None:
         """Ask back from the disk what only that has, to be pinned the next time."""

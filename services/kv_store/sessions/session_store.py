@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from common.bus import Bus
-from common.bus import keys as names
 from common.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from common.ids import family_of
 from common.registry.models import Models
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.types.model_card import ModelCard
 from common.wire.message import MAX_MESSAGE_BYTES, BadMessage, decode
 from common.wire.session_views import shown
@@ -82,9 +81,7 @@ class SessionStore:
         turns: list[session_documents.TurnDocument] = []
         size, at = 0, 0
         while True:
-            rows = await self.bus.connection.call(
-                "LRANGE", names.turns(record.id), at, at + _PAGE - 1
-            )
+            rows = await Sessions(self.bus).encoded_turns(record.id, at, _PAGE)
             turns += [session_documents.turn_document(decode(row, Turn)) for row in rows]
             size, at = size + sum(map(len, rows)), at + len(rows)
             if len(rows) < _PAGE:
@@ -157,7 +154,7 @@ class SessionStore:
             )
             proof = msgspec.json.encode(found)
             await note(proof)
-        await self._eraser.forget(work.session, work.tenant)
+        await SessionEnds(self.bus).forget(work.session, work.tenant)
         metrics.ERASED.labels("deleted").inc()
         return proof
 

@@ -20,7 +20,7 @@ async def test_redis_killed_and_back(redis_server: Server, tmp_path: Path) -> No
     """Redis is killed and started again: what was confirmed is found, and writes and queries go on."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=redis_server.url, drain_s=5)
     bus, mine = await Bus.open(config, SystemClock()), await Bus.open(config, SystemClock())
-    journal = Notifications(mine, ROUTER)
+    journal = Notifications(mine.connection, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
     stopping = asyncio.Event()
@@ -48,7 +48,7 @@ async def test_two_replicas_serve_the_same(shared_redis: Server, tmp_path: Path,
     """Each replica applies every write; with one gone the other answers, and a stream is kept for the one away."""
     config = SearchConfig(data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5)
     mine = await Bus.open(config, SystemClock())
-    journal = Notifications(mine, ROUTER)
+    journal = Notifications(mine.connection, ROUTER)
     await journal.start()
     mesh = Mesh(mine, journal)
     record = await mesh.create()
@@ -60,9 +60,11 @@ async def test_two_replicas_serve_the_same(shared_redis: Server, tmp_path: Path,
     for turn in range(5):
         entry = await mesh.put(record, turn, document(f"d{turn}", np.eye(DIMENSION)[turn]))
         if ack == 2:
-            applied = await mine.await_applied(record.id, 0, entry, 2, journal, mesh.deadline())
+            applied = await mine.writes.await_applied(
+                record.id, 0, entry, 2, journal, mesh.deadline()
+            )
             assert applied
-            assert await mine.applied(record.id, 0) == {"a": entry, "b": entry}
+            assert await mine.writes.applied(record.id, 0) == {"a": entry, "b": entry}
     for bus, stopping, task in parts:
         found = await mesh.search(record, np.eye(DIMENSION)[4], after=entry)
         assert found[0] == "d4"

@@ -10,7 +10,7 @@ import pytest
 from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import job_id, ulid, unique_of
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.wire.sessions import SessionRecord
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
@@ -42,7 +42,7 @@ async def gone(bus: Bus, record: SessionRecord) -> None:
     """Erase a session as kv_store does."""
     eraser = SessionEraser(bus)
     await eraser.erase([(record.id, "t")], until(bus), prove=True)
-    await eraser.forget(record.id, "t")
+    await SessionEnds(bus).forget(record.id, "t")
 
 
 async def test_everything_goes(bus: Bus, hand: Hand, found_by: str) -> None:
@@ -52,7 +52,7 @@ async def test_everything_goes(bus: Bus, hand: Hand, found_by: str) -> None:
     assert len(await holding(bus, "rosebud")) > 15
     eraser = SessionEraser(bus)
     (proof,) = await eraser.erase([(ours.id, "t")], until(bus), prove=True)
-    await eraser.forget(ours.id, "t")
+    await SessionEnds(bus).forget(ours.id, "t")
 
     jobs = [*await Sessions(bus).jobs(ours.id)]
     assert await holding(bus, "rosebud", unique_of(ours.id), *jobs) == []

@@ -10,11 +10,11 @@ from common.bus import Bus, Notifications, keys
 from common.ids import child_id, job_id, ulid, unique_of
 from common.registry.dead_letters import DeadLetters
 from common.registry.idempotency import Idempotency
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
+from common.registry.trace_index import OLD_MS, TraceIndex
 from common.wire.sessions import SessionRecord
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
-from services.kv_store.deletion.trace_index import OLD_MS, TraceIndex
 from tests.support.bus import Hand
 from tests.support.session_traces import EMBEDS, FAMILY, REQUESTS, holding, lived
 from tests.support.turns import made
@@ -63,7 +63,7 @@ async def deleted(bus: Bus, record: SessionRecord) -> dict[str, Any]:
     """Delete a session as kv_store does; return the proof."""
     eraser = SessionEraser(bus)
     (proof,) = await eraser.erase([(record.id, "t")], bus.clock.now_ms() + 10_000, prove=True)
-    await eraser.forget(record.id, "t")
+    await SessionEnds(bus).forget(record.id, "t")
     return proof
 
 

@@ -16,7 +16,7 @@ from common.pages.codec import Header, encode
 from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.wire.sessions import SessionRecord, Turn
 from services.kv_store.deletion.page_eraser import PageEraser
 from services.kv_store.deletion.session_eraser import PAGES_NOT_SEARCHED, SessionEraser
@@ -118,7 +118,7 @@ async def test_its_pages_go(bus: Bus, store: PageStore, tmp_path: Path) -> None:
         data = written(tmp_path)
         assert not any(value[500:600] in data or key.id in data for key, value in mine)
         assert any(value[500:600] in data for _, value in others)
-        await eraser.forget(record.id, "t")
+        await SessionEnds(bus).forget(record.id, "t")
         assert await session_pages(bus, other.id)
 
 

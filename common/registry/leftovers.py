@@ -23,13 +23,14 @@ from msgspec import Struct, field
 from common.bus import Bus, keys
 from common.ids import Family, family_of, time_of, unique_of
 from common.registry.sessions import Sessions
-from services.kv_store.deletion.trace_index import TraceIndex
+from common.registry.trace_index import TraceIndex
 
 CLAIMS, DEAD, JOURNAL, LANE = keys.CLAIMS, ":dead", ":journal:", ":lane:"
 STREAMS = (DEAD, JOURNAL, LANE)
 RINGS_MS = 60_000  # a journal's older rings mean nothing to anybody
 _SKEW_MS = 1_000  # between the clock that made an id and Redis'
 _AT_ONCE = 32
+_KEYS_AT_ONCE = 400
 _ROWS = 500
 _SCANNED_KEYS = 1000
 _SCANNED_ROWS = {DEAD: 20, JOURNAL: 500, LANE: 20}  # payloads may be large
@@ -99,6 +100,24 @@ class LeftoverSearch:
             }
             found.add(await scan(self._bus, ulids_of([*self._sessions, *every]), spare))
         return found
+
+    async def remove(self, found: Leftovers) -> None:
+        """Remove everything that was found; names of other things go after those things."""
+        for name in found.claims:
+            await self._bus.connection.call("DEL", name)
+        for name, entries in found.entries.items():
+            if LANE in name:  # its own script removes an entry, and lowers the use with it
+                continue
+            await self._bus.connection.call("XDEL", name, *entries)
+            if name.endswith(DEAD):
+                letters = name.removesuffix(DEAD) + ":letters"
+                await self._bus.connection.call("HDEL", letters, *entries.values())
+        by_tag: dict[str, list[str]] = {}
+        for name in found.keys:
+            by_tag.setdefault(name.partition("}")[0], []).append(name)
+        for names in by_tag.values():
+            for first in range(0, len(names), _KEYS_AT_ONCE):
+                await self._bus.connection.call("UNLINK", *names[first : first + _KEYS_AT_ONCE])
 
 
 class IndexSearch:
