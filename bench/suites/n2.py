@@ -10,17 +10,15 @@ from statistics import median
 from typing import Any
 
 from bench.document import BenchOptions, Body
+from bench.engine.driver import rows_of
 from bench.gpu import shapes
 from common.pages.identity import root_id
-from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, decoding_of, measure, size_of
-from engine.decoder.executor.interface import SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 WARM, STREAMS, STEP_TOKENS = 200, 32, 512
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class Timed:
@@ -84,7 +82,7 @@ class Bench:
         decoding = decoding_of(self._scheduler.running, windows)
         parts = self._scheduler.step(self.pace.budget(decoding, STEP_TOKENS))
         marks.append(time.perf_counter())
-        rows = [self._rows(part) for part in parts]
+        rows = [rows_of(part) for part in parts]
         size = size_of(rows, windows)
         predicted = self.pace.cost.seconds(size)
         marks.append(time.perf_counter())
@@ -106,12 +104,6 @@ class Bench:
             }
         )
         return predicted, took
-
-    def _rows(self, part: ScheduledRows) -> SequenceInput:
-        sequence = part.sequence
-        draw = SamplingRequest(_GREEDY, 0, sequence.length, sequence.prompt, sequence.output)
-        tokens = sequence.at(part.positions)
-        return SequenceInput(tokens, part.positions, sequence.pages, draw if part.draws else None)
 
     def _commit(self, parts: Sequence[ScheduledRows], drawn: Sequence[Any]) -> None:
         for part, found in zip(parts, drawn, strict=True):

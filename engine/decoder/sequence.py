@@ -98,7 +98,7 @@ class TokenSequence:
         return positions
 
     def computed(self, count: int) -> None:
-        """The next `count` positions were computed."""
+        """Take the next `count` positions off `todo`: they were computed."""
         todo: list[Range] = []
         for start, end in self.todo:
             done = min(count, end - start)
@@ -108,20 +108,20 @@ class TokenSequence:
         self.todo = todo
 
     def skip(self, page: int) -> None:
-        """Logical page `page`, all of it still to be computed, has come from elsewhere."""
+        """Take a logical page off `todo`: all of the page was to be computed, and it arrived from another tier."""
         start, end = page * PAGE, (page + 1) * PAGE
         pieces = [((a, min(b, start)), (max(a, end), b)) for a, b in self.todo]
         self.todo = [piece for pair in pieces for piece in pair if piece[0] < piece[1]]
 
     def append(self, token: int) -> None:
-        """A token was drawn; its row is what is to be computed next."""
+        """Append a drawn token; its row is computed next."""
         assert not self.todo
         self.output.append(token)
         self.length += 1
         self.todo = [(self.length - 1, self.length)]
 
     def resume(self, output: Iterable[int]) -> None:
-        """Take over with these tokens generated before; all of it is to be computed."""
+        """Go on after tokens generated before; all positions are to be computed."""
         assert not self.pages
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)

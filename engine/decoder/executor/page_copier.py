@@ -34,9 +34,9 @@ _WEIGHT = 0.2  # of the latest copy in the mean seconds of one
 
 
 class TorchPageLoads:
-    """Loads under way; a step attends to a layer once `arrival` says that its pages have come.
+    """Page loads under way; a step attends to a layer once `arrival` has counted the layer.
 
-    `unsound` are the loads of pages that are not what was saved; it is complete when all has come.
+    `unsound` are the loads of pages whose bytes are not those saved; the set is complete once all pages are there.
     """
 
     def __init__(self, moves: Sequence[PageMove], arrival: PageArrival) -> None:
@@ -51,7 +51,7 @@ class TorchPageLoads:
 class TorchPageCopier:
     """Copies between the pools of both tiers; `places` are (group, layer in it) of each of the model's layers.
 
-    A checksum is made of every layer of a page that comes to the host, and compared when it leaves it.
+    A checksum is made of every layer of a page that is copied to the host, and compared when the page leaves the host.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TorchPageCopier:
         ]
         self.moved_bytes = dict.fromkeys(KINDS, 0)
         self.moved_s = dict.fromkeys(KINDS, 0.0)
-        self.load_s = 0.0  # seconds a page takes to come from the host, a mean of late
+        self.load_s = 0.0  # recent mean of the seconds to load a page from the host
         self._cuda = device[0].data.device.type == "cuda" if device else False
         self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._urgent: deque[Callable[[], None]] = deque()

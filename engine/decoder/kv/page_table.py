@@ -104,7 +104,7 @@ class PageTable:
         ]
 
     def awaits(self, sequence: TokenSequence, page: int) -> bool:
-        """True if a full page that comes now would save computing it."""
+        """True if a full page that arrives now would save computing it."""
         if sequence.over or not sequence.pages:
             return not sequence.over
         todo = any(a <= page * PAGE and (page + 1) * PAGE <= b for a, b in sequence.todo)

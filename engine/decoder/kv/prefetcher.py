@@ -1,7 +1,7 @@
 """The prefetcher: brings a sequence's missing pages to the host, from the last page down, until computing meets them.
 
 Fetching begins when a job is accepted. Computing never waits for it, but for a small share of what it would take to
-compute all that is missing: within that time the pages may come that save it.
+compute all missing pages: pages that arrive within that time save the computing.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Prefetcher:
             while wanted and len(targets) < TOGETHER:
                 page, key = wanted.popleft()
                 if not table.awaits(sequence, page):
-                    continue  # computing has come here first
+                    continue  # the page was computed first
                 if (target := tiers.bring(key.group, key.id)) is not None:
                     targets[key] = target
             came: set[PageKey] = set()

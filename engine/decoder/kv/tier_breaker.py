@@ -26,7 +26,7 @@ class TierBreaker:
     def asks(self, prices_s: Sequence[float], now_s: float) -> int:
         """Return how many of some pages to ask for now, given what computing each would take.
 
-        Pages that take longer to come than to compute are not asked for, but for a few after a while, to learn.
+        Pages that take longer to arrive than to compute are not asked for, but for a few after a while, to learn.
         """
         if now_s < self._paused_until_s:
             return 0

@@ -101,7 +101,9 @@ class PageTiers:
         page = device.allocate()
         device.publish(page, page_id)
         device.back(page_id, self.keeping.load_s())
-        device.hold(page)  # for the move, so that nobody else gets it before the bytes have come
+        device.hold(
+            page
+        )  # for the move, so that no other sequence gets the page before its bytes are there
         host.hold(source)
         move = PageMove("load", group, page_id, source, page)
         self.moving.add(move)

@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time: the pieces concatenate to exactly what decoding all at once gives.
+"""The detokenizer: text from token ids, one token at a time; the pieces joined equal the text decoded all at once.
 
 Bytes that are not yet a whole character are held back. With a byte-level tokenizer a token is bytes, and these are
 decoded incrementally; with any other the text is decoded anew from a token before the last one delivered.
@@ -25,7 +25,7 @@ class TextStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return the rest: no token follows."""
+        """Return the rest of the text; no token follows."""
         ...
 
 

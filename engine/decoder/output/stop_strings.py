@@ -1,4 +1,4 @@
-"""Stop strings in growing text: what may begin one is held back, and nothing of one is ever delivered."""
+"""Stop strings in growing text: text that may begin one is held back, and no part of one is ever delivered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Watches one choice's text. Text comes in by `push`; what is certain not to be a stop string goes out."""
+    """Watches one choice's text: `push` takes text and returns the text that is certain not to be in a stop string."""
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._strings = [text for text in strings if text]
@@ -28,7 +28,7 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """Return what is still held back: the text ended, so it is no stop string."""
+        """Return the text held back: the output has ended, so the text is no stop string."""
         text, self._held = self._held, ""
         return text
 
