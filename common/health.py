@@ -17,7 +17,7 @@ from common import log
 from common.clock import SYSTEM, Clock
 from common.errors import ConfigError
 from common.metrics import build_info
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from common.bus.writes import Writes
 from common.clock import SystemClock
 from common.config import Common
 from common.redis.heartbeat import HeartbeatThread
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 
 __all__ = [
     "Admission",

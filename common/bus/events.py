@@ -16,7 +16,7 @@ from common.bus import keys, unreadable
 from common.bus.connection import BLOCK_MS, BusDown, BusFull, Connection
 from common.errors import DeadlineExceeded
 from common.ids import Family, family_of
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from common.wire.message import BadMessage, decode
 from common.wire.results import Event, error_event
 

@@ -12,7 +12,7 @@ import msgspec
 
 from common import log
 from common.bus import BusDown
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from common.wire.results import Event
 from common.worker.leases import Lease
 from common.worker.worker import Worker

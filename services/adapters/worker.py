@@ -20,7 +20,7 @@ from common.errors import ConfigError
 from common.health import Health
 from common.ids import Family
 from common.registry.models import Models
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker

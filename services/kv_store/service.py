@@ -16,7 +16,7 @@ from common.ids import Family
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.registry.trace_index import TraceIndex
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.serve_each import serve_each

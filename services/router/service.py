@@ -14,7 +14,7 @@ from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
 from common.health import Health
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from services.router.assembly import CLOSE_S, RouterProcess, assemble
 
 _log = log.get("router")

@@ -17,8 +17,7 @@ from common.bus import Bus, BusDown, BusFull
 from common.config import SearchConfig
 from common.cost.linear import Probe, fit
 from common.ids import Family
-from common.supervisor import HEALTHY_S, RESTARTS
-from common.tasks import wait
+from common.tasks import HEALTHY_S, RESTARTS, wait
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker

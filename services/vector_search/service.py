@@ -14,7 +14,7 @@ from common.clock import SystemClock
 from common.config import SearchConfig
 from common.devices import detect
 from common.health import Health
-from common.supervisor import Supervisor
+from common.tasks import Supervisor
 from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.bus import Bus, Notifications, keys
 from common.ids import Family
-from common.supervisor import FIRST_PAUSE_S, RESTARTS, Supervisor
+from common.tasks import FIRST_PAUSE_S, RESTARTS, Supervisor
 from tests.support.bus import RESULT, Hand, must, new_job
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.supervisor import (
+from common.tasks import (
     FIRST_PAUSE_S,
     HEALTHY_S,
     LONGEST_PAUSE_S,
