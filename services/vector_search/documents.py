@@ -119,7 +119,7 @@ class Documents:
     """The store of one shard: one writer at a time, many readers; sqlite3 errors pass through.
 
     `begin` … `put`/`delete` … `commit(applied)` or `rollback`. A document gets a new number whenever it is
-    stored, and its chunks new labels, so whoever holds an old one sees it gone rather than changed.
+    stored, and its chunks new labels, so a reader with an old one finds it gone, not changed.
     """
 
     def __init__(self, path: Path) -> None:

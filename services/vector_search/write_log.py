@@ -1,7 +1,7 @@
-"""The append-only log of one shard's writes: what was acknowledged is here, checksummed and synced.
+"""The append-only log of one shard's writes: every acknowledged write, checksummed and synced.
 
 A segment is a magic line and records of (length, xxh3-64, entry id, encoded Write). A torn or damaged record ends
-the log: what follows it is cut off, counted, and read again from the stream, which keeps it until a snapshot.
+the log: the rest is cut off, counted, and read again from the stream, which keeps writes until a snapshot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sessions as documents: what an export holds and an import takes, `spillway.session/1`.
+"""Sessions as documents of the format `spillway.session/1`, which exports write and imports read.
 
-Tokens mean something to the model of the same fingerprint only. An import for another keeps the messages, and the next
+Tokens are valid for the model of the same fingerprint only. An import for another keeps the messages, and the next
 turn renders and tokenizes them anew.
 """
 

@@ -1,4 +1,4 @@
-"""The vectors of one shard as rows of a matrix: what exact search reads and every graph is built from."""
+"""The vectors of one shard as rows of a matrix, which exact search reads and graphs are built from."""
 
 from __future__ import annotations
 
