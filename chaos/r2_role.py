@@ -52,7 +52,7 @@ class Tallying:
         self._tally = Tally()
 
     def count(self, *, admitted: bool, over: str = "") -> None:
-        """Count one decision of the door; `over` describes a violation."""
+        """Count one decision of admission; `over` describes a violation."""
         if admitted:
             self._tally.admitted += 1
         else:

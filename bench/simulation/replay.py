@@ -1,7 +1,7 @@
 """Replay a trace of arrivals through the admission policies on a virtual clock, with the product's own decisions.
 
 What is simulated is time: a device takes what its cost says, times a noise drawn beforehand for each of its batches, so
-that every policy meets the same device. `clairvoyant` is the bound: a door that knows the noise of every batch to come.
+that every policy meets the same device. `clairvoyant` is the bound: an admission that knows the noise of every batch to come.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Lane:
         return self.running + self.queue
 
     def seen(self, now: float, hop_s: float) -> Queue:
-        """Return the lane as the door sees it."""
+        """Return the lane as admission sees it."""
         items, tokens = _size(self.held)
         running = _size(self.running)
         late_s, late_share = (0.0, 0.0) if self._knows else self.pace.late
@@ -144,7 +144,7 @@ class _Lane:
 
 
 class Replay:
-    """One policy at the door of one or two lanes, accelerator first."""
+    """The admission policy of one or two lanes, accelerator first."""
 
     def __init__(
         self,
