@@ -1,4 +1,4 @@
-// One answer as it comes: its text, the passages it rests on, and where it cites them.
+// One answer while it streams: its text, the passages in its prompt, and its citations.
 
 import { h, text } from "./dom.js";
 import { count, many, seconds } from "./format.js";
@@ -77,7 +77,7 @@ export class Answer {
     }
     if (this.finish === "length") facts.push("cut off at its length limit");
     if (this.stopped) facts.push("stopped");
-    if (this.resumed) facts.push(`went on after ${many(this.resumed, "break")}`);
+    if (this.resumed) facts.push(`resumed after ${many(this.resumed, "break")}`);
     this.meta.replaceChildren(facts.join(" · "));
     if (request) this.meta.append(facts.length ? " · " : "", h("a", { href: timelineOf(request) }, "timeline"));
   }
@@ -90,7 +90,7 @@ export class Answer {
       return item;
     });
     this.passages.replaceChildren(
-      h("p", { class: "rests" }, found ? `${many(passages.length, "passage")} from ${collection}` : `Nothing found in ${collection}`),
+      h("p", { class: "rests" }, found ? `${many(passages.length, "passage")} from ${collection}` : `No passage found in ${collection}`),
       ...items,
     );
     this.note(found ? "reading the passages…" : "");

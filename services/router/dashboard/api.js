@@ -1,4 +1,4 @@
-// The router's API: the key that was typed in, errors in words, one call at a time.
+// The router's API: sends the key that was typed in, and turns errors into sentences.
 
 const STORED = "spillway-key";
 
@@ -24,9 +24,9 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED)),
 };
 
-// Tells that a key is missing or wrong: {detail: why}.
+// A key is missing or wrong: {detail: why}.
 export const keyNeeded = new EventTarget();
-// Tells that a call found no router.
+// A call reached no router.
 export const routerAway = new EventTarget();
 
 export async function send(path, { method = "GET", body, headers = {}, signal } = {}) {

@@ -1,4 +1,4 @@
-// Starts the page: which view is shown, what the router's state is, and the key.
+// Starts the page: routes to views, shows the router's state, holds the key.
 
 import { routerAway } from "./api.js";
 import { Poll } from "./poll.js";
@@ -43,7 +43,7 @@ function state(name, why = "") {
   text(element.querySelector(".words"), WORDS[name]);
 }
 
-// `#/<view>/<argument>`; anything else is left alone.
+// `#/<view>/<argument>`; other hashes are ignored.
 function argument() {
   return decodeURIComponent(location.hash.split("/").slice(2).join("/"));
 }

@@ -1,4 +1,4 @@
-// A chat to try the mesh: streamed, grounded in a collection if one is chosen, kept in a session if wanted.
+// A chat to try the mesh: streamed; grounded in a collection if one is chosen; kept in a session unless that is off.
 
 import { Answer } from "./answer.js";
 import { ask, segment } from "./api.js";
@@ -26,7 +26,7 @@ export class Chat {
     this.submit = h("button", { class: "primary", type: "submit" }, "Send");
     this.stop = h("button", { type: "button", hidden: true, onclick: () => this.#stop() }, "Stop");
     this.fresh = h("button", { class: "plain", type: "button", onclick: () => this.#choose(this.chosen === NONE ? NONE : NEW).then(() => this.input.focus()) }, "New chat");
-    this.hello = h("p", { class: "quiet hello" }, "Ask about a collection's documents, or just talk. Answers say which passages they rest on.");
+    this.hello = h("p", { class: "quiet hello" }, "Ask about a collection's documents, or just talk. An answer shows the passages that it cites.");
     this.log = h("div", { class: "log", role: "log", "aria-live": "polite", "aria-label": "Conversation" }, this.hello);
     this.failed = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { class: "ask", onsubmit: (event) => this.#send(event) }, h("label", { for: "chat-text", class: "unseen" }, "Your message"), this.input, this.stop, this.submit);
@@ -77,7 +77,7 @@ export class Chat {
 
   #collections(found) {
     const first = this.collection.options.length === 0;
-    offer(this.collection, found, "nothing: the model alone");
+    offer(this.collection, found, "no collection");
     if (first && found.length) this.collection.value = found.includes("handbook") ? "handbook" : "";
   }
 

@@ -1,4 +1,4 @@
-// The collections there are, as the options of a choice.
+// The tenant's collections as the options of a select.
 
 import { ask } from "./api.js";
 import { h } from "./dom.js";
@@ -12,7 +12,7 @@ export async function names() {
   return (await all()).map((one) => one.name);
 }
 
-// Fills a select, keeping what is chosen where it still exists; `first` is the option of none.
+// Fills a select and keeps the choice if it still exists; `first` is the option of none.
 export function offer(select, found, first) {
   const chosen = select.value;
   select.replaceChildren(

@@ -1,4 +1,4 @@
-// How many queries each lane can hold, what it computed lately, and what the CPU's share of that saves.
+// Depths in queries of each lane, the tokens computed lately, and the saving by the CPU's share.
 
 import { Rows, h, table, text } from "./dom.js";
 import { bound, count, percent } from "./format.js";

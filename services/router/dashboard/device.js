@@ -1,4 +1,4 @@
-// One device of a lane: what it measured, what was fitted to that, and the objective it works for.
+// One device of a lane: the batches it measured, the fitted line, and the latency objective.
 
 import { Plot, lineWords } from "./plot.js";
 import { h, text } from "./dom.js";

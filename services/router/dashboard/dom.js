@@ -1,4 +1,4 @@
-// Elements made of plain text only: whatever documents, models or people wrote is never markup.
+// Elements with plain text only: text of documents, models and people is never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times in readable form.
 
 const UNBOUNDED = 2 ** 30; // lanes without a bound on tokens say a number that no lane reaches
 

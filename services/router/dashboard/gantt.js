@@ -8,7 +8,7 @@ const STAGES = {
   embed: "Embed the text",
   part: "Embed",
   search: "Search",
-  known: "Look up what is stored",
+  known: "Look up documents",
   generate: "Generate",
 };
 const STEPS = [1, 2, 5];
@@ -87,7 +87,7 @@ function rowOf(job, began, length, now) {
   );
 }
 
-// Cuts a job's life into what it did: waits until leased, runs until its first event, answers until it ended.
+// Cuts the time of a job into parts: waiting until leased, running until the first event, answering until the end.
 function segments(job, now) {
   const kinds = { admitted: "waits", leased: "runs", lost: "waits", returned: "waits", first: job.kind === "request" ? "runs" : "answers" };
   const found = [];

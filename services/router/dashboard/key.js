@@ -1,4 +1,4 @@
-// Asks for the API key where the router wants one.
+// Asks for the API key where the router needs one.
 
 import { key, keyNeeded } from "./api.js";
 import { text } from "./dom.js";

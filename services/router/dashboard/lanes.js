@@ -1,4 +1,4 @@
-// Lanes: how full each is, of what, and how that was over the last minutes.
+// Lanes: used share of the depth, now and over the last minutes.
 
 import { Rows, h, text } from "./dom.js";
 import { bound, count, many, percent, seconds, share } from "./format.js";
@@ -7,8 +7,8 @@ import { Spark } from "./spark.js";
 const ORDER = ["chat", "embed", "rerank", "search", "request", "sessions"];
 const NAMES = {
   search: ["Vector search", "all collections"],
-  request: ["Requests of several jobs", "grounded answers, searches, ingest"],
-  sessions: ["Sessions", "list, export, delete"],
+  request: ["Workflows", "requests of several jobs: grounded answers, searches, writes"],
+  sessions: ["Sessions", "list, export, import, delete, pin"],
 };
 export const NEARLY_FULL = 0.8;
 const ROLES = { gpu: "main lane", cpu: "overflow lane" };
@@ -58,7 +58,7 @@ class Lane {
     this.element.classList.toggle("unserved", lane.workers === 0);
     const units = [`${count(lane.items.used)} of ${bound(lane.items.depth)} items`];
     if (lane.tokens.depth && bound(lane.tokens.depth) !== "∞") units.push(`${count(lane.tokens.used)} of ${bound(lane.tokens.depth)} tokens`);
-    text(this.depth, lane.workers ? units.join(" · ") : "nobody serves this lane now");
+    text(this.depth, lane.workers ? units.join(" · ") : "no worker serves this lane");
     const busy = lane.items.used > 0 || lane.pending > 0;
     text(this.age, busy ? `${count(lane.pending)} running, oldest ${seconds(lane.oldest_age_s)}` : "idle");
     text(this.served, `${many(lane.workers, "worker")}${lane.kind === "search" ? `, ${many(lane.shards, "shard")}` : ""}`);

@@ -1,4 +1,4 @@
-// The mesh at a glance: figures, lanes, workers, what the router has answered lately, and overflow.
+// The mesh at a glance: figures, lanes, workers, latencies, refusals, and overflow.
 
 import { Lanes } from "./lanes.js";
 import { Overflow } from "./overflow.js";
@@ -23,10 +23,10 @@ export class Mesh {
       h("h1", { class: "unseen" }, "Mesh"),
       this.note,
       h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
-      section("Lanes", "Work queued and running, against what each lane can hold and still finish in time.", this.lanes.element),
+      section("Lanes", "Work queued and running in each lane, against its depth: the most it can hold and still finish in time.", this.lanes.element),
       section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
       this.traffic.element,
-      section("Accelerator and overflow", "What the accelerator would not finish in time spills to the CPU.", this.overflow.element),
+      section("Accelerator and overflow", "Jobs that the accelerator could not finish in time spill to the CPU lane.", this.overflow.element),
     );
   }
 
@@ -47,7 +47,7 @@ export class Mesh {
     const [workers, answers, refusals, first] = this.figures;
     workers.set(`${ready} ready`, lost ? `${lost} lost` : "none lost", lost > 0);
     answers.set(count(answered), lately);
-    refusals.set(count(refused), refused ? "see why below" : lately, refused > 0);
+    refusals.set(count(refused), refused ? "reasons below" : lately, refused > 0);
     first.set(times ? seconds(times.p95_s) : "–", times ? "95th percentile" : "no answer yet");
   }
 
@@ -55,7 +55,7 @@ export class Mesh {
     this.note.hidden = false;
     this.element.classList.add("stale");
     this.element.classList.toggle("unknown", error.locked || this.element.classList.contains("unknown"));
-    const old = this.element.classList.contains("unknown") ? "" : "What stands here is old; ";
+    const old = this.element.classList.contains("unknown") ? "" : "The figures on this page are old; ";
     text(this.note, error.locked ? error.message : `${sentence(error.message)} ${old ? `${old}the` : "The"} page keeps trying.`);
   }
 }

@@ -1,4 +1,4 @@
-// Accelerator and overflow: of each encoder its lanes side by side with what their devices measured, depths, and saving.
+// Accelerator and overflow: the lanes of each encoder side by side, with measured batches, depths and saving.
 
 import { Depths } from "./depths.js";
 import { Device } from "./device.js";
@@ -9,12 +9,12 @@ import { bound, count, many, percent, seconds, share } from "./format.js";
 
 const KINDS = ["embed", "rerank"];
 const POLICIES = {
-  "windve-tokens": "the first lane that surely finishes a text in time takes it",
+  "windve-tokens": "the first lane predicted to finish a text in time takes it",
   windve: "the accelerator takes texts up to its depth in queries, then the CPU",
-  "accelerator-only": "the accelerator alone; nothing spills",
+  "accelerator-only": "the accelerator alone; no job spills",
   "round-robin": "the lanes take turns",
 };
-const ALONE = "There is one kind of device here, so nothing spills.";
+const ALONE = "All workers have one kind of device, so no job spills.";
 
 export class Overflow {
   constructor() {
@@ -29,10 +29,10 @@ export class Overflow {
 
   set({ lanes, workers, router, window }) {
     text(this.policy, router.admission);
-    text(this.meaning, `: ${POLICIES[router.admission]}. The way back to a client takes ${seconds(router.hop_s)}.`);
+    text(this.meaning, `: ${POLICIES[router.admission]}. Delivery to a client takes ${seconds(router.hop_s)}.`);
     const { refused, admitted } = window.minute;
     const reasons = refused.map(({ reason, count: n }) => `${count(n)} as ${REASONS[reason] ?? reason}`);
-    text(this.refused, `Refused by this router in the last minute: ${reasons.join(", ") || "nothing"}.`);
+    text(this.refused, `Refused by this router in the last minute: ${reasons.join(", ") || "none"}.`);
     const names = [...new Set(workers.filter((worker) => KINDS.includes(worker.kind)).map((worker) => worker.family))].sort();
     const encoders = names.map((family) => ({ family, lanes: lanesOf(family, lanes, workers, admitted) }));
     this.encoders.set(encoders, ({ family }) => family);
@@ -95,7 +95,7 @@ class Lane {
       "div",
       { class: "live" },
       h("div", { class: "lane-line" }, this.meter, this.share),
-      h("dl", { class: "facts" }, h("dt", {}, "Holds"), this.holds, this.spilled, this.took, h("dt", {}, "Margin"), this.margin),
+      h("dl", { class: "facts" }, h("dt", {}, "Queued and running"), this.holds, this.spilled, this.took, h("dt", {}, "Margin"), this.margin),
     );
     this.plots = h("div", { class: "devices" });
     this.devices = new Rows(this.plots, () => new Device());

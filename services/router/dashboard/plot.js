@@ -1,4 +1,4 @@
-// Seconds of measured batches against their tokens, with the line that was fitted to them, and the objective.
+// A plot of measured batches, seconds against tokens, with the fitted line and the objective.
 
 import { svg } from "./dom.js";
 import { count, many, seconds } from "./format.js";

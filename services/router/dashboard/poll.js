@@ -1,4 +1,4 @@
-// Looks at the mesh again and again while the page is visible: never two looks at once, seldomer while nobody answers.
+// Polls the mesh while the page is visible: one call at a time, less often while no router answers.
 
 import { ask } from "./api.js";
 

@@ -1,4 +1,4 @@
-// The requests this page has made, newest first, so that their timelines are at hand.
+// The requests sent from this page, newest first, with links to their timelines.
 
 const KEPT = 20;
 const requests = [];

@@ -1,4 +1,4 @@
-// Collections, and what a search finds in one: scores and passages.
+// Collections, and the passages that a search finds in one, with their scores.
 
 import { ask, segment } from "./api.js";
 import { all } from "./collections.js";
@@ -11,7 +11,7 @@ export class Search {
 
   constructor() {
     this.list = h("div", { class: "collections", role: "radiogroup", "aria-label": "Collection" });
-    this.input = h("input", { id: "search-text", type: "search", placeholder: "What do you look for?", autocomplete: "off" });
+    this.input = h("input", { id: "search-text", type: "search", placeholder: "Query", autocomplete: "off" });
     this.number = h("select", { id: "search-k", "aria-label": "How many" }, [5, 10, 20].map((k) => h("option", { value: String(k) }, `${k} hits`)));
     this.button = h("button", { class: "primary", type: "submit" }, "Search");
     this.status = h("p", { class: "meta", role: "status" });
@@ -27,13 +27,17 @@ export class Search {
       this.status,
       this.hits,
     );
+    this.asked = 0;
     this.chosen = "";
     this.metrics = new Map(); // collection -> metric
   }
 
+  // A list that arrives after a later one was asked for is dropped.
   async show() {
+    const nth = ++this.asked;
     try {
       const known = await all();
+      if (nth !== this.asked) return;
       const found = known.map(({ name }) => name);
       this.metrics = new Map(known.map(({ name, metric }) => [name, metric]));
       this.#complain(found.length ? "" : "There is no collection yet: `spillway ingest NAME FOLDER` makes one.");
@@ -41,6 +45,7 @@ export class Search {
       this.list.replaceChildren(...found.map((name) => this.#choice(name)));
       this.input.focus({ preventScroll: true });
     } catch (error) {
+      if (nth !== this.asked) return;
       if (error.locked) [this.list, this.hits, this.status].forEach((element) => element.replaceChildren());
       this.#complain(error.message);
     }

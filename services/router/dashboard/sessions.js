@@ -1,4 +1,4 @@
-// The conversations the server keeps: listed, opened, gone on with, deleted with the proof of it.
+// Sessions: list, transcript, continuation in the chat, deletion with its proof.
 
 import { ask, segment } from "./api.js";
 import { said } from "./chat.js";
@@ -18,6 +18,7 @@ export class Sessions {
     this.failed = h("p", { class: "error", role: "alert", hidden: true });
     this.done = h("p", { class: "note", role: "status", hidden: true });
     this.tiers = new Tiers();
+    this.asked = 0;
     this.opened = h("section", { class: "transcript", "aria-label": "Transcript", tabindex: "-1", hidden: true });
     this.element = h(
       "div",
@@ -39,9 +40,12 @@ export class Sessions {
     this.tiers.stop();
   }
 
+  // A list that arrives after a later one was asked for is dropped.
   async #load(after) {
+    const nth = ++this.asked;
     try {
       const { body } = await ask(`/v1/sessions?limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
+      if (nth !== this.asked) return;
       const items = body.data.map((session) => this.#item(session));
       if (after) this.list.append(...items);
       else this.list.replaceChildren(...items);
@@ -50,6 +54,7 @@ export class Sessions {
       this.empty.hidden = this.list.children.length > 0;
       this.#complain("");
     } catch (error) {
+      if (nth !== this.asked) return;
       if (error.locked) this.#forget();
       this.#complain(error.message);
     }
@@ -102,7 +107,7 @@ export class Sessions {
     this.opened.replaceChildren(
       h("p", { class: "under mono" }, session.id),
       h("p", { class: "hint" }, `${session.model} · version ${count(session.version)} · kept for ${seconds(Math.max(0, Math.floor(ends)))} more${session.running ? " · a turn is running" : ""}`),
-      h("div", { class: "row" }, h("a", { class: "button", href: `#/chat/${encodeURIComponent(session.id)}` }, "Go on in the chat"), remove),
+      h("div", { class: "row" }, h("a", { class: "button", href: `#/chat/${encodeURIComponent(session.id)}` }, "Continue in the chat"), remove),
       this.tiers.element,
       ...session.messages.map(said),
     );
@@ -121,7 +126,7 @@ export class Sessions {
       const { body } = await ask(`/v1/sessions/${segment(id)}`, { method: "DELETE" });
       const gone = Object.entries(body.removed).map(([what, number]) => `${number} ${what}`);
       this.done.hidden = false;
-      text(this.done, `Deleted${gone.length ? `: ${gone.join(", ")}` : ""}. Every key was searched afterwards; nothing of it is left.`);
+      text(this.done, `Deleted${gone.length ? `: ${gone.join(", ")}` : ""}. Every key was searched afterwards; nothing of the session is left.`);
       this.opened.hidden = true;
       this.tiers.stop();
       this.current = null;

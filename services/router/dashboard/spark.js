@@ -1,4 +1,4 @@
-// A line of the last minutes: how much of a lane's depth was in use.
+// A line of the last minutes: the used share of a lane's depth.
 
 import { svg } from "./dom.js";
 

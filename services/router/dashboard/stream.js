@@ -1,4 +1,4 @@
-// A generation's stream over as many connections as it takes: no chunk lost, none given twice. As the SDK does it.
+// A generation's stream over several connections: no chunk lost, none given twice, as in the SDK.
 
 import { ApiError, segment, send, unique } from "./api.js";
 
@@ -39,7 +39,7 @@ async function* frames(response, silence) {
   }
 }
 
-// Ends a connection on which nothing comes any more.
+// Ends a connection on which no frame arrives for too long.
 class Silence {
   constructor(signal) {
     this.controller = new AbortController();

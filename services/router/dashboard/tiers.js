@@ -1,4 +1,4 @@
-// In which tiers one session's pages lie: asked for again and again while it is shown.
+// The pages of one session by tier, polled while the session is shown.
 
 import { ask, segment } from "./api.js";
 import { h, text } from "./dom.js";
@@ -52,7 +52,7 @@ export class Tiers {
 
   #set({ pages, tiers, worker }) {
     this.element.hidden = false;
-    text(this.words, `${many(pages, "page")}${worker ? ` · ${worker} has it` : " · no worker has it"}`);
+    text(this.words, `${many(pages, "page")}${worker ? ` · held by ${worker}` : " · held by no worker"}`);
     for (const { tier, fill, meter, number } of this.rows) {
       const there = tiers[tier];
       const share = pages && there ? Math.min(100, (100 * there) / pages) : 0;

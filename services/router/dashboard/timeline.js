@@ -1,4 +1,4 @@
-// What became of one request in every service, and when.
+// The jobs of one request across services, and the times of their events.
 
 import { ask, segment } from "./api.js";
 import { h, table, text } from "./dom.js";
@@ -23,12 +23,12 @@ export class Timeline {
     this.input = h("input", { id: "timeline-id", placeholder: "x-request-id of an answer, or an Idempotency-Key", autocomplete: "off", spellcheck: "false" });
     this.failed = h("p", { class: "error", role: "alert", hidden: true });
     this.gantt = new Gantt();
-    const { element, body, cells } = table("Events", ["After", "Job", "What", "By"]);
+    const { element, body, cells } = table("Events", ["After", "Job", "Event", "Worker or lane"]);
     this.events = body;
     this.cells = cells;
     this.tabled = h("div", { class: "tabled", hidden: true }, element);
     this.recent = h("ul", { class: "recent" });
-    this.before = h("section", { class: "panel", "aria-label": "Recent requests" }, h("div", { class: "heading" }, h("h2", {}, "Asked from here"), h("p", {}, "What this page has sent, newest first.")), this.recent);
+    this.before = h("section", { class: "panel", "aria-label": "Recent requests" }, h("div", { class: "heading" }, h("h2", {}, "Recent requests"), h("p", {}, "Requests sent from this page, newest first.")), this.recent);
     this.element = h(
       "div",
       { class: "view timeline" },
@@ -68,7 +68,7 @@ export class Timeline {
 
   #recent() {
     const items = recent().map(({ id, what, at }) => h("li", {}, h("a", { href: timelineOf(id) }, what), h("span", { class: "under" }, ago(at))));
-    this.recent.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "Nothing yet. A chat or a search made here appears in this list.")]));
+    this.recent.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "No request yet. A chat or a search sent from this page appears in this list.")]));
   }
 
   async #look() {

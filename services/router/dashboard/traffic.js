@@ -1,9 +1,9 @@
-// What this router has answered and refused over the last minutes, and how long that took.
+// Latencies and refusals of this router over the last minutes.
 
 import { Rows, h, table, text } from "./dom.js";
 import { count, seconds } from "./format.js";
 
-const COLUMNS = ["What", "Count", "p50", "p95", "p99"];
+const COLUMNS = ["Route", "Count", "p50", "p95", "p99"];
 const ROUTES = {
   "/v1/chat/completions": "Chat, whole answer",
   "/v1/completions": "Completion, whole answer",
@@ -22,7 +22,7 @@ export const REASONS = {
   bus_full: "Redis was full",
   no_worker: "no worker was up",
   session_busy: "the session was in a turn",
-  session_changed: "the session had gone on",
+  session_changed: "the session had changed",
   session_not_found: "no such session",
 };
 
@@ -31,16 +31,16 @@ export class Traffic {
     const { element, body, cells } = table("Latencies", COLUMNS);
     this.times = new Rows(body, () => new Times(cells()));
     this.tabled = h("div", { class: "tabled" }, element);
-    this.quiet = h("p", { class: "quiet" }, "Nothing was answered yet.");
+    this.quiet = h("p", { class: "quiet" }, "No request was answered yet.");
     this.refusals = h("ul", { class: "refusals" });
     this.reasons = new Rows(this.refusals, () => new Reason());
-    this.none = h("p", { class: "quiet" }, "Nothing was refused.");
+    this.none = h("p", { class: "quiet" }, "No request was refused.");
     this.about = h("p");
     this.element = h(
       "div",
       { class: "halves" },
       h("section", { class: "panel", "aria-label": "Latencies" }, h("div", { class: "heading" }, h("h2", {}, "Latencies"), this.about), this.tabled, this.quiet),
-      h("section", { class: "panel", "aria-label": "Refusals" }, h("div", { class: "heading" }, h("h2", {}, "Refusals"), h("p", {}, "At the door, by reason.")), this.refusals, this.none),
+      h("section", { class: "panel", "aria-label": "Refusals" }, h("div", { class: "heading" }, h("h2", {}, "Refusals"), h("p", {}, "Requests refused at admission, by reason.")), this.refusals, this.none),
     );
   }
 

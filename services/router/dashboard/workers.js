@@ -1,4 +1,4 @@
-// Workers: what each serves, what it can hold, and the last batch it ran. One that died is lost until it is forgotten.
+// Workers: model, depth, cost, and the last batch of each. A dead worker is shown as lost until its record expires.
 
 import { Rows, h, table, text } from "./dom.js";
 import { bound, count, many, seconds } from "./format.js";

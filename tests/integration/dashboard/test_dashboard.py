@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.integration.dashboard.conftest import DOCUMENTS, HOSTILE, Instance
 from tests.support.mesh import Process
@@ -72,7 +72,7 @@ def test_the_mesh_is_shown(page: Page, instance: Instance) -> None:
     embed = page.locator("tr[data-service=gpu_worker]", has_text="minilm")
     expect(embed).to_contain_text("1 item, ")
     expect(page.get_by_label("Latencies")).to_contain_text("Embeddings")
-    expect(page.get_by_label("Refusals")).to_contain_text("Nothing was refused.")
+    expect(page.get_by_label("Refusals")).to_contain_text("No request was refused.")
     assert page.locator(".spark-line").first.get_attribute("d")
 
 
@@ -163,17 +163,19 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     page.get_by_role("button", name="What does the ship Boutune carry?").click()
     expect(page.locator(".transcript article")).to_have_count(4)
     opens_its_passages(page.locator(".transcript article.assistant").first)
-    expect(page.locator(".tiers")).to_contain_text("has it")
+    expect(page.locator(".tiers")).to_contain_text("held by")
     for tier, number in (("device", r"^[1-9]\d*$"), ("host", r"^\d+$"), ("redis", r"^[1-9]\d*$")):
         expect(page.locator(f".tier[data-tier={tier}] .number")).to_have_text(re.compile(number))
-    page.get_by_role("link", name="Go on in the chat").click()
+    page.get_by_role("link", name="Continue in the chat").click()
     expect(page.locator(".log article")).to_have_count(4)
     opens_its_passages(page.locator(".log article.assistant").first)
     page.go_back()
     page.get_by_role("button", name="What does the ship Boutune carry?").click()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete for good").click()
-    expect(page.locator(".sessions [role=status]")).to_contain_text("nothing of it is left")
+    expect(page.locator(".sessions [role=status]")).to_contain_text(
+        "nothing of the session is left"
+    )
     assert instance.get("/v1/sessions")["data"] == []
 
 
@@ -262,9 +264,28 @@ def test_narrow_and_dark(browser: Browser, instance: Instance) -> None:
 
 # What the page says where there is nothing.
 CLAIMS = re.compile(
-    r"no encoder|nothing was|nothing:|no session is kept|no collection|not known|idle",
+    r"no encoder|no request|no job|no session is kept|no collection|not known|idle",
     re.IGNORECASE,
 )
+
+
+def test_a_late_list_does_not_replace_a_newer_one(page: Page, instance: Instance) -> None:
+    """The page shows the state of its latest question, in whatever order the router's answers arrive."""
+    held: list[Route] = []
+    page.route("**/v1/sessions?*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright marks its handlers
+    open_view(page, instance, "sessions")
+    page.evaluate("dispatchEvent(new HashChangeEvent('hashchange'))")
+    while len(held) < 2:
+        page.evaluate("null")  # lets the browser's requests be seen
+    refusal = {"error": {"message": "no API key", "code": "missing_api_key"}}
+    held[1].fulfill(status=401, json=refusal)
+    expect(page.locator(".sessions [role=alert]")).to_contain_text("A key is needed")
+    with page.expect_response(lambda response: response.ok and "/v1/sessions?" in response.url):
+        held[0].fulfill(json={"object": "list", "data": [], "has_more": False, "next": None})
+    page.evaluate("fetch('/').then((response) => response.text())")  # after the late answer
+
+    expect(page.locator(".sessions [role=alert]")).to_contain_text("A key is needed")
+    expect(page.locator(".sessions")).not_to_contain_text(CLAIMS, use_inner_text=True)
 
 
 def test_without_a_key_nothing_is_claimed(page: Page, instance: Instance, keyed: str) -> None:
@@ -367,7 +388,7 @@ def test_what_is_killed_comes_back(page: Page, instance: Instance, slow: Process
     )
     expect(page.locator("#state .words")).to_have_text("live")
     page.get_by_role("button", name="Stop").click()
-    expect(answer.locator(".meta")).to_contain_text("went on after 1 break")
+    expect(answer.locator(".meta")).to_contain_text("resumed after 1 break")
     whole = said.inner_text()
     request = answer.locator(".meta a").get_attribute("href").rsplit("/", 1)[1]
     assert whole.startswith(broken)

@@ -169,7 +169,7 @@ def test_one_kind_of_device(page: Page, lanes: TwoLanes) -> None:
     panel = open_panel(page, lanes)
     expect(panel.get_by_role("table")).to_be_visible()
     assert lanes.cpu.stop() == 0
-    expect(panel.get_by_text("one kind of device here, so nothing spills")).to_be_visible()
+    expect(panel.get_by_text("one kind of device, so no job spills")).to_be_visible()
     expect(panel.locator(".overflow-lane")).to_have_count(1)
     expect(panel.locator(".plot-line")).to_be_attached()
     expect(panel.get_by_role("table")).to_have_count(0)
