@@ -1,6 +1,6 @@
-"""Drives requests of several jobs: they are entries of `{request/<n>}:lane:router`, leased like any other job.
+"""The runner of workflows: leases requests of several jobs from `{request/<n>}:lane:router`, like any other job.
 
-When this router dies another reclaims its requests and goes on from the first stage without a result.
+When this router dies, another router reclaims its requests and goes on from the first stage without a result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = log.get("router")
 
 
 class WorkflowRunner:
-    """This router's part in `request/<n>`, one worker per partition."""
+    """Leases and runs this router's share of the families `request/<n>`, with one worker per partition."""
 
     def __init__(self, context: WorkflowContext, partitions: int) -> None:
         self._context, self._admission = context, context.admission
@@ -80,7 +80,7 @@ class WorkflowRunner:
 
 
 class _ServedWorkflow:
-    """A leased request while this router drives it."""
+    """One leased request, run to its end by this router."""
 
     def __init__(self, context: WorkflowContext, worker: Worker, lease: Lease) -> None:
         self.workflow = Workflow(context, lease, "", 0)

@@ -284,3 +284,18 @@ def test_a_module_is_introduced_by_its_subject() -> None:
     }
 
     check("module docstrings", found, PENDING_RIDDLES)
+
+
+def test_the_router_admits_jobs_in_one_place() -> None:
+    """Requests and the stages of workflows go through one controller: only there `bus.admission` is called."""
+    callers = {
+        name
+        for name, tree in modules("services")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith("bus.admission.admit")
+    }
+
+    assert callers == {
+        "services/router/admission/controller.py",
+        "services/adapters/encode/depth_finder.py",  # its probes are a worker's, not a request's
+    }

@@ -137,3 +137,29 @@ async def test_a_scoped_task_can_be_ended() -> None:
         await asyncio.sleep(0)
         await tasks.end(mine)
         assert mine.cancelled()
+
+
+async def test_spawned_tasks_are_awaited_then_cancelled() -> None:
+    """Leaving waits for a task that nobody awaits, for as long as asked; what fails or lasts ends nothing else."""
+    supervisor, began, go_on, done = Supervisor(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        await go_on.wait()
+        done.set()
+
+    supervisor.spawn(work(), "work")
+    supervisor.spawn(_raises(), "fails")
+    await began.wait()
+    settling = asyncio.create_task(supervisor.settle(3600.0))
+    go_on.set()
+    await settling
+    assert done.is_set()
+
+    done.clear()
+    go_on.clear()
+    supervisor.spawn(work(), "lasts")
+    await supervisor.settle(0.0)
+    go_on.set()
+    await supervisor.settle(3600.0)
+    assert not done.is_set()
