@@ -7,7 +7,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,11 +101,23 @@ def _git(*argv: str) -> str:
     return done.stdout.strip()
 
 
-def build(identifier: str, title: str, body: Body, options: BenchOptions) -> dict[str, Any]:
-    """Join a suite's body with commit, dirty flag, machine and versions into the document that is stored."""
-    changed = _git(
-        "status", "--porcelain", "--", "common", "engine", "services", "loadgen", "bench", "chaos"
-    )
+class Origin(NamedTuple):
+    """The commit that was measured; `dirty` if the checkout had changes."""
+
+    commit: str
+    dirty: bool
+
+
+def origin() -> Origin:
+    """Return the checkout's commit, and whether its code has changes."""
+    folders = ("common", "engine", "services", "loadgen", "bench", "chaos")
+    return Origin(_git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", *folders)))
+
+
+def build(
+    identifier: str, title: str, body: Body, options: BenchOptions, measured: Origin
+) -> dict[str, Any]:
+    """Join a suite's body with its origin, machine and versions into the document that is stored."""
     return {
         "id": identifier,
         "title": title,
@@ -113,8 +125,8 @@ def build(identifier: str, title: str, body: Body, options: BenchOptions) -> dic
         "seed": options.seed,
         "count": options.count,
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(changed),
+        "commit": measured.commit,
+        "dirty": measured.dirty,
         "machine": machine(),
         "versions": versions(),
         "rivals": [msgspec.to_builtins(rival) for rival in body.rivals],

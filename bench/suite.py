@@ -75,7 +75,7 @@ def run(identifier: str, options: BenchOptions) -> dict[str, Any]:
     """Run one suite and return its document; KeyError if there is no such id."""
     suite = SUITES[identifier]
     runner: Callable[[BenchOptions], Body] = importlib.import_module(suite.module).run
-    return document.build(suite.id, suite.title, runner(options), options)
+    return document.build(suite.id, suite.title, runner(options), options, document.origin())
 
 
 def missing(found: dict[str, Any]) -> list[str]:

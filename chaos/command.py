@@ -51,7 +51,7 @@ def main(identifier: str, argv: list[str]) -> int:
     )
     print(f"{identifier}: seed {args.seed}", flush=True)
     body = importlib.import_module(suite.module).run(options)
-    found = document.build(identifier, suite.title, body, options)
+    found = document.build(identifier, suite.title, body, options, document.origin())
     if args.json:
         document.save(args.json, found)
     cli.show(found)

@@ -1,7 +1,7 @@
 """Replay a trace of arrivals through the admission policies on a virtual clock, with the product's own decisions.
 
 What is simulated is time: a device takes what its cost says, times a noise drawn beforehand for each of its batches, so
-that every policy meets the same device. `clairvoyant` is the bound: an admission that knows the noise of every batch to come.
+that every policy meets the same device. `clairvoyant` is the bound: it knows the noise of every batch to come.
 """
 
 from __future__ import annotations

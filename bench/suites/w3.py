@@ -65,7 +65,7 @@ def run(options: BenchOptions) -> Body:
     body.met["tokens in time, windve-tokens / clairvoyant"] = _level(least, 0.95, 0.85, less=False)
     late = f"p99 {np.percentile(noises, 99):.3f}, at the most {max(noises):.3f}"
     body.notes += [
-        "Clairvoyant: an admission that knows how long every batch to come will take; it admits in order of arrival, too.",
+        "Clairvoyant: knows how long every batch to come will take; admits in order of arrival, too.",
         f"Noise: drawn from {len(noises)} batches of the real encoder, measured over fitted seconds: {late}.",
         "Load: of what both devices can do in full batches; bursts of 4 times that for 1 s on average, then silence.",
         f"The encoder's second device is {SLOWER:g} times slower; real texts have 20 to {LONGEST} tokens.",

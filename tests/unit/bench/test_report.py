@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from bench import cli, document, report, suite
-from bench.document import BenchOptions, Body, Rival
+from bench.document import BenchOptions, Body, Origin, Rival
+
+HERE = Origin("c0ffee", dirty=False)
 
 
 def _body(measured: bool = True) -> Body:
@@ -64,7 +66,9 @@ def test_published_json_is_complete() -> None:
 
 def test_section_is_replaced(tmp_path: Path) -> None:
     """A section between its markers is replaced by the tables, whatever stood there before."""
-    document.save(tmp_path / "V1.json", document.build("V1", "Search", _body(), BenchOptions()))
+    document.save(
+        tmp_path / "V1.json", document.build("V1", "Search", _body(), BenchOptions(), HERE)
+    )
     page = report.rewrite("x\n<!-- bench:V1 -->\nold\n<!-- /bench:V1 -->\ny\n", tmp_path)
 
     assert "old" not in page
@@ -82,7 +86,7 @@ def test_row_without_json_says_so(tmp_path: Path) -> None:
 
 def test_document_round_trip(tmp_path: Path) -> None:
     """What is stored is read back equal, floats to seven digits."""
-    found = document.build("V1", "Search", _body(), BenchOptions(seed=3))
+    found = document.build("V1", "Search", _body(), BenchOptions(seed=3), HERE)
     document.save(tmp_path / "V1.json", found)
     read = msgspec.json.decode((tmp_path / "V1.json").read_bytes())
 
@@ -96,7 +100,7 @@ def test_missing_rival_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: bool, code: int
 ) -> None:
     """A run without its rival exits 3 and says so, unless it was only a quick one."""
-    found = document.build("V1", "Search", _body(measured=False), BenchOptions())
+    found = document.build("V1", "Search", _body(measured=False), BenchOptions(), HERE)
     monkeypatch.setattr(suite, "run", lambda identifier, options: found)
 
     assert code == cli.main(["V1", *(["--quick"] if quick else [])])
