@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from bench import ROOT
-from bench.document import BenchOptions, Body, build, save
+from bench.document import BenchOptions, Body, build, origin, save
 from models.demo.world import handbook
 from models.demo.world.questions import FOLLOW, NOUNS
 from models.demo.world.relations import OF_KIND, refuses
@@ -209,7 +209,7 @@ def main() -> int:
     args = parser.parse_args()
     body = Body()
     asyncio.run(measure(args.url, args.count, body, args.api_key))
-    found = build("Q1", TITLE, body, BenchOptions(count=args.count))
+    found = build("Q1", TITLE, body, BenchOptions(count=args.count), origin())
     if args.json:
         save(args.json, found)
     from bench.cli import show  # noqa: PLC0415 - as `spillway bench` shows it
