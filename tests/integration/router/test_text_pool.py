@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from common.errors import InvalidRequest, Unavailable
 from services.router.text.bodies import EmbeddingsBody, decode
 from services.router.text.pool import TextPool
+from services.router.text.templates import Template
 
 
 async def test_a_crashed_text_process_is_replaced() -> None:
@@ -27,3 +28,15 @@ async def test_a_crashed_text_process_is_replaced() -> None:
         await pool.run(partial(decode, b'{"input": {}}', EmbeddingsBody))
     assert (wrong.value.code, wrong.value.param) == ("invalid_value", "input")
     pool.stop()
+
+
+async def test_an_endless_template_is_stopped() -> None:
+    """In the pool a template has two seconds."""
+    loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    template = Template("f", loops, "", "", 1000)
+    pool = TextPool(1)
+    try:
+        with pytest.raises(Unavailable, match="ran for more than"):
+            await pool.run(partial(template.render, [{"role": "user", "content": "hello"}]))
+    finally:
+        pool.stop()

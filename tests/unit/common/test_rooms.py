@@ -36,13 +36,7 @@ DECLARATIONS = {
     "Enum", "IntEnum", "StrEnum", "IntFlag", "ABC", "Module", "Structure",
 }  # fmt: skip
 
-PENDING_IMPORTS: dict[str, set[str]] = {
-    "loadgen": {
-        "loadgen/deletions.py imports services",
-        "loadgen/html/runs.py imports bench",
-        "loadgen/mesh.py imports cli",
-    },
-}
+PENDING_IMPORTS: dict[str, set[str]] = {}
 PENDING_ENGINE: set[str] = set()
 PENDING_SERVICES: set[str] = set()
 PENDING_NAMES: set[str] = set()

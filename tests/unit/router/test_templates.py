@@ -204,29 +204,6 @@ def test_bad_templates_are_clear_errors(source: str, error: Any, code: str) -> N
     assert caught.value.code == code
 
 
-def test_an_endless_template_is_stopped() -> None:
-    """In the pool a template has two seconds."""
-    import asyncio
-    from functools import partial
-
-    from services.router.text.pool import TextPool
-
-    loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
-    call = partial(
-        Template("f", loops, "", "", 1000).render, [{"role": "user", "content": "hello"}]
-    )
-
-    async def run() -> None:
-        pool = TextPool(1)
-        try:
-            with pytest.raises(Unavailable, match="ran for more than"):
-                await pool.run(call)
-        finally:
-            pool.stop()
-
-    asyncio.run(run())
-
-
 @given(texts=st.lists(st.text(max_size=4), max_size=5), cut=st.integers(0, 20))
 def test_after_cuts_a_prefix(texts: list[str], cut: int) -> None:
     """What follows a prefix is the rest of the segments; no prefix, no rest."""
