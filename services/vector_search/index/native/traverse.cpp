@@ -1,5 +1,5 @@
 // Search of a frozen HNSW graph: a walk over rows rounded to 8 bits, then exact scores for the best of what it found.
-// Built by common/native/library.py for processors with AVX512-VNNI; called by services/vector_search/index/compact.py.
+// Built by common/native/library.py for processors with AVX512-VNNI; called by services/vector_search/index/frozen_graph.py.
 #include <immintrin.h>
 
 #include <algorithm>
