@@ -31,6 +31,7 @@ class ClientConnection(RequestHandler):
         "_head_begun",
         "_idle_s",
         "_idle_timer",
+        "_last_sent",
         "_most",
         "_serving",
         "_site",
@@ -42,7 +43,7 @@ class ClientConnection(RequestHandler):
         self._most, self._idle_s = most, idle_s
         self._closes_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._head_begun = self._serving = False
+        self._head_begun = self._serving = self._last_sent = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; where there are too many connections, say so and close."""
@@ -65,10 +66,11 @@ class ClientConnection(RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; outside of a request they begin the next one's head."""
+        """Take bytes; between two requests they begin a head, after the last response they are the rest of its body."""
         if self._site is not None:
             super().data_received(data)
-            self._head_begun = self._head_begun or (bool(data) and not self._serving)
+            between = not self._serving and not self._last_sent
+            self._head_begun = self._head_begun or (bool(data) and between)
 
     def begin(self) -> None:
         """Note that a request's head is complete."""
@@ -133,6 +135,7 @@ class ClientConnection(RequestHandler):
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
+            self._last_sent = resp.keep_alive is False
             self._rest()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
