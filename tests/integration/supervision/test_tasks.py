@@ -45,12 +45,12 @@ TASKS = {
         "services.kv_store.deletion.sweep:Sweep.run",
         "services.kv_store.pages.page_keeper:PageKeeper.run",
         "services.kv_store.pages.session_pins:SessionPins.run",
-        "services.kv_store.service:_watch",
+        "services.kv_store.service:watch_bus",
     ],
     "cpu_worker": [
         "services.adapters.encode.loop:EmbeddingLoop._read",
         "services.adapters.encode.loop:EmbeddingLoop._work",
-        "services.adapters.worker:_watch",
+        "services.adapters.worker:watch_bus",
     ],
     "gpu_worker": [
         "services.adapters.generate.loop:GenerationLoop._reads",
@@ -66,7 +66,7 @@ TASKS = {
         "services.vector_search.applier:Applier.listen",
         "services.vector_search.maintenance:ShardMaintenance.run",
         "services.vector_search.maintenance:ShardMaintenance.take_snapshots",
-        "services.vector_search.service:_watch",
+        "services.vector_search.service:watch_bus",
     ],
 }
 CASES = [(service, target) for service, targets in TASKS.items() for target in targets]
