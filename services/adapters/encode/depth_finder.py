@@ -20,8 +20,9 @@ from common.config import WorkerConfig
 from common.cost.estimate import MOST, estimate, tune, tune_beside
 from common.cost.linear import PARCEL_ITEMS, QUERY_TOKENS
 from common.ids import Family, job_id, ulid
+from common.registry.measured_depths import MeasuredDepths
 from common.wire.jobs import EmbedWork
-from common.wire.message import decode, encode
+from common.wire.message import encode
 from common.wire.registry import DepthRecord, WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
@@ -109,10 +110,10 @@ class DepthFinder:
 
     async def find(self, stopping: asyncio.Event) -> None:
         """Find the depth, publish it, and open the worker to all lanes."""
-        family, name = self._worker.family, self._name()
-        raw = await self._bus.connection.call("HGET", keys.depths(family), name)
-        if raw is not None:
-            found = decode(raw, DepthRecord)
+        depths, name = MeasuredDepths(self._bus, self._worker.family), self._name()
+        known = await depths.get(name)
+        if known is not None:
+            found = known
         else:
             task = asyncio.ensure_future(self._probe())
             stop = asyncio.ensure_future(stopping.wait())
@@ -122,14 +123,14 @@ class DepthFinder:
                 task.cancel()
                 return
             found = task.result()
-            await self._bus.connection.call("HSET", keys.depths(family), name, encode(found))
+            await depths.put(name, found)
         self._capacity.queries = found.depth
         record = msgspec.structs.replace(
             with_capacity(self._worker.record, self._capacity), closed=False
         )
         await self._worker.incarnation.publish(record)
         line = {k: getattr(found, k) for k in ("alpha_s", "beta_s", "r2", "by_line", "depth")}
-        _log.info("depth_found", probed=raw is None, **line)
+        _log.info("depth_found", probed=known is None, **line)
 
     def _name(self) -> str:
         """Return the conditions under which a depth holds, as the name of its record."""
