@@ -204,7 +204,7 @@ class Chaos:
         with contextlib.suppress(BusDown):
             await task
         for _ in range(200):  # commands whose waiter has left run to their end
-            if not any(bus.in_flight for bus in self.buses[2:]):
+            if not any(bus.connection.in_flight for bus in self.buses[2:]):
                 break
             await asyncio.sleep(0.002)
         after = self.snapshot()
@@ -222,7 +222,7 @@ class Chaos:
     async def open(self) -> None:
         """Open the buses of four processes: two routers', two for workers."""
         self.buses = [await open_bus(self.server.url, self.data_dir) for _ in range(4)]
-        self.journals = [Notifications(self.buses[n], f"r{n}") for n in range(2)]
+        self.journals = [Notifications(self.buses[n].connection, f"r{n}") for n in range(2)]
 
     async def close(self) -> None:
         """Close everything."""

@@ -114,7 +114,9 @@ class Driver(Chaos):
         old = self.journals[number]
         await old.stop()
         self.names += 1
-        self.journals[number] = Notifications(self.buses[number], f"r{number}.{self.names}")
+        self.journals[number] = Notifications(
+            self.buses[number].connection, f"r{number}.{self.names}"
+        )
         for ear in self.ears.values():
             if ear.task is not None and not ear.task.done() and self.random.random() < 0.5:
                 ear.task.cancel()
