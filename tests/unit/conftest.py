@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from bench.simulation.virtual_loop import VirtualLoop
+from common.native.finder import find
+from engine.kernels.sources import DECODER, ENCODER
+from services.vector_search.index.native.sources import TRAVERSE
 
 # Audit events of the interpreter, by which a process is started or another one is spoken to.
 OUTSIDE = frozenset({
@@ -47,6 +50,14 @@ class VirtualPolicy(asyncio.DefaultEventLoopPolicy):
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run the tests that are coroutines on virtual loops."""
     return {"virtual": VirtualLoop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels() -> None:
+    """Build the kernels that this processor can run, where no earlier run has: no unit test calls the compiler."""
+    find(ENCODER)
+    find(TRAVERSE)
+    next(filter(None, map(find, DECODER)), None)
 
 
 @pytest.fixture(autouse=True)
