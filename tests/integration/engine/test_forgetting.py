@@ -15,7 +15,7 @@ from common.pages.identity import PAGE, page_ids, root_id
 from common.pages.keys import PageKey
 from common.pages.store import PageStore
 from common.registry.deletion import MOST, Deletions, digest_of
-from common.registry.sessions import Sessions
+from common.registry.sessions import SessionEnds, Sessions
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.sessions import SessionRecord, SessionTurn
@@ -120,7 +120,7 @@ async def test_every_tier(bus: Bus, desk: Desk, model: Path, pages: Server, tmp_
             bus, PageEraser(bus, store, PageKeeper(store, tmp_path, 0)), WorkerEraser(bus)
         )
         (proof,) = await eraser.erase([(record.id, "t")], bus.clock.now_ms() + 10_000, prove=True)
-        await eraser.forget(record.id, "t")
+        await SessionEnds(bus).forget(record.id, "t")
         assert [one["store"] for one in proof["proof"]["stores"]] == ["bus", "workers", "pages"]
         assert proof["removed"]["worker_pages"] >= 2
         assert proof["removed"]["pages"] >= 12
