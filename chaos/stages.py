@@ -98,7 +98,7 @@ async def _jobs(mesh: LocalMesh, stage: Stage) -> set[str]:
     """Return the jobs of a stage that the bus knows."""
     client = redis.asyncio.from_url(mesh.redis_url, decode_responses=True)
     try:
-        keys = client.scan_iter(match=f"{{{stage}.*:job:*", count=1000)
+        keys = client.scan_iter(match=f"{{{stage}[./]*:job:*", count=1000)
         return {str(key) async for key in keys}
     finally:
         await client.aclose()
