@@ -1,4 +1,4 @@
-"""What chat and completions return: frozen dataclasses, whole or in chunks."""
+"""Answers of chat and completions as frozen dataclasses, whole or in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to try again, and after how long: pure functions of an answer's status and headers."""
+"""Retries: whether a call is tried again, and after how long, from the status and headers of an answer."""
 
 from __future__ import annotations
 

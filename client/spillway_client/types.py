@@ -1,4 +1,4 @@
-"""What calls return: frozen dataclasses. Fields the server adds later are ignored, missing ones take defaults."""
+"""Results of calls as frozen dataclasses: fields the server adds later are ignored, missing ones take defaults."""
 
 from __future__ import annotations
 
