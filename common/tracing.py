@@ -53,6 +53,8 @@ def remote(traceparent: str) -> Span:
 
 def traceparent(span: Span) -> str:
     """Return the traceparent by which another process names this span, "" for NONE."""
+    if span is NONE:
+        return ""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier.get("traceparent", "")
@@ -106,6 +108,9 @@ def span(
 
     If the span does not `ends`, its caller ends it after the block, or leaves it unsent; an error ends it always.
     """
+    if not on():  # the span would be the current one again, and tell nobody
+        yield current()
+        return
     made = start(name, kind, current(), attributes=attributes)
     try:
         with use(made):

@@ -226,22 +226,22 @@ async def _acknowledged(redis: Any, command: Sequence[Any], key: str, *, cluster
 
     The scripts are idempotent, so the caller tries again; this narrows the failover window and does not close it.
     """
+    wait = ("WAIT", 1, 1000)
     if cluster:
         node = redis.get_node_from_key(key)
         connection = node.acquire_connection()
-    else:
-        connection = await redis.connection_pool.get_connection()
-    try:
-        await connection.connect()
-        await connection.send_command(*command)
-        reply = await connection.read_response()
-        await connection.send_command("WAIT", 1, 1000)
-        replicas = await connection.read_response()
-    finally:
-        if cluster:
+        try:
+            await connection.connect()
+            await connection.send_command(*command)
+            reply = await connection.read_response()
+            await connection.send_command(*wait)
+            replicas = await connection.read_response()
+        finally:
             node.release(connection)
-        else:
-            await redis.connection_pool.release(connection)
+    else:
+        reply, replicas = await redis.pipeline([command, wait])
+        if isinstance(reply, Exception):
+            raise reply
     if replicas < 1:
         raise RedisConnectionError("NOREPLICAS: no replica acknowledged the write within 1 s")
     return reply

@@ -6,15 +6,14 @@ from typing import Any
 
 import redis
 from msgspec import Struct
-from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio import ConnectionPool, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as ThreadRetry
 
 from common.errors import ConfigError
-
-_WAIT_S = 10  # for a connection of the pool
+from common.redis.connections import ServerConnections
 
 
 class RedisAddress(Struct, frozen=True):
@@ -26,16 +25,16 @@ class RedisAddress(Struct, frozen=True):
     expected: str = "redis://, rediss:// or unix://"
 
     def client(self, *, timeout_s: float, connect_s: float, connections: int) -> Any:
-        """Return a client of redis-py that answers with raw bytes and retries nothing. ConfigError if the URL is none.
+        """Return what runs commands, answers with raw bytes and retries nothing. ConfigError if the URL is none.
 
-        `timeout_s` and `connect_s` bound one reply and one connection; `connections` is the most it opens (a node).
+        `timeout_s` and `connect_s` bound one reply and one connection; `connections` is the most it opens to a node of
+        a Cluster.
         """
-        options = _options(timeout_s, connect_s) | {"decode_responses": False}
         try:
             if self.cluster:
-                client: Any = RedisCluster.from_url(
+                client = RedisCluster.from_url(
                     self.url,
-                    **options,
+                    **_options(timeout_s, connect_s),
                     retry=Retry(NoBackoff(), 1),
                     max_connections=connections,
                     require_full_coverage=False,
@@ -45,20 +44,14 @@ class RedisAddress(Struct, frozen=True):
                     if not name.startswith(("CLUSTER", "COMMAND")):  # what the client itself reads
                         del client.response_callbacks[name]
                 return client
-            pool = BlockingConnectionPool.from_url(
-                self.url,
-                **options,
-                retry=Retry(NoBackoff(), 0),
-                max_connections=connections,
-                timeout=_WAIT_S,
+            pool = ConnectionPool.from_url(
+                self.url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None
             )
+            return ServerConnections(pool.make_connection, timeout_s=timeout_s, connect_s=connect_s)
         except (ValueError, RedisError) as error:
             raise ConfigError(
                 f"{self.setting} is {self.url!r}: {error}; expected {self.expected}"
             ) from error
-        client = Redis(connection_pool=pool)
-        client.response_callbacks.clear()  # raw replies: the same in every version and in a Cluster
-        return client
 
     def thread_client(self, *, timeout_s: float, connect_s: float) -> Any:
         """Return a blocking client for a thread, which retries nothing either."""

@@ -94,10 +94,9 @@ class RedisClient:
             return []
 
         async def work(redis: Any) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
+            replies = await (
+                _of_cluster(redis, commands) if self.cluster else redis.pipeline(commands)
+            )
             for reply in replies:
                 if isinstance(reply, Exception) and is_away(reply, cluster=self.cluster):
                     raise reply
@@ -130,8 +129,6 @@ class RedisClient:
             await asyncio.gather(*left, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
-            if not self.cluster:
-                await self._redis.connection_pool.disconnect()
 
     # -- one try ---------------------------------------------------------------------------------------
 
@@ -182,3 +179,11 @@ class RedisClient:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a waiter that left must not make the loop complain
+
+
+async def _of_cluster(redis: Any, commands: Sequence[Command]) -> list[Any]:
+    pipe = redis.pipeline(transaction=False)
+    for command in commands:
+        pipe.execute_command(*command)
+    replies: list[Any] = await pipe.execute(raise_on_error=False)
+    return replies

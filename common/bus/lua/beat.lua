@@ -1,6 +1,7 @@
 -- Registers, refreshes or removes a worker, and tells it which of its jobs to stop.
 -- A start creates the groups of its lanes at their beginning, so that nothing queued before is lost; here, because a
 -- full Redis refuses XGROUP CREATE elsewhere. A stop takes its empty own lane (class `own`) with it.
+-- Notes as `memory` how many thousandths of its memory this Redis uses (0 without a limit), for `admit`.
 -- KEYS use workers heart | lane.. | {job lane} per held job | room
 -- ARGV mode(start|keep|stop) worker record ttl own | n lanes | n {id entry epoch}..
 local use, workers, heart = key(), key(), key()
@@ -24,6 +25,9 @@ if mode == 'start' then
   for _, lane in ipairs(lanes) do redis.pcall('XGROUP', 'CREATE', lane, GROUP, '0', 'MKSTREAM') end
 elseif call('PEXPIRE', heart, ttl) == 0 then return {'gone'} end
 if record ~= '' then call('HSET', workers, worker, record) end
+local info = call('INFO', 'memory')
+local most = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
+call('HSET', use, 'memory', most > 0 and math.floor(1000 * string.match(info, 'used_memory:(%d+)') / most) or 0)
 local revoked = {'ok'}
 for _ = 1, num() do
   local id, entry, epoch, job, lane = arg(), arg(), num(), key(), key()

@@ -108,6 +108,12 @@ class Mesh:
                 self._ends.append(asyncio.create_task(end))
             await asyncio.sleep(pause_s)
 
+    async def offer_until(self, count: int) -> None:
+        """Admit jobs until `count` were accepted in all: who is refused asks again."""
+        while len(self.accepted) < count:
+            await self.offer(count - len(self.accepted))
+            await asyncio.sleep(0.05)
+
     async def outcomes(self) -> list[str]:
         """Wait for the outcome of everything accepted."""
         return [event.kind for event in await asyncio.gather(*self._ends)]
@@ -265,7 +271,7 @@ async def test_full(redis_server: Server, tmp_path: Path) -> None:
         assert await differences(m.bus) == []
         assert [w.worker for w in await m.bus.workers.living(EMBED)] == ["gpu-a"]
         await asyncio.to_thread(empty, redis_server)
-        await m.offer(3)
+        await m.offer_until(9)  # the next heartbeat tells that there is room
         assert await m.outcomes() == ["result"] * 9
 
 
@@ -302,9 +308,10 @@ async def test_door_closes_before_the_limit(redis_server: Server, tmp_path: Path
     with redis_server.client() as client:
         used = client.info("memory")["used_memory"]
     redis_server.config_set("maxmemory", int(used * 1.1))
+    await hand.revive()  # its heartbeat tells how full Redis is
     assert (await admit(bus, new_job())).reason == "bus_full"
     redis_server.config_set("maxmemory", used * 3)
-    await hand.revive()  # on a busy machine its heartbeat may have lapsed by now
+    await hand.revive()
     assert (await admit(bus, new_job())).outcome == "admitted"
     await bus.close()
 
@@ -315,13 +322,8 @@ async def test_connections_cut(redis_server: Server, tmp_path: Path) -> None:
         await m.add("gpu-a")
         await m.add("gpu-b")
 
-        # The workers' depths are 200 together: who finds them full asks again.
-        async def load() -> None:
-            while len(m.accepted) < 300:
-                await m.offer(300 - len(m.accepted))
-                await asyncio.sleep(0.05)
-
-        loading = asyncio.create_task(load())
+        # The workers' depths are 200 together.
+        loading = asyncio.create_task(m.offer_until(300))
         for _ in range(30):
             await asyncio.sleep(0.05)
             await asyncio.to_thread(redis_server.command, "CLIENT", "KILL", "TYPE", "normal")
