@@ -1,1 +1,1 @@
-"""Native."""
+"""Libraries in C++: built or found when a process first needs them, loaded with ctypes."""

@@ -1,1 +1,1 @@
-"""Wire."""
+"""Messages between processes, versioned, one file a plane."""

@@ -1,1 +1,1 @@
-"""Decoder."""
+"""The decoder engine: scheduler, executor, KV cache, sampling and output of generation."""

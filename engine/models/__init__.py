@@ -1,1 +1,1 @@
-"""Models."""
+"""Models by architecture: configuration, weights, forward pass."""

@@ -1,1 +1,1 @@
-"""Executor."""
+"""Executors: they compute the steps that the scheduler plans."""

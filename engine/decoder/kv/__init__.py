@@ -1,1 +1,1 @@
-"""Kv."""
+"""The paged KV cache of the decoder: pages, tables, prefixes, tiers, prefetch and write-back."""

@@ -1,1 +1,1 @@
-"""Output."""
+"""From tokens to text: detokenizing, stop strings, the choices of a request."""

@@ -1,1 +1,1 @@
-"""Sampling."""
+"""Sampling of the next token, keyed by seed, choice, position and draw."""

@@ -1,1 +1,1 @@
-"""Decoders."""
+"""Decoder models: Llama, Qwen2, Qwen3 and Mistral."""

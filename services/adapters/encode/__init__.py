@@ -1,1 +1,1 @@
-"""Encode."""
+"""The worker of embeddings and scores: jobs of the bus become batches of the encoder."""

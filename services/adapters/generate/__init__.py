@@ -1,1 +1,1 @@
-"""Generate."""
+"""The worker of generation: jobs of the bus become sequences of the decoder."""

@@ -252,6 +252,15 @@ def test_a_module_is_introduced_by_its_subject() -> None:
     assert sorted(found) == []
 
 
+def test_a_module_says_more_than_its_name() -> None:
+    """A module's docstring tells what the module holds: one word only repeats its name."""
+    found = {
+        name for name, tree in modules(*SERVER) if len((ast.get_docstring(tree) or "").split()) < 4
+    }
+
+    assert sorted(found) == []
+
+
 def test_the_router_admits_jobs_in_one_place() -> None:
     """Requests and the stages of workflows go through one controller: only there `bus.admission` is called."""
     callers = {

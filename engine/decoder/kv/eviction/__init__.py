@@ -1,1 +1,1 @@
-"""Eviction."""
+"""Eviction policies: which KV pages leave a tier that is full."""
