@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import statistics
 import tempfile
@@ -31,9 +30,9 @@ def r1(samples: dict[str, Any]) -> Costs:
 
 
 def e2(samples: dict[str, Any]) -> Costs:
-    """Return the median seconds that the mesh needs for a block of requests, by their shape."""
+    """Return how many times as long the mesh needs as the engine alone, which takes the machine's pace out, by shape."""
     return {
-        key: statistics.median(pair[0] for pair in found["pairs_s"])
+        key: statistics.median(mesh / alone for mesh, alone in found["pairs_s"])
         for key, found in samples.items()
         if found["pairs_s"]
     }
@@ -46,7 +45,7 @@ def p1(samples: dict[str, Any]) -> Costs:
         for key, points in samples["points"].items()
         if key.endswith("ours, all tiers")
         for point in points
-        if math.isfinite(point["normalized_s"]) and point["normalized_s"] > 0
+        if point["normalized_s"]  # none where no request ended
     }
 
 
@@ -75,7 +74,7 @@ class Row:
 ROWS = {
     "R1": Row(("--count", "10"), r1),
     "E2": Row(("--count", "20"), e2),
-    "P1": Row(("--quick", "--count", "20"), p1),
+    "P1": Row(("--quick", "--count", "10"), p1),
     "C1": Row(("--count", "10"), c1),
 }
 QUICK = ("--quick",)

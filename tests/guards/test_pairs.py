@@ -15,11 +15,11 @@ def test_costs_of_each_row() -> None:
     assert pairs.r1(
         {"process/steady/nothing": [3.0, 1.0, 2.0], "machine/x": [9.0], "hops_s": {}}
     ) == {"process/steady/nothing": 2.0}
-    assert pairs.e2({"32": {"pairs_s": [[1.0, 9.0], [3.0, 9.0]]}, "1": {"pairs_s": []}}) == {
-        "32": 2.0
+    assert pairs.e2({"32": {"pairs_s": [[3.0, 2.0], [4.0, 1.0]]}, "1": {"pairs_s": []}}) == {
+        "32": 2.75
     }
     point = {"rate": 2.0, "normalized_s": 0.5}
-    points = {"S: ours, all tiers": [point, {**point, "normalized_s": 0.0}], "S: vllm": [point]}
+    points = {"S: ours, all tiers": [point, {**point, "normalized_s": None}], "S: vllm": [point]}
     assert pairs.p1({"points": points}) == {"S: ours, all tiers at 2.00/s": 0.5}
     failed = [*REPLY[:4], 503, *REPLY[5:]]
     assert pairs.c1({"a": [REPLY, failed], "b": [failed]}) == {"a": 0.2}
