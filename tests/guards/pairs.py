@@ -30,7 +30,7 @@ def r1(samples: dict[str, Any]) -> Costs:
 
 
 def e2(samples: dict[str, Any]) -> Costs:
-    """Return how many times as long the mesh needs as the engine alone, so that the pace of the machine is out, by shape."""
+    """Return the median time of a block through the mesh by that of the engine alone, by shape."""
     return {
         key: statistics.median(mesh / alone for mesh, alone in found["pairs_s"])
         for key, found in samples.items()
