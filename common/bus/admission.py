@@ -1,4 +1,4 @@
-"""Admission of jobs to lanes: one atomic decision for each."""
+"""Admission of jobs to lanes: one atomic script decides for all jobs of a call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FULL_SHARE = 0.85
 
 
 class NewJob(NamedTuple):
-    """A job to admit: its id (which contains its family), encoded Work, and size.
+    """A job to admit: its id (which contains its family), its encoded Work, and its size.
 
-    `view`, if any, is kept in the job's record for whoever shows its result.
+    `view` holds the encoded options of the response, if there are any; they are stored in the job's record.
     """
 
     id: str
@@ -28,9 +28,10 @@ class NewJob(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """The outcome of an admission; on refusal `reason` and, where coming back helps, `retry_after_s`.
+    """The outcome of an admission; a refusal has a `reason` and, if a later try may succeed, `retry_after_s`.
 
-    `held` and `depth` are (items, tokens) of the lane just after the admission, for the invariant use <= depth.
+    `held` and `depth` are what the lane holds and may hold, in (items, tokens), just after the admission. An invariant
+    is that a lane never admits beyond its depth.
     """
 
     outcome: Literal["admitted", "exists", "refused"]
@@ -52,12 +53,12 @@ class Admission(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A router's choice of lanes: WindVE's policies are made of these.
+    """The rules by which a router chooses lanes; each of WindVE's policies is one combination of them.
 
-    `rule` "finish" admits what is predicted to end in time (WindVE section 5 of the spec: token-aware, open loop),
-    "count" what the workers' depth in queries allows (Algorithm 1), "all" whatever comes: probes. `order` "first"
-    takes the classes as given, "turns" begins each admission with the next one. `hop_s` is the time from the end of a
-    job to its client.
+    `rule` "finish" admits jobs that are predicted to end in time; "count" admits as many items as the workers' depth in
+    queries allows (WindVE's Algorithm 1); "all" admits every job, for probes. `order` "first" tries the classes as
+    given; with "turns" each admission begins with the next class. `hop_s` is the time from the end of a job until its
+    client has the response.
     """
 
     rule: Literal["finish", "count", "all"] = "finish"
@@ -112,19 +113,21 @@ class LaneAdmission:
         spread: bool = False,
         waits: bool = False,
     ) -> Admission:
-        """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or none.
+        """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or admit none.
 
-        Idempotent by job id. `own` says that the deadline is the request's own: it decides then, and not the objective
-        (SLO) of the lane's workers. With `spread` each job goes into the first lane that has room for it, but still all
-        of them or none. `prefer` names a worker whose own lane is taken if its predicted finish is at most the
-        shared lane's + `value_s`. `share` < 1 keeps the rest of a lane's depth for others: bulk work leaves room for
-        what someone waits for. With `waits` a refusal asks for the word that there is room, which the router's journal
-        passes on to `on_room`. Raises BusDown; a full bus is a refusal with reason "bus_full".
+        A job that exists already is not admitted again. With `own` the deadline is the request's own and decides alone;
+        without it the objective (SLO) of the lane's workers counts, too. With `spread` each job goes into the first
+        lane that has room for it, but still all jobs are admitted or none. `prefer` names a worker: its own lane is
+        chosen if its predicted finish is at most `value_s` later than the shared lane's. A `share` below 1 leaves the
+        rest of a lane's depth to others, so that bulk work does not delay interactive work. With `waits` a refusal asks
+        for a notification when there is room, which reaches `Notifications.on_room`. Raises BusDown; if Redis is full,
+        the jobs are refused with the reason "bus_full".
 
-        A `session` of the jobs' family makes the one job its next turn, which holds the turn lock until it is over:
-        refused as "session_busy" while another does, as "session_changed" unless the session stands at `version`, as
-        "session_not_found" if it is another tenant's, deleted or expired. `origin` is the request the job is a stage
-        of, if that is not the job itself: it is deleted with the session.
+        With a `session` (of the jobs' family) the only job is the session's next turn and holds the turn lock until the
+        job ends. The job is refused as "session_busy" while another turn runs, as "session_changed" if the session's
+        version is not `version`, and as "session_not_found" if the session belongs to another tenant, is deleted or has
+        expired. `origin` is the request of which the job is a stage, empty if the job itself is the request; a deletion
+        of the session removes that request, too.
         """
         asked = _Asked(
             jobs, classes, router, tenant, deadline_ms, prefer or "", value_s, share, replay_of, session,
@@ -136,9 +139,10 @@ class LaneAdmission:
             admission = await self._admit(family, asked)
             if admission.reason == "no_worker":
                 self._workers.forget(family)
-                if known:  # a worker may have started since the roster was read
+                if known:  # a worker may have started since the records were read
                     admission = await self._admit(family, asked)
-        if admission.outcome == "admitted":  # a refusal is tried again, or the request tells of it
+        # The span of a refusal is dropped: the admission is tried again, or the request's span has the error.
+        if admission.outcome == "admitted":
             lane = metrics.lane_label(family, admission.lane)
             told = {"messaging.destination.name": lane, "messaging.message.id": jobs[0].id}
             span.set_attributes({"messaging.system": "redis", **told})
@@ -189,7 +193,7 @@ class LaneAdmission:
         session = asked.session
         if not session:
             return await self._redis.script("admit", names, [*args, ""])
-        for _ in range(10):  # the lock may go to another job between the two reads
+        for _ in range(10):  # another job may take the lock between the read and the script
             busy = (await self._redis.call("HGET", keys.session(session), "busy") or b"").decode()
             more = [keys.session(session), keys.turns(session), keys.jobs(session)]
             more += [keys.job(busy)] if busy else []
@@ -200,5 +204,5 @@ class LaneAdmission:
         return [b"refused", b"", b"session_busy", b"1", 0, 0, 0, 0]
 
     async def ask_for_room(self, family: Family) -> None:
-        """Ask for the word that a worker has started or a job has ended, as a refused admission with `waits` does."""
+        """Ask to be notified when a worker starts or a job ends, as a refused admission with `waits` does."""
         await self._redis.call("HSET", keys.use(family), "waits", 1)

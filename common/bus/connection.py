@@ -24,9 +24,9 @@ from common.redis.persist import PersistPolicy
 
 BLOCK_MS = 1000
 CONNECTIONS = 64
-TIMEOUT_S = 5.0  # of a reply; of a blocking read's, after it should have returned
+TIMEOUT_S = 5.0  # for a reply; a blocking read has BLOCK_MS more
 RESYNC_S = 5.0
-_CLOSE_S = 4.0  # less than a reply may take: who still waits then is told of the closing
+_CLOSE_S = 4.0  # shorter than TIMEOUT_S: commands that have no reply by then end because of the closing
 _log = log.get("bus")
 
 
@@ -58,7 +58,7 @@ def _down(why: str) -> BusDown:
 
 
 class Connection:
-    """Commands and scripts against one Redis or one Cluster; `reachable_since` is by `clock.monotonic()`."""
+    """Runs commands and scripts on one Redis or one Cluster; `reachable_since` is a time of `clock.monotonic()`."""
 
     def __init__(self, config: Common, clock: SystemClock) -> None:
         self.config = config
@@ -122,16 +122,16 @@ class Connection:
         self.clock.offset_ms += redis_ms - self.clock.now_ms()
 
     async def _resync(self) -> None:
-        """Every few seconds: measure the offset again, as a clock may step on either side; renew the claim."""
+        """Measure the offset of the clocks again, since either clock may step, and renew the claim of the scripts."""
         with contextlib.suppress(BusDown, BusFull):
             await self.connect(timeout_s=1.0)
             if self._claims and (other := await self._scripts.claim(self.call)):
                 _log.error("bus_scripts_mixed", ours=self._scripts.version, theirs=other)
 
     async def claim_scripts(self) -> None:
-        """Say from now on which scripts this process uses; MixedScripts while others use others."""
+        """Publish from now on which scripts this process uses; MixedScripts while other processes use other ones."""
         other = None
-        with contextlib.suppress(BusFull):  # what was accepted must be worked off even then
+        with contextlib.suppress(BusFull):  # on a full Redis accepted work must still be finished
             other = await self._scripts.claim(self.call)
         if other is not None:
             raise MixedScripts(
@@ -141,7 +141,7 @@ class Connection:
         self._claims = True
 
     def suspect(self) -> None:
-        """Count from now on how long Redis has been reached: it, or all, may have stood still."""
+        """Count anew for how long Redis has been reached: Redis, or the whole machine, may have stood still."""
         self._policy.suspect()
 
     async def close(self) -> None:
@@ -153,19 +153,19 @@ class Connection:
             await client.close(_CLOSE_S)
 
     async def call(self, *command: Any, timeout_s: float = 10.0) -> Any:
-        """Run one command; retried with backoff while Redis is away, for `timeout_s`, then BusDown."""
+        """Run one command; while Redis is away it is retried with backoff, and after `timeout_s` raises BusDown."""
         return await self._run(
             self._commands, lambda redis: redis.execute_command(*command), timeout_s
         )
 
     async def blocking(self, *command: Any) -> Any:
-        """Run one blocking read on a connection of its own; one try: BusDown if it is lost."""
+        """Run one blocking read, once, on a connection of its own; BusDown if the connection is lost."""
         return await self._run(self._blocking, lambda redis: redis.execute_command(*command), 0.0)
 
     async def script(
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, timeout_s: float = 10.0
     ) -> Any:
-        """Run one of the scripts, loading it where Redis does not know it."""
+        """Run a script of the bus by its name; the script is loaded if Redis does not know it."""
         wait = self.config.durability == "replicated" and name in {"admit", "finish"}
 
         async def call(*command: Any) -> Any:
@@ -179,11 +179,11 @@ class Connection:
         return await self._scripts.run(call, name, keys, args)
 
     async def probe(self, timeout_s: float) -> None:
-        """Run the cheapest command that names a node of a Cluster, too; BusDown after `timeout_s`."""
+        """Check that Redis answers, by a cheap command with a key, so that it works on a Cluster; BusDown otherwise."""
         await self.call("EXISTS", names.MODELS, timeout_s=timeout_s)
 
     async def memory(self) -> tuple[int, int]:
-        """Return the bytes that Redis uses and its limit, 0 without one; of a Cluster those of the fullest node."""
+        """Return the bytes that Redis uses and its limit (0: none); for a Cluster, those of its fullest node."""
         used, limit = 0, 0
         for call in self.callers():
             lines = (await call("INFO", "memory")).decode().splitlines()
@@ -194,9 +194,9 @@ class Connection:
         return used, limit
 
     def callers(self) -> list[Callable[..., Awaitable[Any]]]:
-        """Return one way to run plain commands per server: the only one, or each primary of a Cluster.
+        """Return one function per server that runs a plain command there: one for each primary of a Cluster.
 
-        One try each: BusDown.
+        A command is tried once; BusDown if that fails.
         """
         return self._commands.callers(timeout_s=0.0)
 
@@ -222,9 +222,9 @@ class Connection:
 
 
 async def _acknowledged(redis: Any, command: Sequence[Any], key: str, *, cluster: bool) -> Any:
-    """Run a command and WAIT for one replica on the same connection; a reply no replica has counts as lost.
+    """Run a command and WAIT for one replica on the same connection; without a replica the reply counts as lost.
 
-    The scripts are idempotent, so the caller tries again; this narrows the failover window and does not close it.
+    The scripts are idempotent, so the caller tries again. This narrows the failover window and does not close it.
     """
     wait = ("WAIT", 1, 1000)
     if cluster:

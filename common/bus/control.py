@@ -11,15 +11,15 @@ from common.ids import family_of
 
 
 class Control:
-    """Cancels jobs wherever they are."""
+    """Cancels jobs, whether they are queued or running."""
 
     def __init__(self, redis: Connection, jobs: Jobs) -> None:
         self._redis, self._jobs = redis, jobs
 
     async def cancel(self, job: str) -> Literal["removed", "flagged", "over", "unknown"]:
-        """Cancel a job: removed if nobody has taken it, else its worker learns at its next step."""
+        """Cancel a job: a job that no worker holds is removed, any other is flagged for its worker's next step."""
         family = family_of(job)
-        for _ in range(10):  # a job may be moved to another lane between the two reads
+        for _ in range(10):  # a job may be moved to another lane between the read and the script
             state = await self._jobs.get(job)
             if state is None:
                 return "unknown"

@@ -1,6 +1,7 @@
-"""A router's ear: outcomes and events of its requests, by doorbell, with the log as the truth.
+"""Notifications of a router: the events of its jobs as they are written, with each job's log as the truth.
 
-The journal may be missed and is never needed: whoever waits reads the log at least once a second.
+Notifications come through one Redis stream (`journal`) for each router and family. They may be lost and are never
+needed: whoever waits for an event also reads the job's log at least once a second.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from common.wire.message import BadMessage, decode
 from common.wire.results import Event, error_event
 
 _log = log.get("bus")
-IDLE_S = 60.0
+IDLE_S = 60.0  # how long a family is read after the last wait for one of its jobs
 LOOK_S = 1.0
-BELL_EVENTS = 128  # what a bell keeps for a reader that stands still; the log keeps everything
+BELL_EVENTS = 128  # events kept for a waiter that does not read; the log keeps all of them
 TELL_S = 30.0
-FORGET_S = 600.0  # longer than a journal lives after its last ring
-_LATEST = 16  # who looks at a log has most often all but its end
+FORGET_S = 600.0  # longer than a journal lives after its last entry
+_LATEST = 16  # entries read first of a log, since most readers lack only its end
 
 
 def _nothing(_seconds: float) -> None:
@@ -34,7 +35,7 @@ def _nothing(_seconds: float) -> None:
 
 
 class Subscription:
-    """One waiter's doorbell for one id."""
+    """The notifications of one id (a job, or the writes of a shard) for one waiter."""
 
     def __init__(self, journal: Notifications, name: str, family: Family) -> None:
         self._journal, self._name, self._family = journal, name, family
@@ -44,9 +45,10 @@ class Subscription:
         self._open = True
 
     async def wait(self, seconds: float) -> Event | None:
-        """Return the event it rang with; None after `seconds`, or where the log must be read.
+        """Return the next event; None after `seconds`, or if the event must be read from the log.
 
-        That is for an event too large for the journal, and for events dropped since their reader was slow.
+        The log must be read for an event that is too large for a notification, and after events were dropped because
+        the waiter was slow.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -54,7 +56,7 @@ class Subscription:
         return None
 
     def close(self) -> None:
-        """Stop listening; once is enough."""
+        """End the subscription; further calls do nothing."""
         if not self._open:
             return
         self._open = False
@@ -66,9 +68,9 @@ class Subscription:
 
 
 class Notifications:
-    """Listens on `{f}:journal:<router>` and `{f}:room` of every family in which something is awaited.
+    """Reads `{f}:journal:<router>` and `{f}:room` of every family in which this router waits for a job or for room.
 
-    `on_room` is called with a family where room may have appeared for who was refused there with `waits`.
+    `on_room` is called with a family when its lanes may have room for jobs that were refused with `waits`.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Notifications:
         heard: Callable[[float], None] = _nothing,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """`heard` is told, for each ring, how many seconds after it was rung; `supervisor` owns the readers."""
+        """`heard` is called with the age in seconds of each notification; `supervisor` owns the reading tasks."""
         self.bus = bus
         self.router = router
         self._heard, self._supervisor = heard, supervisor or Supervisor()
@@ -89,15 +91,15 @@ class Notifications:
         self.on_room: Callable[[Family], None] = lambda _family: None
 
     async def start(self) -> None:
-        """Nothing is read before something is awaited."""
+        """Do nothing: the streams of a family are read only while this router waits there."""
 
     async def stop(self) -> None:
-        """Stop listening; waiters fall back to the log until their deadlines."""
+        """Stop reading; waiters fall back to the log until their deadlines."""
         await self._supervisor.end(*self._readers.values())
         self._readers.clear()
 
     def listen(self, family: Family) -> None:
-        """Listen in a family from now on, until nothing has been awaited there for a minute."""
+        """Read the notifications of a family until no one has waited there for a minute."""
         self._ready[family] = self.bus.clock.monotonic()
         if family not in self._readers:
             self._readers[family] = self._supervisor.scoped(
@@ -105,13 +107,13 @@ class Notifications:
             )
 
     def leave(self, family: Family) -> None:
-        """One waiter less in a family; its reader stays a while for the next."""
+        """Count one waiter less in a family; the family is read for a while longer, for the next waiter."""
         self.waiting[family] -= 1
         if family in self._ready:
             self._ready[family] = self.bus.clock.monotonic()
 
     def bell(self, name: str, family: Family) -> Subscription:
-        """Return a doorbell for an id (a job's, or a shard's writes) in `family`."""
+        """Subscribe to an id of `family`: that of a job, or that of a shard's writes."""
         self.listen(family)
         return Subscription(self, name, family)
 
@@ -132,7 +134,7 @@ class Notifications:
             except BusDown:
                 await asyncio.sleep(0.2)
                 continue
-            except Exception:  # noqa: BLE001 - without its reader a router hears everything late
+            except Exception:  # noqa: BLE001 - without this task the router learns of events late
                 _log.exception("journal_failed", family=str(family))
                 await asyncio.sleep(1.0)
                 continue
@@ -152,9 +154,9 @@ class Notifications:
             self._ring(flat, _order(entry)[0])
 
     async def _tell(self, family: Family) -> None:
-        """Say that there is a journal: a deletion reads those it is told of."""
+        """Register this router's journal in the family, since a deletion searches the registered journals."""
         name, now_ms = keys.journals(family), self.bus.clock.now_ms()
-        with contextlib.suppress(BusFull):  # then the jobs' records name it
+        with contextlib.suppress(BusFull):  # the records of the jobs also name the router
             await self.bus.call("ZADD", name, now_ms, self.router)
             await self.bus.call("ZREMRANGEBYSCORE", name, "-inf", now_ms - int(1000 * FORGET_S))
             await self.bus.call("PEXPIRE", name, int(1000 * FORGET_S))
@@ -164,7 +166,7 @@ class Notifications:
         return recent or self.waiting[family] > 0
 
     async def _goes_on(self, name: str, last: bytes) -> bool:
-        """Return whether the journal's newest id is not below `last`: Redis' clock may have gone back."""
+        """Return whether a stream's newest id is at least `last`; it is not if Redis' clock has gone back."""
         newest = await self.bus.call("XREVRANGE", name, "+", "-", "COUNT", 1, timeout_s=1.0)
         return not newest or _order(newest[0][0]) >= _order(last)
 
@@ -177,7 +179,7 @@ class Notifications:
         if bells:
             self._heard((self.bus.clock.now_ms() - rung_ms) / 1000)
             event = None
-            with contextlib.suppress(BadMessage):  # then the log says what it is
+            with contextlib.suppress(BadMessage):  # None has the waiter read the log instead
                 event = decode(entry[b"e"], Event) if entry[b"e"] else None
             for bell in bells:
                 _put(bell, event)
@@ -191,10 +193,10 @@ class Notifications:
         *,
         look_s: float = LOOK_S,
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of a job from index `start` to its outcome, none twice, none skipped.
+        """Yield the events of a job from index `start` to its outcome, in order, each once.
 
-        Ends without an outcome when the deadline passes. A `bell` that was there before the job was admitted spares
-        the first look at the log; where nothing rings the log is read every `look_s`.
+        Ends without an outcome when the deadline passes. With a `bell`, a subscription made before the job was
+        admitted, the log is not read at first. While no notification comes, the log is read every `look_s` seconds.
         """
         expected, look = start, bell is None
         bell = bell or self.bell(job, family_of(job))
@@ -230,7 +232,7 @@ class Notifications:
         return []
 
     async def end(self, job: str, deadline_ms: int, bell: Subscription | None = None) -> Event:
-        """Return the outcome of a job; an "expired" event made here if the deadline passed first."""
+        """Return the outcome of a job; if the deadline passes first, an "expired" event that is in no log."""
         async with contextlib.aclosing(self.events(job, 0, deadline_ms, bell)) as events:
             async for event in events:
                 if event.ends:
@@ -240,7 +242,7 @@ class Notifications:
 
 
 def _put(bell: asyncio.Queue[Event | None], event: Event | None) -> None:
-    """Add an event to a bell; a full one drops what it holds and keeps one None: the log has it all."""
+    """Add an event to a waiter's queue; a full queue is emptied and gets one None, so that the log is read."""
     if bell.full():
         while not bell.empty():
             bell.get_nowait()
@@ -249,7 +251,7 @@ def _put(bell: asyncio.Queue[Event | None], event: Event | None) -> None:
 
 
 def _since(raw: Sequence[bytes], start: int) -> list[Event]:
-    """Return the events from index `start` on, decoding no more than it takes to find them."""
+    """Return the events from index `start` on; entries are decoded from the end, and no further than needed."""
     found: list[Event] = []
     for item in reversed(raw):
         event = unreadable.event_of(item)

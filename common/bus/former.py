@@ -1,6 +1,6 @@
-"""The layout before: a family of its own for each shard, `{search.<collection>/<shard>}`, and the way out of it.
+"""Migration from the former layout of keys, in which each shard had a family, `{search.<collection>/<shard>}`.
 
-Every step may be repeated: what is there already stays, and what is left over goes last.
+Every step may be repeated: data that were copied before stay, and the former keys are deleted last.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _log = log.get("bus")
 
 
 async def adopt_former(bus: Bus, collection: str, shard: int) -> bool:
-    """Move what a shard has under its former keys to today's and delete them; False if there is nothing.
+    """Move a shard's data from its former keys to today's and delete the former keys; False if there are none.
 
-    Writes keep their ids and their order, also among writes that came since. To be done before the shard's writes are
+    Writes keep their ids and their order, also among newer writes. This must be done before the shard's writes are
     read. Jobs in the former lanes end as cancelled.
     """
     if not await _there(bus, collection, shard):
@@ -34,7 +34,7 @@ async def adopt_former(bus: Bus, collection: str, shard: int) -> bool:
 
 
 async def remove_former(bus: Bus, collection: str, shard: int) -> None:
-    """Delete a shard's former keys and end the jobs in its former lanes; nothing happens where there are none."""
+    """Delete a shard's former keys, if there are any, and end the jobs in its former lanes."""
     if not await _there(bus, collection, shard):
         return
     family = keys.former_family(collection, shard)
@@ -77,7 +77,7 @@ async def _copy_writes(bus: Bus, collection: str, shard: int) -> int:
 
 
 async def _copy_registers(bus: Bus, collection: str, shard: int) -> None:
-    """Copy what each replica had applied and kept; what one has said since is newer."""
+    """Copy up to which id each replica had applied writes and made snapshots; newer entries of a replica stay."""
     family = bus.writes.search_family(collection)
     for name, key in (("applied", keys.applied), ("snapshots", keys.snapshots)):
         rows = hash_of(await bus.connection.call("HGETALL", keys.former(collection, shard, name)))
@@ -86,7 +86,7 @@ async def _copy_registers(bus: Bus, collection: str, shard: int) -> None:
 
 
 async def _classes(bus: Bus, family: Family) -> list[str]:
-    """Return the lanes a former family may have: the shared ones, and those of workers it knew."""
+    """Return the lanes that a former family may have: the shared ones, and the own lanes of its workers."""
     used = hash_of(await bus.connection.call("HGETALL", keys.use(family)))
     counted = {name.decode().rsplit(":", 1)[0] for name in used if b":" in name}
     workers = hash_of(await bus.connection.call("HGETALL", keys.workers(family)))
@@ -94,12 +94,11 @@ async def _classes(bus: Bus, family: Family) -> list[str]:
 
 
 async def _end_jobs(bus: Bus, family: Family, cls: str) -> None:
-    """End the jobs of a lane as cancelled, also those whose workers are no more."""
+    """End the jobs of a lane as cancelled, also those that dead workers had leased."""
     lane = keys.lane(family, cls)
     try:
-        await bus.connection.call(
-            "XGROUP", "DESTROY", lane, keys.GROUP
-        )  # nobody holds a lease any more
+        # Without the group no job is leased any more, so each one can be removed.
+        await bus.connection.call("XGROUP", "DESTROY", lane, keys.GROUP)
     except ResponseError as error:
         if "requires the key to exist" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""The records of jobs: state, events, and which router answers for them."""
+"""The records of jobs: their state, their events, and the router that answers for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobState(NamedTuple):
     """The record of one job; `state` is "queued", "running" or an outcome; times are Redis' milliseconds.
 
     `first_ms` is when its first event was logged, `ended_ms` when it ended; 0 before. `trail` is the history of its
-    leases, oldest first; a lease is known from its worker's first word on.
+    leases, oldest first; a lease is listed from its worker's first script on that job.
     """
 
     job: str
@@ -55,13 +55,13 @@ class JobState(NamedTuple):
 
 
 class Jobs:
-    """Reads and adopts the records of jobs."""
+    """Reads the records of jobs, and changes which router answers for a job."""
 
     def __init__(self, redis: Connection) -> None:
         self._redis = redis
 
     async def get(self, job: str) -> JobState | None:
-        """Return the record of a job, or None if there is none (any more)."""
+        """Return the record of a job; None if there is none, or none any more."""
         flat = await self._redis.call("HGETALL", keys.job(job))
         f = {k.decode(): v.decode() for k, v in hash_of(flat).items() if k != b"view"}
         if "state" not in f or "lane" not in f:
@@ -89,7 +89,7 @@ class Jobs:
         )
 
     async def view(self, job: str) -> bytes | None:
-        """Return what a job was admitted with for whoever shows its result, or None."""
+        """Return the encoded options of the response that a job was admitted with, or None."""
         found: bytes | None = await self._redis.call("HGET", keys.job(job), "view")
         return found
 
@@ -99,11 +99,11 @@ class Jobs:
         return [event for event in events if event is not None and event.index >= start]
 
     async def adopt(self, job: str, router: str) -> None:
-        """Make `router` the one whose journal rings for this job from now on; a job that is gone stays gone."""
+        """Send the notifications of a job to `router` from now on; a record that is gone is not created again."""
         await self._redis.script("adopt", [keys.job(job)], [router])
 
     async def expire(self, job: str, seconds: float) -> None:
-        """Let the log of a delivered result go in `seconds`."""
+        """Let the record and the log of a job, whose result was delivered, expire in `seconds`."""
         for key in (keys.log(job), keys.job(job)):
             await self._redis.call("PEXPIRE", key, int(seconds * 1000))
 

@@ -12,7 +12,7 @@ ROUTERS = "routers"  # the routers, scored by their last heartbeat
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys
 SWEEP = "{sessions/0}:sweep"  # exists while one kv_store sweeps the sessions
-CLAIMS = "idem:"  # begins every idempotency claim
+CLAIMS = "idem:"  # the prefix of every idempotency claim
 
 
 def tag(family: Family) -> str:
@@ -41,7 +41,7 @@ def quota(key_id: str, quota_name: str) -> str:
 
 
 def use(family: Family) -> str:
-    """Items and tokens per class, changed only with the entries."""
+    """Items and tokens that the lane of each class holds, changed only together with its entries."""
     return f"{tag(family)}:use"
 
 
@@ -51,7 +51,7 @@ def plan(family: Family) -> str:
 
 
 def depths(family: Family) -> str:
-    """Depths that the depth estimator found, by device and objective."""
+    """Depths that the depth finder measured, by device and objective."""
     return f"{tag(family)}:depths"
 
 
@@ -61,7 +61,7 @@ def workers(family: Family) -> str:
 
 
 def heart(family: Family, worker: str) -> str:
-    """Exists while a worker makes progress (TTL 5 s)."""
+    """The heartbeat of a worker, which exists while the worker makes progress (TTL 5 s)."""
     return f"{tag(family)}:heart:{worker}"
 
 
@@ -81,12 +81,12 @@ def dead(family: Family) -> str:
 
 
 def letters(family: Family) -> str:
-    """Job to entry, of every dead letter: what finds a job's letter without reading all."""
+    """The index of dead letters: job to the entries of its letters."""
     return f"{tag(family)}:letters"
 
 
 def journals(family: Family) -> str:
-    """The routers that listen in a family, scored by when they last said so."""
+    """The routers that have a journal in a family, scored by the time of their last registration."""
     return f"{tag(family)}:journals"
 
 
@@ -106,7 +106,7 @@ def log(job_id: str) -> str:
 
 
 def seen(job_id: str) -> str:
-    """Exists while somebody came back for a request not long ago."""
+    """A mark, with a TTL, that a client came back for a request."""
     return f"{tag(family_of(job_id))}:seen:{job_id}"
 
 
@@ -116,7 +116,7 @@ def orphans(family: Family, router: str) -> str:
 
 
 def reembedding(collection: str) -> str:
-    """The request that re-embeds a collection, with a TTL: nobody else writes to the collection meanwhile."""
+    """The lock of a re-embedding, with a TTL: the request that holds it is the collection's only writer."""
     return "{collections}:reembed:" + collection
 
 
@@ -146,7 +146,7 @@ def own(worker: str) -> str:
 
 
 def writes(family: Family, collection: str, shard: int) -> str:
-    """A shard's writes, read in order by every replica."""
+    """The stream of a shard's writes, which every replica reads in order."""
     return f"{tag(family)}:writes:{collection}/{shard}"
 
 
@@ -156,7 +156,7 @@ def written(family: Family) -> str:
 
 
 def applied(family: Family, collection: str, shard: int) -> str:
-    """Replica to the id it has applied and synced."""
+    """Replica to the id of the last write that it has applied and synced."""
     return f"{tag(family)}:applied:{collection}/{shard}"
 
 
@@ -166,7 +166,7 @@ def blocked(family: Family, collection: str, shard: int) -> str:
 
 
 def snapshots(family: Family, collection: str, shard: int) -> str:
-    """Replica to the id its snapshot covers."""
+    """Replica to the id of the last write that its snapshot covers."""
     return f"{tag(family)}:snapshots:{collection}/{shard}"
 
 
@@ -186,21 +186,21 @@ def held(session_id: str) -> str:
 
 
 def jobs(session_id: str) -> str:
-    """Job to request, of everything that was run for a session: what a deletion must look for."""
+    """Job to request, for all jobs that ran for a session; a deletion looks for the traces of each."""
     return f"{session(session_id)}:jobs"
 
 
-INDEX = "{sessions/0}:index"  # since when everything of a session is indexed, and what has been
-PINNED = "{sessions/0}:pinned"  # sessions whose pages stay, by when they were pinned
+INDEX = "{sessions/0}:index"  # the time since which sessions are indexed, and which older data are
+PINNED = "{sessions/0}:pinned"  # pinned sessions, scored by when they were pinned
 
 
 def sessions(family: Family, tenant: str) -> str:
-    """A tenant's sessions by the time of their last turn."""
+    """A tenant's sessions, scored by the time of their last turn."""
     return f"{tag(family)}:sessions:{tenant}"
 
 
 def due(family: Family) -> str:
-    """Sessions as `tenant/id`, by when (ms) to look whether they have ended; not after they have."""
+    """Sessions as `tenant/id`, scored by when (ms) the sweep checks whether they have ended: never after their end."""
     return f"{tag(family)}:due"
 
 
@@ -210,7 +210,7 @@ def tenants(family: Family) -> str:
 
 
 def prefixes(family: Family) -> str:
-    """Marks of prompts by worker, scored by when they expire."""
+    """Prefix marks of prompts with the worker that holds the pages, scored by their expiry."""
     return f"{tag(family)}:prefixes"
 
 
@@ -220,10 +220,10 @@ def forgets(family: Family) -> str:
 
 
 def forgotten(family: Family, entry: str) -> str:
-    """Worker to what it forgot by one entry of `forgets`, with a TTL."""
+    """Worker to the pages that it forgot because of one entry of `forgets`, with a TTL."""
     return f"{tag(family)}:forgotten:{entry}"
 
 
 def forgotten_bell(family: Family, entry: str) -> str:
-    """A list with one element for each answer in `forgotten`, with a TTL: whoever waits for answers reads it."""
+    """A list with one element for each answer in `forgotten`, with a TTL; a blocking read of it waits for answers."""
     return f"{forgotten(family, entry)}:bell"

@@ -14,9 +14,9 @@ from common.redis.replies import hash_of
 
 
 class LaneState(NamedTuple):
-    """A lane as metrics and the dashboard see it.
+    """The load of a lane, as metrics and the dashboard show it.
 
-    `stranded` of the pending leases have a worker that does not live; `queued` jobs are at no worker.
+    `pending` counts leases, `stranded` those of dead workers; `queued` counts jobs that no worker holds.
     """
 
     items: int
@@ -30,13 +30,13 @@ class LaneState(NamedTuple):
 
 
 class Lanes:
-    """Use, depth and pending entries of lanes."""
+    """Reads use, depth and pending entries of lanes."""
 
     def __init__(self, redis: Connection, workers: Workers) -> None:
         self._redis, self._workers = redis, workers
 
     async def use(self, family: Family) -> dict[str, tuple[int, int]]:
-        """Return class -> (items, tokens), queued and running."""
+        """Return class -> (items, tokens) of the queued and running jobs."""
         flat = {
             k.decode(): int(v)
             for k, v in hash_of(await self._redis.call("HGETALL", keys.use(family))).items()
@@ -76,7 +76,7 @@ class Lanes:
         return {name.decode(): int(count) for name, count in (reply[3] or () if reply else ())}
 
     async def of_group(self, *command: object) -> Any:
-        """Ask a lane's group; an empty list where there is none: a lane may be reaped at any moment."""
+        """Run a command on a lane's group; an empty list if there is none, as a lane may be reaped at any moment."""
         try:
             return await self._redis.call(*command)
         except ResponseError as error:

@@ -54,7 +54,7 @@ def lane_label(family: Family, cls: str) -> str:
 
 
 def served(family: Family, classes: Iterable[str]) -> None:
-    """Begin the counts of lanes that are served here at 0: what begins at 1 has not risen."""
+    """Create the counters of the lanes served here, at 0: a counter that first appears at 1 shows no increase."""
     for cls in classes:
         label = lane_label(family, cls)
         JOBS.labels(label, "ok")

@@ -1,4 +1,4 @@
-"""Recovery of leases: settle those of dead workers, take what was handed over, move and reap entries.
+"""Recovery of leases: settle those of dead workers, take those that were handed over, move and reap entries.
 
 Each call first reads the entries with plain commands, then one script decides atomically; so two workers that reclaim
 at once never disagree.
@@ -24,15 +24,15 @@ from common.process_identity import is_gone
 from common.redis.heartbeat import TTL_MS
 
 BATCH = 100
-ENDS = {"dead", "expired", "cancelled"}  # verdicts by which a job is over
+ENDS = {"dead", "expired", "cancelled"}  # verdicts that end a job
 _log = log.get("bus")
 
 
 class Entry(NamedTuple):
-    """A lane's entry as read: its fields decide which keys a script needs.
+    """An entry of a lane, read because a script needs the keys that its fields name.
 
-    It should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to by `finish_ms` (0: nothing
-    was). Of a lease, `holder` is its worker and `idle_ms` the time since its delivery.
+    The job should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to end by `finish_ms` (0:
+    nothing was predicted). If the entry is leased, `holder` is the worker and `idle_ms` the time since its delivery.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
 
 class BadEntry(ValueError):
-    """A lane's entry that is no job; the message says why."""
+    """The error for a lane's entry that is no job; the message says why."""
 
 
 _NUMBER = re.compile(rb"[0-9]{1,15}")
@@ -123,7 +123,7 @@ def _job_of(fields: Mapping[bytes, bytes], family: Family) -> str:
 
 
 def _name_of(raw: Sequence[bytes | list[bytes]], family: Family) -> str:
-    """Return the id under which a bad entry is kept: its job's where that can be read, else a new one."""
+    """Return the job id for a bad entry's dead letter: the entry's own if it can be read, else a new one."""
     flat = raw[1]
     assert isinstance(flat, list)
     try:
@@ -139,7 +139,7 @@ class Recovery:
         self._redis, self._workers, self._lanes, self._jobs = redis, workers, lanes, jobs
 
     async def sound(self, family: Family, cls: str, rows: Iterable[Any]) -> list[Entry]:
-        """Return the entries among raw ones of a lane; an entry that is no job becomes a dead letter."""
+        """Parse raw entries of a lane and return those that are jobs; the others become dead letters."""
         entries: list[Entry] = []
         bad: list[tuple[Any, str]] = []
         for row in rows:
@@ -153,11 +153,8 @@ class Recovery:
             try:
                 for first in range(0, len(bad), BATCH):
                     await self._convict(family, cls, bad[first : first + BATCH])
-            except (
-                BusDown,
-                BusFull,
-                ResponseError,
-            ) as error:  # whoever meets them next tries again
+            except (BusDown, BusFull, ResponseError) as error:
+                # The next reader of these entries tries again.
                 _log.error("bad_entries_left", lane=keys.lane(family, cls), why=str(error))
         return entries
 
@@ -248,7 +245,10 @@ class Recovery:
         return done
 
     async def _is_dead(self, family: Family, worker: str) -> bool:
-        """Whether a process is gone from this machine, or its heart stopped while Redis was there for one TTL."""
+        """Return whether a worker is dead: its process is gone from this machine, or its heartbeat has expired.
+
+        An expired heartbeat counts only if Redis has been reached without a break for one TTL.
+        """
         heart, record = (
             keys.heart(family, worker),
             (await self._workers.records(family)).get(worker),
@@ -263,7 +263,7 @@ class Recovery:
     async def settle_own_lane(
         self, family: Family, worker: str, caller: str, shared: str
     ) -> list[Verdict]:
-        """Move a dead worker's own lane, leases and unread entries, to the shared one it served (or `shared`)."""
+        """Move the leases and unread entries of a dead worker's own lane to the shared lane it served (or `shared`)."""
         if not await self._is_dead(family, worker):
             return []
         cls = keys.own(worker)
@@ -294,7 +294,7 @@ class Recovery:
         *,
         shared: str | None = None,
     ) -> list[Verdict]:
-        """Return a worker's own leases (all, or those of `jobs`), uncharged."""
+        """Hand over a worker's own leases (all, or those of `jobs`), uncharged."""
         wanted = None if jobs is None else set(jobs)
         held = await self.held_by(family, cls, worker, 10_000)
         batch = [(e, False) for e in held if wanted is None or e.job in wanted]
@@ -305,7 +305,10 @@ class Recovery:
     async def take(
         self, family: Family, cls: str, caller: str, count: int, *, idle: bool
     ) -> list[Verdict]:
-        """Take up to `count` entries of `returned`; one with two suspicions only when idle, and then alone."""
+        """Lease up to `count` entries of the consumer `returned`.
+
+        A job with two suspicions is leased only if the worker is `idle`, and then alone.
+        """
         held = await self.held_by(family, cls, RETURNED, count)
         if not held:
             return []
@@ -322,9 +325,9 @@ class Recovery:
         count: int = BATCH,
         sooner: bool = False,
     ) -> list[str]:
-        """Move unread entries of `source` to `target` while the target's depth has room; returns the jobs.
+        """Move unread entries of `source` to `target` while the target's depth has room; return the jobs.
 
-        With `sooner` only those that are predicted to end earlier there.
+        With `sooner` only jobs that are predicted to end earlier in the target are moved.
         """
         unread = await self._unread(family, source, count)
         if not unread:
@@ -341,7 +344,7 @@ class Recovery:
         return [item.decode() for item in await self._redis.script("move", names, args)]
 
     async def reap(self, family: Family, classes: Iterable[str]) -> tuple[int, int, list[str]]:
-        """Housekeep a family: (entries expired, consumers deleted, differences of use, each a bug)."""
+        """Clean up a family; return entries expired, consumers deleted, and differences of use, each of them a bug."""
         self._workers.forget(family)
         workers = set(await self._workers.heartbeats(family))
         used = await self._lanes.use(family)

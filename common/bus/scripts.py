@@ -1,7 +1,8 @@
-"""The ten scripts of the bus, its helpers, and which version of them runs on a Redis.
+"""The ten scripts of the bus, its helpers, and the version of them that is in use on a Redis.
 
-The scripts and the records they write change together, so processes whose scripts differ must not work side by side:
-each one says every few seconds which it uses, and one that uses others waits until nobody says so any more.
+The scripts and the records they write change together, so processes with different scripts must not work side by side:
+each process notes its version in Redis every few seconds, and a process of another version waits until that note has
+expired.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCRIPTS = (
     "cancel",
     "reap",
 )
-# Each changes the keys of one job, claim, registry, API key, session or shard in one step.
+# Each helper changes the keys of one job, claim, registry, API key, session or shard in one step.
 HELPERS = (
     *("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index"),
     *("write", "merge", "hold"),
@@ -33,7 +34,7 @@ HELPERS = (
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"
 IN_USE_S = 20
-CODES_WRITTEN = (  # of the errors that scripts themselves end jobs with
+CODES_WRITTEN = (  # codes of the errors with which scripts themselves end jobs
     "bad_entry",
     "cancelled",
     "deadline_exceeded",
@@ -52,7 +53,7 @@ def _source(name: str) -> str:
 
 
 class Scripts:
-    """The scripts and helpers, and `version`, which is another one as soon as one of them differs."""
+    """The scripts and helpers; `version` is a hash of their texts."""
 
     def __init__(self) -> None:
         self._set = ScriptSet({name: _source(name) for name in (*SCRIPTS, *HELPERS)})
@@ -65,11 +66,11 @@ class Scripts:
         keys: Sequence[str],
         args: Sequence[Any],
     ) -> Any:
-        """Run one of them through `call`, which runs one command."""
+        """Run a script or helper by its name; `call` runs one command on Redis."""
         return await self._set.run(call, name, keys, args)
 
     async def claim(self, call: Callable[..., Awaitable[Any]]) -> str | None:
-        """Say for the next IN_USE_S seconds that these are in use; if others are, return their version instead."""
+        """Note for IN_USE_S seconds that this version is in use; if another one is, only return that version."""
         mine = self.version.encode()
         await call("SET", IN_USE, mine, "NX", "EX", IN_USE_S)
         found = await call("GET", IN_USE)

@@ -1,6 +1,6 @@
 """Opening of a service's bus: wait for Redis, and for processes of another version to end.
 
-The wait has no limit: the health's condition `bus` gives the reason, and a stop of the process ends the wait.
+The wait has no limit. The condition `bus` of the service's health gives the reason; a stop of the process ends it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = log.get("bus")
 async def open_bus(
     config: Common, clock: SystemClock, health: Health, stopping: asyncio.Event
 ) -> Bus | None:
-    """Connect, however long that takes; None if told to stop meanwhile.
+    """Connect to the bus, however long that takes; None if the process is stopped meanwhile.
 
-    The health's condition `bus` says what is waited for. ConfigError if the address is none, or the server does not
-    keep the durability that the config names.
+    The health's condition `bus` says why this takes long. ConfigError if the address is not valid, or the server does
+    not keep the durability that the config names.
     """
     while not stopping.is_set():
         bus = None
@@ -60,7 +60,7 @@ async def open_bus(
 
 
 async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Set the health's condition `bus` by how long Redis has been away; unready from the moment of the stop."""
+    """Keep the health's condition `bus` up to date until the stop; from then on the service is not ready."""
     while not stopping.is_set():
         down_s = bus.connection.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")

@@ -1,4 +1,4 @@
-"""Entries of streams that cannot be read: each is counted and logged where it is met, and whoever met it goes on."""
+"""Entries of streams that cannot be decoded: the reader counts and logs each of them, skips it and goes on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _log = log.get("bus")
 
 
 def note(stream: str, why: str, **more: object) -> None:
-    """Count and log one entry of a kind of stream that is passed over."""
+    """Count and log one entry that is skipped; `stream` is the kind of stream, `why` what is wrong."""
     metrics.BAD_ENTRIES.labels(stream).inc()
     _log.error("bad_entry", stream=stream, why=why, **more)
 
 
 def event_of(raw: bytes) -> Event | None:
-    """Return an entry of a job's log; None, counted and logged, if it is no event."""
+    """Decode an entry of a job's log; an entry that is no event is counted and logged, and the result is None."""
     try:
         return decode(raw, Event)
     except BadMessage as error:

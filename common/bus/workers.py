@@ -13,14 +13,14 @@ FRESH_S = 0.5
 
 
 class Workers:
-    """Workers of a family, read at most every half second; `admit` itself checks who lives."""
+    """Reads the workers of families, at most every half second; the script `admit` checks which of them live."""
 
     def __init__(self, redis: Connection) -> None:
         self._redis = redis
         self._rosters: dict[Family, tuple[float, dict[str, WorkerRecord]]] = {}
 
     async def records(self, family: Family) -> dict[str, WorkerRecord]:
-        """Return the records by worker, at most half a second old; they belong to the cache."""
+        """Return the records by worker, at most half a second old; callers must not change the dict."""
         cached = self._rosters.get(family)
         if cached is not None and self._redis.clock.monotonic() - cached[0] < FRESH_S:
             return cached[1]
@@ -34,12 +34,12 @@ class Workers:
         return dict(await self.records(family))
 
     def known(self, family: Family) -> bool:
-        """True if the next use of the workers is served from memory."""
+        """Return whether the records of a family are in memory and recent enough to be used."""
         cached = self._rosters.get(family)
         return cached is not None and self._redis.clock.monotonic() - cached[0] < FRESH_S
 
     def forget(self, family: Family) -> None:
-        """Read the workers anew at the next use."""
+        """Drop a family's records from memory, so that the next use reads them anew."""
         self._rosters.pop(family, None)
 
     async def heartbeats(self, family: Family) -> dict[str, str]:

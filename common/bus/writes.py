@@ -1,7 +1,7 @@
 """Writes to a shard's state: a stream without a group, which every replica reads in order.
 
 Shards are spread over the families `{search/<p>}` by their collection's id. One bounded stream of each family,
-`written`, names the shards that were written to, so that whoever applies writes reads one stream while all are idle.
+`written`, names the shards that were written to, so that a process with many idle shards reads one stream only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ Shard = tuple[str, int]
 
 
 class Written(NamedTuple):
-    """Shards written to since the last look, and where the next look goes on; `gap`: there may be more of them."""
+    """The shards written to since the last read of `written`, and the id after which the next read begins.
+
+    `gap` says that other shards may have been written to as well.
+    """
 
     shards: set[Shard]
     after: str
@@ -52,12 +55,12 @@ def id_pair(entry: str) -> tuple[int, int]:
 
 
 def write_bell(collection: str, shard: int) -> str:
-    """Return the id under which a shard's syncs ring a router's journal."""
+    """Return the id under which routers are notified that a replica has synced writes of a shard."""
     return f"search.{collection}~{shard}~writes"
 
 
 class Writes:
-    """Both sides of a shard's write stream."""
+    """Appends writes to shards for routers, and reads them for replicas."""
 
     def __init__(self, redis: Connection) -> None:
         self._redis = redis
@@ -74,13 +77,13 @@ class Writes:
         return [Family(SEARCH, number) for number in range(self.search_partitions)]
 
     def search_family(self, collection: str) -> Family:
-        """Return the family in which a collection (by its id) is written and searched, all its shards."""
+        """Return the family in which all shards of a collection (given by its id) are written and searched."""
         return Family(SEARCH, zlib.crc32(collection.encode()) % self.search_partitions)
 
     async def agree_on_partitions(self) -> None:
-        """Note how many families searches are spread over; ConfigError if collections lie in another number."""
+        """Note the number of search families in Redis; ConfigError if collections lie in another number of them."""
         mine = str(self.search_partitions).encode()
-        with contextlib.suppress(BusFull):  # then it is noted at a later start
+        with contextlib.suppress(BusFull):  # a later start notes the number
             if await self._redis.call("SET", PARTITIONS, mine, "NX"):
                 return
         noted = await self._redis.call("GET", PARTITIONS)
@@ -94,7 +97,7 @@ class Writes:
         await self._redis.call("SET", PARTITIONS, mine)
 
     async def append(self, collection: str, shard: int, write: Write) -> str:
-        """Append a write; returns its entry id. Raises BusFull above the bus' limit."""
+        """Append a write and return its entry id; BusFull if Redis is nearly full."""
         info = (await self._redis.call("INFO", "memory")) if not self._redis.cluster else b""
         limits = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
         maximum = int(limits.get(b"maxmemory", 0))
@@ -108,9 +111,9 @@ class Writes:
         return entry.decode()
 
     async def keep_ids_rising(self, collection: str, shard: int, applied: str) -> None:
-        """Make sure that the stream's next id is above `applied`, if Redis was emptied or its clock set back.
+        """Make sure that a shard's next write gets an id above `applied`, if Redis was emptied or its clock set back.
 
-        The entry that does so writes nothing; Redis refuses it, and nothing changes, where the stream is further on.
+        An entry with the id `applied` that writes nothing is added; Redis refuses it if the stream is further on.
         """
         if applied == START:
             return
@@ -118,7 +121,7 @@ class Writes:
         name = keys.writes(self.search_family(collection), collection, shard)
         try:
             await self._redis.call("XADD", name, applied, "w", nothing)
-        except ResponseError as error:  # the usual answer: an id not above the last
+        except ResponseError as error:  # the usual case: the stream is further on
             if "equal or smaller" not in str(error):
                 raise
 
@@ -133,7 +136,7 @@ class Writes:
     ) -> bool:
         """Wait until `ack` replicas have applied and synced `entry`; False if the deadline passed first.
 
-        Unavailable (`disk_full`) while a replica says that it cannot store and too few others have.
+        Unavailable (`disk_full`) if too few replicas have, and one has published that it cannot store the write.
         """
         bell = journal.bell(write_bell(collection, shard), self.search_family(collection))
         try:
@@ -162,7 +165,7 @@ class Writes:
             )
 
     async def publish_blocked(self, collection: str, shard: int, code: str, for_s: float) -> None:
-        """Tell who waits for writes why they are not applied; holds `for_s` seconds, "" ends it at once."""
+        """Publish for `for_s` seconds why a shard's writes are not applied, for routers that wait; "" ends that."""
         name = keys.blocked(self.search_family(collection), collection, shard)
         await self._redis.call(
             *(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name))
@@ -171,15 +174,15 @@ class Writes:
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
-        """Return where a reader of `await_written` that has compared every shard begins."""
+        """Return the id of the newest entry of `written`: `await_written` goes on there after a look at all shards."""
         rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
     async def await_written(self, family: Family, after: str, block_ms: int = 1000) -> Written:
         """Wait up to `block_ms` for writes to any shard of a family, and return which shards have some.
 
-        With `gap` names may have been missed, as more were written than are kept, or Redis lost what it held: then
-        every shard must be compared.
+        With `gap` in the result names may have been missed, as more were written than the stream keeps: the caller
+        must then compare every shard.
         """
         name = keys.written(family)
         reply = await self._redis.blocking(
@@ -204,9 +207,9 @@ class Writes:
     async def read(
         self, after: Mapping[Shard, str]
     ) -> list[tuple[str, int, str, Write | BadMessage]]:
-        """Return the next writes of several shards, in order within each; at most 64 of each, at once.
+        """Return the next writes after an id of each shard, at most 64 of each, in order within a shard.
 
-        A write that cannot be decoded comes as BadMessage, so that a replica can count it and go on.
+        A write that cannot be decoded is returned as a BadMessage, so that a replica can skip it.
         """
         groups: defaultdict[Family, list[Shard]] = defaultdict(list)
         for shard in after:
@@ -234,7 +237,7 @@ class Writes:
     async def publish_applied(
         self, collection: str, shard: int, replica: str, entry: str, rings: Sequence[str]
     ) -> None:
-        """Publish what a replica has applied and synced, and ring the routers that wait."""
+        """Publish up to which id a replica has applied and synced writes, and notify the routers in `rings`."""
         family = self.search_family(collection)
         await self._redis.call("HSET", keys.applied(family, collection, shard), replica, entry)
         event = encode(Event(index=0, kind="progress"))
@@ -249,24 +252,23 @@ class Writes:
                 return
 
     async def publish_opened(self, collection: str, shard: int, replica: str, entry: str) -> None:
-        """Publish that a replica holds a shard from now on, and wake the routers that wait for that."""
+        """Publish that a replica holds a shard from now on, and wake the routers that wait for a replica."""
         family = self.search_family(collection)
         names = [keys.use(family), keys.applied(family, collection, shard), keys.room(family)]
         await self._redis.script("hold", names, [replica, entry])
 
     async def applied(self, collection: str, shard: int) -> dict[str, str]:
-        """Return replica -> the id it has applied and synced."""
+        """Return replica -> the id of the last write that it has applied and synced."""
         name = keys.applied(self.search_family(collection), collection, shard)
         rows = hash_of(await self._redis.call("HGETALL", name))
         return {name.decode(): entry.decode() for name, entry in rows.items()}
 
     async def publish_snapshot(self, collection: str, shard: int, replica: str, entry: str) -> None:
-        """Publish what a replica's snapshot covers; trims below what every registered replica's covers."""
+        """Publish up to which id a replica's snapshot covers a shard, and trim the writes that all snapshots cover."""
         family = self.search_family(collection)
         name = keys.snapshots(family, collection, shard)
-        with contextlib.suppress(
-            BusFull
-        ):  # a full Redis refuses the note, and needs the trimming most
+        # A full Redis refuses the entry, but needs the trimming most of all.
+        with contextlib.suppress(BusFull):
             await self._redis.call("HSET", name, replica, entry)
         replicas = set(await self.applied(collection, shard))
         rows = hash_of(await self._redis.call("HGETALL", name))
@@ -276,14 +278,14 @@ class Writes:
             await self._redis.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
     async def drop_shard(self, collection: str, shard: int) -> None:
-        """Delete a removed shard's stream and registers."""
+        """Delete the stream of writes of a removed shard, and what its replicas published."""
         family = self.search_family(collection)
         for name in (keys.writes, keys.applied, keys.snapshots, keys.blocked):
             await self._redis.call("DEL", name(family, collection, shard))
 
 
 def _shard(flat: list[bytes]) -> Shard | None:
-    """Return the shard an entry of `written` names; None for one that names none."""
+    """Return the shard that an entry of `written` names; None if the entry names none."""
     try:
         collection, _, number = flat[1].decode().rpartition("/")
         return collection, int(number)

@@ -1,5 +1,5 @@
--- Admits jobs to lanes that can hold them and finish them in time, all of them or none. They are one load, which goes into
--- the first lane it fits in as a whole; with `spread` each job goes into the first that has room for it.
+-- Admits jobs to lanes that can hold them and finish them in time: all jobs or none. The jobs are one load, which goes as a
+-- whole into the first lane with room for it; with `spread` each job is a load of its own.
 -- KEYS use workers plan | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
 -- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s waits
@@ -7,7 +7,7 @@
 --   | session ('' none) [version busy origin]
 -- rule: finish (the predicted end decides), count (items against the workers' depth in queries), or all (for probes)
 -- order: first (the classes as given) or turns (each admission begins with the next class)
--- waits: 1 if the caller, where it is refused, waits for the word that there is room
+-- waits: 1 if a caller that is refused waits to be notified of room
 -- own: 1 if the deadline is the request's own, which then decides instead of the lane's objective
 local use, workers, plan = key(), key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
@@ -15,14 +15,14 @@ local traceparent, rule, order, spread, own, hop_s = arg(), arg(), arg(), arg() 
 local waits = arg() == '1'
 local classes, alive, jobs = {}, {}, {}
 
--- Why a job may not have a session's next turn, or nil. The lock is held while the busy job's record says so, hence no
--- way in which a job may end has to free it.
+-- Returns why a job may not have a session's next turn, or nil. The turn lock is held while the record of the `busy` job
+-- says queued or running, so no end of a job has to free it.
 local function turn_refused(s, id, tenant)
   local f = fields(s.key, 'tenant', 'deleted', 'version', 'busy')
   if f[1] ~= tenant or f[2] then return 'session_not_found' end
   local busy = f[4] or ''
   if busy ~= '' and busy ~= id then
-    if busy ~= s.busy then return 'session_moved' end -- another than the caller has read: to be read again
+    if busy ~= s.busy then return 'session_moved' end -- not the job that the caller read: the caller reads it again
     local state = call('HGET', s.busy_job, 'state')
     if state == 'queued' or state == 'running' then return 'session_busy' end
   end
@@ -62,8 +62,9 @@ if s then
   local why = turn_refused(s, jobs[1].id, tenant)
   if why then return {'refused', '', why, '1', 0, 0, 0, 0} end
 end
-local admits = call('HINCRBY', use, 'admits', 1) -- allocates: a full Redis refuses here, before anything is done
-local memory = tonumber(call('HGET', use, 'memory') or '0') -- its workers' heartbeats tell: INFO costs more than the rest
+local admits = call('HINCRBY', use, 'admits', 1) -- allocates, so a full Redis refuses it before anything has changed
+-- Workers' heartbeats note how full Redis is: INFO would cost more than the rest of this script.
+local memory = tonumber(call('HGET', use, 'memory') or '0')
 local function no_room(why, retry_s)
   if waits then call('HSET', use, 'waits', 1) end
   return {'refused', '', why, tostring(retry_s), 0, 0, 0, 0}
@@ -73,7 +74,7 @@ local now = now_ms()
 local reason, retry = 'deadline', 1
 if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end
 
--- A lane as it is, and as the loads placed so far make it.
+-- Returns the state of a lane, with the loads placed so far.
 local lanes = {}
 local function lane_of(class, name)
   local l = lanes[class]
@@ -86,13 +87,13 @@ local function lane_of(class, name)
   return l
 end
 
--- Until when a lane must have ended a load: an empty one takes one job whatever its objective.
+-- Returns the time by which a lane must end a load. An empty lane takes one job whatever its objective.
 local function due_of(l)
   if own or l.slo == 0 or l.held_items == 0 then return deadline end
   return math.min(deadline, now + l.slo * 1000 * share)
 end
 
--- Where a load would stand in a lane; nil and why not.
+-- Returns the place that a load would have in a lane, or nil, with the reason in `reason` and `retry`.
 local function spot(l, load)
   local part = l.held_items > 0 and share or 1 -- an empty lane takes one job however small the share
   if rule == 'all' then return {number = 0, finish = 0, due = deadline} end
@@ -114,7 +115,7 @@ local function spot(l, load)
   local p = place(l, l.tail, load.items, load.tokens, due, now)
   local late = now + safe(l, p.finish) * 1000 - due
   if late > 0 then reason, retry = 'deadline', late / 1000; return nil end
-  p.due = due - hop_s * 1000 -- the worker's part of it
+  p.due = due - hop_s * 1000 -- when the worker must have ended it, so that the client has it by `due`
   return p
 end
 
@@ -124,7 +125,8 @@ local function put(l, load, p)
   l.tail = p.tail or l.tail
 end
 
--- The preferred worker's own lane. What that worker took from the shared one goes before it, at that lane's mean size.
+-- Returns the preferred worker's own lane. Jobs that this worker has leased from the shared lane `l` go first, so they
+-- count as held; each counts with the mean size of the shared lane's jobs.
 local function own_of(l)
   local class = 'w.' .. preferred
   if lanes[class] then return lanes[class] end
@@ -139,7 +141,8 @@ local function own_of(l)
   return mine
 end
 
--- The preferred worker's own lane, if it is predicted to end no later than the shared one + the value of what it holds.
+-- Puts a load into the preferred worker's own lane if it would end there at most `value_s` later than in the shared lane
+-- `l`; returns whether it did.
 local function prefers(l, load)
   if not own_lane or l.held_items + load.items > l.items or l.held_tokens + load.tokens > l.tokens then return false end
   local mine = own_of(l)

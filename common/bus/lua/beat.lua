@@ -1,7 +1,7 @@
 -- Registers, refreshes or removes a worker, and tells it which of its jobs to stop.
--- A start creates the groups of its lanes at their beginning, so that nothing queued before is lost; here, because a
--- full Redis refuses XGROUP CREATE elsewhere. A stop takes its empty own lane (class `own`) with it.
--- Notes as `memory` how many thousandths of its memory this Redis uses (0 without a limit), for `admit`.
+-- A start creates the groups of its lanes, which read from the lanes' beginning, so that jobs queued before are not lost.
+-- A full Redis refuses XGROUP CREATE as a plain command, not here. A stop deletes the worker's own lane (class `own`) if it
+-- is empty. Notes in `use`, as `memory`, how many thousandths of its limit Redis uses (0: it has none), for `admit`.
 -- KEYS use workers heart | lane.. | {job lane} per held job | room
 -- ARGV mode(start|keep|stop) worker record ttl own | n lanes | n {id entry epoch}..
 local use, workers, heart = key(), key(), key()

@@ -1,4 +1,4 @@
--- Removes a job nobody has taken, else flags its record for its worker's next step.
+-- Cancels a job: one that no worker holds is removed, any other is flagged in its record for its worker's next step.
 -- KEYS use job log lane journal room      ARGV id class
 local k = {use = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)

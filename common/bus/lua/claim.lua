@@ -1,4 +1,4 @@
--- Claims an idempotency key, unless it is claimed. KEYS claim      ARGV value seconds      Returns the claim's value.
+-- Claims an idempotency key, unless it is claimed already. KEYS claim      ARGV value seconds      Returns the claim's value.
 local claim, value, seconds = key(), arg(), arg()
 local found = call('GET', claim)
 if found then return found end

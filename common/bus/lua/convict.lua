@@ -1,4 +1,4 @@
--- Convicts entries of one lane that cannot be read.
+-- Makes dead letters of entries of one lane that cannot be decoded.
 -- KEYS use dead letters lane | {job log journal} per entry | room     ARGV class | n {id entry message}..
 -- Returns how many entries were still there.
 local use, dead, letters, lane = key(), key(), key(), key()

@@ -1,8 +1,8 @@
--- One step of a worker: events of its jobs (or none), each fenced by lease, epoch and index.
--- With `doing` it says what it runs from now on, as the value of its heartbeat (lanes.lua reads it).
+-- Writes the events of one step of a worker, at most one for each job, fenced by lease, epoch and index.
+-- `doing` is the batch that the worker runs from now on; it becomes the value of the heartbeat, which lanes.lua reads.
 -- KEYS use heart | {job log lane journal} per job
 -- ARGV worker doing('' as before) | n {id entry epoch router index kind event fold}..
--- Returns per job: verdict (ok|cancelled|fenced|gap) and the router to ring from now on.
+-- Returns per job: verdict (ok|cancelled|fenced|gap) and the router to notify from now on.
 local use, heart = key(), key()
 open_door(use)
 local worker, doing, out = arg(), arg(), {}
@@ -14,7 +14,7 @@ for _ = 1, num() do
   local f = fields(job, 'cancelled', 'next', 'router', 'state', 'trail')
   local verdict = 'ok'
   local held, since = lease(lane, entry, worker)
-  if held ~= epoch or not f[2] then verdict = 'fenced' -- `next` is missing where no job was admitted
+  if held ~= epoch or not f[2] then verdict = 'fenced' -- without `next` no job was admitted with this id
   elseif f[1] then verdict = 'cancelled'
   else
     if f[4] == 'queued' then

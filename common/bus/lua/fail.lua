@@ -1,4 +1,4 @@
--- A raised error charges its own job: it goes to `returned` for another try, or is convicted.
+-- Charges a job with an error that it raised: the job goes to `returned` for another try, or becomes a dead letter.
 -- KEYS use dead letters job log lane journal room     ARGV worker id entry epoch code message trace max_errors class
 local k = {use = key(), dead = key(), letters = key(), job = key(), log = key(), lane = key(), journal = key()}
 open_door(k.use)

@@ -1,10 +1,10 @@
--- Ends jobs with results or final errors: log, journal, entry and use in one step, fenced by lease and epoch.
--- A job that is a session's turn appends it in the same step, if the session still waits for this very turn.
+-- Ends jobs with results or final errors: log, notification, entry and use in one step, fenced by lease and epoch.
+-- A job that is a session's turn is appended to the session in the same step, if the session still waits for it.
 -- KEYS use | {job log lane journal [session turns jobs index]} per job | room
 -- ARGV worker | n {id entry epoch router index kind event session [version turn partial tokens fingerprint]}..
 -- Returns per job: verdict (ok|done|cancelled|deleted|changed|fenced|early|gap:<the log's length>) and the router to
--- ring by now. early: a job cannot expire before its deadline has passed by this clock. deleted, changed: what became
--- of the session; the job ended with that error instead of its result.
+-- notify. early: by Redis' clock the job's deadline has not passed, so the job cannot expire. deleted, changed: the
+-- session was deleted or has gone on; the job ended with that error instead of its result.
 local use = key()
 open_door(use)
 local worker, out = arg(), {}
@@ -62,7 +62,7 @@ for _ = 1, num() do
       elseif s.partial ~= '' then append(s, s.partial) end
     end
     call('HSET', k.job, 'ended_by', mark)
-    if f[6] == 'queued' then -- it said nothing before its end
+    if f[6] == 'queued' then -- the job emitted nothing, so its lease is not in the trail yet
       call('HSET', k.job, 'trail', trail(f[7], 'leased', worker, now_ms() - since))
     end
   end

@@ -1,4 +1,4 @@
--- Notes what a replica has applied of a shard that it holds from now on, and wakes the routers that wait for one.
+-- Notes that a replica holds a shard, and the last write it has applied; wakes the routers that wait for a replica.
 -- KEYS use applied room      ARGV replica entry
 local use, applied = key(), key()
 local replica, entry = arg(), arg()

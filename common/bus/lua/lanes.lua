@@ -1,8 +1,9 @@
--- What lanes can hold, and when one would end a job: for the scripts that put jobs into lanes. The same arithmetic as
--- common/cost/finish.py, where it is explained.
+-- The capacity of lanes, and when a job would end in one, for the scripts that put jobs into lanes. common/cost/finish.py
+-- has the same arithmetic and explains it.
 
--- A class as its live, undraining workers make it. `alive` maps a worker's name to its heartbeat key, whose value says what
--- runs: "<until, ms> <batch> <items> <tokens>". A closed worker serves its own lane only.
+-- Returns the capacity of a class: the sum over its workers that live and do not drain. `alive` maps a worker's name to its
+-- heartbeat key, whose value is the running batch: "<until, ms> <batch> <items> <tokens>". A closed worker serves its own
+-- lane only.
 local function capacity(workers, alive, class, now)
   local c = {items = 0, tokens = 0, queries = 0, n = 0, ai = 0, at = 0, b = 0, own = {}, remaining = 0, run_items = 0,
     run_tokens = 0, began = 0, limit_items = 0, limit_tokens = 0, late = 0, late_share = 0, slo = 0}
@@ -36,7 +37,7 @@ local function capacity(workers, alive, class, now)
   return c
 end
 
--- What a class holds: its shared lane and its live workers' own lanes.
+-- Returns the items and tokens that a class holds, in its shared lane and in its live workers' own lanes.
 local function held(use, class, cap)
   local items, tokens = use_of(use, class)
   for _, name in ipairs(cap.own) do
@@ -46,7 +47,7 @@ local function held(use, class, cap)
   return items, tokens
 end
 
--- The last planned batch of a lane; `began` is the latest batch known to have begun, also of workers that are gone.
+-- Returns the last planned batch of a lane; `began` is the latest batch known to have begun, even on a worker that is gone.
 local function tail_of(plan, class)
   local line = call('HGET', plan, class) or ''
   local number, items, tokens, due, began = string.match(line, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
@@ -65,10 +66,11 @@ local function batches(c, items, tokens)
   return math.max(math.ceil(items / c.limit_items), math.ceil(tokens / c.limit_tokens))
 end
 
--- `finish` and what must be free after it: the hops to the client, and what predictions are off by.
+-- Returns `finish` plus two margins: the time to the client, and the error of predictions.
 local function safe(c, finish) return finish + c.hop + math.min(c.late, c.late_share * finish) end
 
--- Where a job would stand, due at `due` (ms): its batch, when it would end (seconds from now), and the lane's new tail.
+-- Returns the place of a job that is due at `due` (ms): its batch, its predicted end (seconds from now), and the lane's new
+-- tail.
 local function place(c, tail, items, tokens, due, now)
   local n, began = math.max(c.n, 1), math.max(c.began, tail.began)
   local ahead_items, ahead_tokens = math.max(0, c.held_items - c.run_items), math.max(0, c.held_tokens - c.run_tokens)

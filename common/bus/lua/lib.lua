@@ -1,19 +1,20 @@
 -- Shared by every script: time, leases, use, and the one way a job ends. KEYS and ARGV are read in order by key() and arg().
 local GROUP, RETURNED = 'workers', 'returned'
 local KEEP_MS = 600000      -- a log lives until deadline + 10 minutes
-local INLINE = 4096         -- a larger event rings the journal without its bytes
-local TRACE_MS = 86400000   -- what a session's jobs left can be found for a day longer than the session
-local TRAIL = 4096          -- bytes of a trail after which it is not added to
-local PIECE, PAYLOAD = 512, 4096 -- bytes that a dead letter keeps of one field of a bad entry, and of all of them
+local INLINE = 4096         -- bytes; the notification of a larger event does not contain it
+local TRACE_MS = 86400000   -- a session's list of jobs lives a day longer than the session
+local TRAIL = 4096          -- bytes; a longer trail gets no more lines
+local PIECE, PAYLOAD = 512, 4096 -- bytes that a dead letter keeps of one field of a bad entry, and of all its fields
 local NO_JOB = 'no job was admitted with this entry'
-local RINGS = 20000         -- a reader further behind than this reads the logs instead
+local RINGS = 20000         -- notifications kept; a router further behind reads the logs instead
 local at, ak = 0, 0
 local function arg() at = at + 1; return ARGV[at] end
 local function num() return tonumber(arg()) end
 local function key() ak = ak + 1; return KEYS[ak] end
 local function call(...) return redis.call(...) end
 
--- A write that a full Redis does not refuse; after it the script may allocate, so running work can always end.
+-- Begins a script with a write that a full Redis does not refuse. After it the script may allocate, so running work can
+-- always end.
 local function open_door(use) call('HDEL', use, '-') end
 
 local function now_ms()
@@ -25,14 +26,14 @@ local function fields(k, ...)
   return call('HMGET', k, ...)
 end
 
--- The pending entry of `consumer`: its delivery count (the epoch) and milliseconds since then, or nil.
+-- Returns the delivery count (the epoch) of an entry that `consumer` holds and the milliseconds since its delivery, or nil.
 local function lease(lane, entry, consumer)
   local p = redis.pcall('XPENDING', lane, GROUP, entry, entry, 1, consumer)
   if p.err or #p == 0 then return nil end
   return tonumber(p[1][4]), tonumber(p[1][3])
 end
 
--- A job's trail with one more line of what became of its leases: leased, lost (its worker died), returned.
+-- Returns a job's trail with one more line: a lease was taken (leased), lost (its worker died) or returned.
 local function trail(before, what, worker, at)
   before = before or ''
   if #before > TRAIL then return before end
@@ -50,8 +51,8 @@ local function add_use(use, class, items, tokens)
   call('HINCRBY', use, class .. ':tokens', tokens)
 end
 
--- Wakes the routers that wait for room in the family's lanes, if any do: a refused admission leaves its mark in `use`, so
--- that nothing is written while nobody waits. The stream they listen on is the last key of every script that makes room.
+-- Wakes the routers that wait for room in the family's lanes. A refused admission sets `waits` in `use`, so that nothing is
+-- written while no router waits. The stream that routers read for this is the last key of every script that makes room.
 local function wake_waiting(use)
   if call('HDEL', use, 'waits') == 0 then return end
   call('XADD', KEYS[#KEYS], 'MAXLEN', 1, '*', 'r', '')
@@ -74,13 +75,14 @@ local function ring(journal, job, index, event)
   call('PEXPIRE', journal, 60000)
 end
 
--- STATUS (code -> HTTP status, from common/errors.py) goes before this file. A convicted job's own code is not in it.
+-- Returns an event that a script makes itself. STATUS maps codes to HTTP statuses; common/bus/scripts.py puts it before
+-- this file. The code of the error for which a job is convicted may be missing in it.
 local function made_event(index, kind, code, message)
   local details = {status = STATUS[code] or STATUS.job_failed}
   return cmsgpack.pack({v = 1, index = index, kind = kind, code = code, message = message, error = details})
 end
 
--- Ends a job: event, journal, entry, use, state and time to live, all at once; and once: false if it is over already.
+-- Ends a job: event, notification, entry, use, state and time to live in one step. Returns false if the job is over already.
 local function end_job(k, job, kind, event, code, message)
   local f = fields(k.job, 'lane', 'entry', 'items', 'tokens', 'deadline', 'next', 'state')
   if f[7] ~= 'queued' and f[7] ~= 'running' then return false end
@@ -96,7 +98,7 @@ local function end_job(k, job, kind, event, code, message)
   return true
 end
 
--- A job's letters by their entries, most often one: the index that finds them without reading all.
+-- Adds a dead letter to the index, which maps each job to the entries of its letters, most often one.
 local function index_letter(letters, job, entry)
   local known = call('HGET', letters, job)
   if not known then call('HSET', letters, job, entry)
@@ -119,13 +121,13 @@ local function bury(k, job, code, message, trace)
   end_job(k, job, 'dead', nil, code, message)
 end
 
--- A count in an entry as the workers read it: up to 15 digits; anything else counts nothing.
+-- Returns a count in an entry as the workers read it: up to 15 digits; any other text is 0.
 local function count(text)
   if #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
   return 0
 end
 
--- What the entries of a lane hold, items and tokens.
+-- Returns the items and tokens of all entries of a lane.
 local function held_in(lane)
   local items, tokens = 0, 0
   for _, e in ipairs(call('XRANGE', lane, '-', '+')) do
@@ -137,9 +139,9 @@ local function held_in(lane)
   return items, tokens
 end
 
--- Convicts an entry that is no job: it leaves its lane, and its fields, cut short, become a dead letter. A job that was
--- admitted with this very entry ends with it. Nobody knows whether the lane's use held the entry: who has convicted calls
--- `recount` once, since that reads the whole lane.
+-- Convicts an entry that is no job: the entry leaves its lane, and its fields, cut short, become a dead letter. A job that
+-- was admitted with this entry ends. Whether the lane's use counts the entry is not known, so the caller then calls
+-- `recount`, once for all entries, since it reads the whole lane.
 local function convict(k, class, id, entry, message)
   local e = call('XRANGE', k.lane, entry, entry)
   redis.pcall('XACK', k.lane, GROUP, entry)

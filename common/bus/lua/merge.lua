@@ -1,4 +1,4 @@
--- Merges writes that another stream held into a shard's stream, under their own ids; what is there already stays.
+-- Merges writes of another stream into a shard's stream, under their own ids; writes that are there already stay.
 -- KEYS writes      ARGV (id write)...
 local writes = key()
 

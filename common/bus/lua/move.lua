@@ -15,7 +15,7 @@ local function lane(class)
   return l
 end
 local here, there = lane(source_class), lane(target_class)
-local before_items, before_tokens = here.run_items, here.run_tokens -- what goes before the entry where it lies now
+local before_items, before_tokens = here.run_items, here.run_tokens -- work that goes before the entry in its present lane
 for _ = 1, num() do
   local id, entry, job = arg(), arg(), key()
   local e = call('XRANGE', source, entry, entry)

@@ -1,5 +1,6 @@
--- Housekeeping of one family: ends expired work nobody holds, deletes dead consumers at pending 0, forgets dead
--- workers, and recomputes use from the streams; any difference is a bug and is returned, as are the classes of entries convicted.
+-- Cleans up one family: ends expired jobs that no worker holds, deletes the consumers of dead workers that hold nothing,
+-- removes the records of dead workers, and recomputes use from the streams. Any difference is a bug and is returned, as are
+-- the classes of convicted entries.
 -- KEYS use workers dead letters | lane per class | heart per worker | {job log journal} per expired entry | room
 -- ARGV n class.. | n worker.. | n {class_index id entry}..
 local use, workers, dead, letters = key(), key(), key(), key()

@@ -1,4 +1,4 @@
--- Takes leases from where they cannot be used. Modes:
+-- Takes leases from a consumer that cannot use them. Modes:
 --   settle  a dead worker's leases: each charged one suspicion, then to `returned` (or convicted, or ended)
 --   return  the caller's own leases, handed over: charges nothing
 --   take    entries of `returned` for the caller, who must be alive
@@ -21,7 +21,7 @@ local function to_shared(k, entry, fresh)
   for i = 1, #v, 2 do
     if v[i] == 'i' then items = tonumber(v[i + 1]) elseif v[i] == 'n' then tokens = tonumber(v[i + 1]) end
     if v[i] == 's' then v[i + 1] = call('HGET', k.job, 'suspicions') or 0 end
-    if v[i] == 'b' or v[i] == 'f' then v[i + 1] = 0 end -- in no planned batch there, and nothing predicted
+    if v[i] == 'b' or v[i] == 'f' then v[i + 1] = 0 end -- no batch is planned, no end predicted in the shared lane
   end
   drop_entry(use, lane, class, entry, items, tokens)
   local id = call('XADD', shared, '*', unpack(v))
@@ -30,7 +30,7 @@ local function to_shared(k, entry, fresh)
   return 'moved'
 end
 
--- What is known of a lease that ends without a word of its worker's.
+-- Adds to the job's trail that a lease has ended, for a lease that its worker did not end itself.
 local function note(k, entry)
   local f = fields(k.job, 'state', 'trail')
   local line = f[2]

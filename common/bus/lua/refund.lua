@@ -1,7 +1,7 @@
--- Gives back what a request was charged, as far as its buckets are not full. KEYS running, bucket per quota
+-- Refunds the charges of a request, as far as its buckets are not full. KEYS running, bucket per quota
 -- ARGV request, cost_us per quota
 local running, request = key(), arg()
-call('ZREM', running, request) -- a write that a full Redis does not refuse, so that those after it are not either
+call('ZREM', running, request) -- a full Redis does not refuse this write, nor any that follows it in the script
 local t = call('TIME')
 local now = tonumber(t[1]) * 1000000 + tonumber(t[2])
 for i = 2, #KEYS do

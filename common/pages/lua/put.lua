@@ -1,7 +1,7 @@
 -- Stores a page, once, if its partition and its owner have room. KEYS: value, index, sizes, use, shares, limits.
--- ARGV: the value, its member, bytes the partition may hold, time to live (ms), now (ms), its owner ('' nobody's).
--- Returns stored, exists, over (its owner's limit) or full, then what the partition holds, what of that is the
--- owner's, and the owner's limit (-1: none).
+-- ARGV: the value, its member, bytes the partition may hold, time to live (ms), now (ms), its owner ('' none).
+-- Returns stored, exists, over (its owner's limit) or full, then the bytes that the partition holds, the bytes of the
+-- owner among them, and the owner's limit (-1: none).
 local value, index, sizes, use, shares, limits = unpack(KEYS)
 local data, member, room, ttl, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local owner = ARGV[6]
@@ -11,14 +11,14 @@ local function set(name, field, bytes)
   else redis.call('SET', name, string.format('%.0f', bytes)) end
 end
 
--- A size without a value is that of one that expired.
+-- If there is a size and no value, the value has expired.
 local known = tonumber(string.match(redis.call('HGET', sizes, member) or '0', '^%d+'))
 local used = tonumber(redis.call('GET', use) or '0')
 local share = tonumber(redis.call('HGET', shares, owner) or '0')
 local limit = tonumber(redis.call('HGET', limits, owner) or '-1')
 
 local function account()
-  local told = redis.pcall('MEMORY', 'USAGE', value)  -- with what the allocator adds, which may be a fifth
+  local told = redis.pcall('MEMORY', 'USAGE', value)  -- the allocator's overhead included, up to a fifth
   local size = type(told) == 'number' and told or #data + 128
   redis.call('HSET', sizes, member, size .. ' ' .. owner)
   used, share = used + size, share + size
@@ -35,7 +35,7 @@ end
 used, share = math.max(used - known, 0), math.max(share - known, 0)
 if limit >= 0 and share + #data > limit then return {'over', used, share, limit} end
 if used + #data > room then return {'full', used, share, limit} end
-redis.call('SET', value, data, 'PX', ttl)  -- the first write: where the server is full it changes nothing
+redis.call('SET', value, data, 'PX', ttl)  -- the first write: a full server refuses it, and nothing has changed
 account()
 redis.call('ZADD', index, 'GT', now, member)
 return {'stored', used, share, limit}

@@ -1,6 +1,6 @@
--- Counts a partition's bytes anew, and forgets sizes of members that are not in the index, and the reverse.
+-- Counts a partition's bytes anew, and removes sizes of members that are not in the index, and members without a size.
 -- KEYS: index, sizes, use, shares.
--- Returns the bytes, by how much they had been wrong, and how many members were forgotten.
+-- Returns the bytes, the error of the count before, and how many members were removed.
 local index, sizes, use, shares = unpack(KEYS)
 local told = tonumber(redis.call('GET', use) or '0')
 local all, total, forgotten, by_owner = redis.call('HGETALL', sizes), 0, 0, {}

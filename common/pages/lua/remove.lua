@@ -1,5 +1,5 @@
--- Removes values with all that names them. KEYS: index, sizes, use, shares, disk, then each value.
--- ARGV: per value its member, and when its copy on disk expires (ms), or '' if what is known of the disk stays.
+-- Removes values and their entries in index, sizes and counts. KEYS: index, sizes, use, shares, disk, then each value.
+-- ARGV: per value its member, and when its new copy on disk expires (ms), or '' if its entry for the disk does not change.
 -- Returns how many values there were, and the bytes that were counted for them.
 local index, sizes, use, shares, disk = unpack(KEYS, 1, 5)
 local gone, freed, by_owner = 0, 0, {}

@@ -1,4 +1,4 @@
--- Tells of pages where they are: 1 in Redis, else when the copy on disk expires (ms), else 0.
+-- Returns the tier of each page: 1 for Redis, else when the copy on disk expires (ms), else 0.
 -- KEYS value disk per page; ARGV member per page
 local found = {}
 for n = 1, #ARGV do
