@@ -26,7 +26,7 @@ BLOCK_MS = 1000
 CONNECTIONS = 64
 TIMEOUT_S = 5.0  # for a reply; a blocking read has BLOCK_MS more
 RESYNC_S = 5.0
-_CLOSE_S = 4.0  # shorter than TIMEOUT_S: commands that have no reply by then end because of the closing
+_CLOSE_S = 4.0  # shorter than TIMEOUT_S, so that late commands end with an error of the closing
 _log = log.get("bus")
 
 

@@ -1,6 +1,6 @@
 """Opening of a service's bus: wait for Redis, and for processes of another version to end.
 
-The wait has no limit. The condition `bus` of the service's health gives the reason; a stop of the process ends it.
+The wait has no limit, but a stop of the process ends it. The condition `bus` of the service's health gives the reason.
 """
 
 from __future__ import annotations

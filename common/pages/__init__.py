@@ -1,1 +1,1 @@
-"""KV pages as all services know them: what they are called, how they are written down, what they are worth."""
+"""KV pages as all services know them: their ids and keys, their encoding, and the client of the pages Redis."""

@@ -1,7 +1,7 @@
-"""Pages outside of a mesh, `spillway.pages/1`: a line of JSON that says whose model's they are, then value after value.
+"""The format of exported pages, `spillway.pages/1`: a line of JSON that names the model, then value after value.
 
-Each value is as the tiers have it (`common.pages.codec`), its header naming page, parent and depth. The ids hold the
-tenant that exported them, by `root`; whoever takes them gives them its own, since it knows the tokens.
+The values are those of the tiers (`common.pages.codec`), whose headers name page, parent and depth. By `root` the ids
+depend on the tenant that exported the pages; an import computes its own ids, since it knows the tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PAGE_BYTES = 1 << 27
 
 
 class BundleHeader(Struct, frozen=True):
-    """The first line: the model that computed the pages, the parent of all first ones, and how many there were."""
+    """The first line: the model that computed the pages, the parent of all first pages, and the number of pages."""
 
     format: str
     model: str
@@ -38,15 +38,15 @@ class BundleHeader(Struct, frozen=True):
 
 
 class BundleReader:
-    """Takes a bundle apart as it comes; of what is no bundle, InvalidRequest `invalid_pages` says where that begins."""
+    """Reads a bundle as it arrives; InvalidRequest `invalid_pages` says from which byte on it is not valid."""
 
     def __init__(self) -> None:
         self.head: BundleHeader | None = None
         self._data = bytearray()
-        self._at = 0  # bytes taken before what is held
+        self._at = 0  # bytes read before those in `_data`
 
     def feed(self, data: bytes) -> Iterator[tuple[Header, bytes]]:
-        """Take some bytes; yield the values that are whole by now, unchecked but for their headers."""
+        """Add some bytes; yield the values that are complete by now, of which only the headers are checked."""
         self._data += data
         if self.head is None and not self._read_head():
             return
@@ -67,7 +67,7 @@ class BundleReader:
             self._take(size)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Check that the bundle is complete, since no bytes follow."""
         if self.head is None or self._data:
             raise _invalid(
                 f"it ends after {self._at + len(self._data)} bytes, in the middle of a page"
@@ -98,7 +98,7 @@ class BundleReader:
 
 
 def named(value: bytes, key: PageKey, place: ChainPlace) -> bytes:
-    """Return a page's value with another name and place in its header; its layers stay. CorruptPage."""
+    """Return a page's value with another id and place in its header and the same layers. Raises CorruptPage."""
     header = replace(codec.read_header(value), id=key.id, parent=place.parent, depth=place.depth)
     return codec.header_bytes(header) + memoryview(value)[HEADER_BYTES:]
 
@@ -118,7 +118,7 @@ class Renaming:
         return len(self._ids)
 
     def rename(self, header: Header, value: bytes) -> tuple[PageKey, bytes] | None:
-        """Return a page under its own name here; None if it is none of the conversation's.
+        """Return a page with its id in the target chain; None if the source chain does not contain the page.
 
         CorruptPage if its bytes are damaged.
         """

@@ -28,7 +28,7 @@ class Chain:
         self._ids: list[PageId] = []
 
     def add(self, turn: Turn) -> None:
-        """The conversation went on by a turn, which may have replaced what was before it."""
+        """Append a turn; it keeps the first `turn.history` tokens of the conversation and replaces the rest."""
         del self._tokens[turn.history :]
         self._tokens += turn.prompt + turn.output
         kept = self._ids[: turn.history // PAGE]

@@ -1,7 +1,7 @@
 """The value of one page, the same for every tier: Redis and the disk.
 
-A header of 64 bytes, then of each layer its bytes, `[K|V][kv head][token][dim]`, and their xxh3-64. So a layer can be
-used as soon as it has come and is checked, and one bad layer tells of a bad page.
+A value is a header of 64 bytes, then for each layer its bytes, `[K|V][kv head][token][dim]`, and their checksum
+(xxh3-64). So a layer can be used as soon as it has arrived and is checked. One damaged layer makes the page damaged.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def encode(header: Header, layers: Sequence[Buffer], sums: Sequence[int] | None 
 
 
 def header_bytes(header: Header) -> bytes:
-    """Return the first 64 bytes of a page's value; ValueError if there is no such header."""
+    """Return the first 64 bytes of a page's value; ValueError if a field has no place in them."""
     if len(header.id) != 16 or len(header.parent) != 16:
         raise ValueError(f"page id {header.id!r}, parent {header.parent!r}; expected 16 bytes each")
     numbers = (header.group, header.depth, header.layers, header.layer_bytes)
@@ -88,7 +88,7 @@ def header_bytes(header: Header) -> bytes:
 
 
 def read_header(data: Buffer, expected: PageId | None = None) -> Header:
-    """Return the header of a value that may have come in part; CorruptPage if it is damaged or another page's."""
+    """Return the header of a value that may be incomplete; CorruptPage if it is damaged, or not that of `expected`."""
     if len(data) < HEADER_BYTES:
         raise CorruptPage(f"page of {len(data)} bytes: expected a header of {HEADER_BYTES}")
     head = memoryview(data)[:_HEAD_SUM_AT]
@@ -108,7 +108,7 @@ def read_header(data: Buffer, expected: PageId | None = None) -> Header:
 
 
 def layer(data: Buffer, header: Header, number: int) -> memoryview:
-    """Return one layer's bytes, in place, once checked; CorruptPage if they have not come whole or are damaged."""
+    """Check one layer and return a view of its bytes; CorruptPage if they are incomplete or damaged."""
     start = HEADER_BYTES + number * (header.layer_bytes + SUM_BYTES)
     end = start + header.layer_bytes
     if not 0 <= number < header.layers or end + SUM_BYTES > len(data):
@@ -123,7 +123,7 @@ def layer(data: Buffer, header: Header, number: int) -> memoryview:
 
 
 def layers(data: Buffer, expected: PageId | None = None) -> list[memoryview]:
-    """Return the bytes of all layers, in place and unchecked (see `check`); CorruptPage for a wrong header or length.
+    """Return views of the bytes of all layers, unchecked (see `check`); CorruptPage for a wrong header or length.
 
     The views keep the whole value in memory.
     """

@@ -1,7 +1,7 @@
-"""The catalog of one kv_store's disk in the pages Redis: whoever looks for a page learns that it lies there.
+"""The catalog of one kv_store's disk in the pages Redis, by which workers learn which pages are on that disk.
 
-The catalog has a short life, which its writer renews, so nobody waits for the disk of a kv_store that is gone. A part
-that is missing, since Redis restarted empty or another kv_store wrote it, is written anew.
+The catalog expires soon unless its writer renews it, so that no worker waits for the disk of a kv_store that is gone.
+A partition that is missing, because Redis restarted empty or another kv_store wrote it, is written anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.pages.keys import PARTITIONS, PageKey, by_partition
 from common.pages.store import PageStore
 
 LIFE_MS = 30_000
-_WRITER = "@"  # no page's name
+_WRITER = "@"  # the field with the writer's name, which no page can have
 _AT_ONCE = 500
 
 

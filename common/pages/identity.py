@@ -1,4 +1,4 @@
-"""Page ids: what a page holds, by name; two pages with one id hold the same keys and values."""
+"""Page ids, computed from a page's tokens and all before them: pages with one id hold the same keys and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def root_id(fingerprint: str, scope: str) -> PageId:
 
 
 def owner_id(scope: str) -> Owner:
-    """Return 8 bytes by which the tiers count whose pages they hold; they tell nobody who that is."""
+    """Return 8 bytes that stand for a tenant where tiers count its pages; its name cannot be read from them."""
     return hashlib.blake2b(scope.encode(), digest_size=8, person=b"spillway-owner").digest()
 
 
@@ -29,7 +29,7 @@ def page_id(parent: PageId, tokens: Sequence[int]) -> PageId:
 
 
 def page_ids(root: PageId, tokens: Sequence[int], known: Sequence[PageId] = ()) -> list[PageId]:
-    """Return the ids of all full pages of `tokens`; `known` are the first of them, where they were computed before."""
+    """Return the ids of all full pages of `tokens`; `known` are the first ids, if they were computed before."""
     ids = list(known)
     for start in range(len(ids) * PAGE, len(tokens) - PAGE + 1, PAGE):
         ids.append(page_id(ids[-1] if ids else root, tokens[start : start + PAGE]))

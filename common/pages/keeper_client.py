@@ -1,7 +1,7 @@
-"""The client of the one process that keeps the pages: its lease, its orders, and the pages to evict.
+"""The page keeper's side of the pages Redis: its lease, the requests to it, and the pages to evict.
 
-Every call raises TierDown where that server is away. A member, size or order that cannot be read is skipped and told to
-`skipped`, with the reason: one bad entry keeps no other from being served.
+The keeper is one kv_store at a time. Every call raises TierDown if the pages Redis is away. A member, size or request
+that cannot be decoded is skipped and reported to `skipped` with the reason, so that it does not stop the others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from common.redis.lock import RedisLock
 NEARLY = 0.97  # of a server's maxmemory
 _AT_ONCE = 64
 _OWNER_BYTES = 8
-_NOTICES = 16  # of erasures; who waits for one reads the last
+_NOTICES = 16  # notices of erasures that are kept; waiting processes need the last one only
 Skipped = Callable[[str], None]
 Room = Mapping[tuple[int, Owner | None], int]  # by partition and owner, the largest page refused
 
 
 class StoredPage(NamedTuple):
-    """One page in Redis: its name, its bytes there, whose it is, and until when it is pinned (ms; 0: it is not)."""
+    """One page in Redis: its key, its size in bytes, its owner, and until when it is pinned (ms; 0: it is not)."""
 
     key: PageKey
     size: int
@@ -42,16 +42,16 @@ class EraseRequests(NamedTuple):
 
 
 class KeeperClient:
-    """The keeper's commands; `name` is this process' own, and `life_ms` how long its lease lives unrenewed."""
+    """Runs the keeper's commands; `name` is that of this process, `life_ms` how long its lease lives unrenewed."""
 
     def __init__(self, store: PageStore, name: str, life_ms: int, skipped: Skipped) -> None:
         self._store, self._server, self._name, self._skipped = store, store.server, name, skipped
         self.lock = RedisLock(self._server.call, names.KEEPER, name, life_ms, store.clock)
 
-    # -- orders ----------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
     async def room(self, wait_s: float) -> Room:
-        """Wait for orders to make room; return the largest page that was refused, by partition and owner."""
+        """Wait for requests for room; return the largest page that was refused, by partition and owner."""
         found: dict[tuple[int, Owner | None], int] = {}
         for word in await self._pop(names.ROOM, wait_s):
             try:
@@ -63,7 +63,7 @@ class KeeperClient:
         return found
 
     async def recalls(self, wait_s: float) -> list[PageKey]:
-        """Wait for orders to bring pages from disk; return those pages."""
+        """Wait for requests to bring pages from disk; return those pages."""
         return self.keys_of(await self._pop(names.RECALL, wait_s))
 
     async def _pop(self, name: str, wait_s: float) -> list[bytes]:
@@ -79,12 +79,12 @@ class KeeperClient:
         return EraseRequests(self.keys_of(members), members)
 
     async def erased(self, members: Sequence[bytes]) -> bool:
-        """Remove requests that were carried out; False, and they stay, if the lease is not this process' any more."""
+        """Remove requests that were carried out; False, and nothing is removed, if this process has lost the lease."""
         heads = (names.KEEPER, names.ERASE)
         return bool(await self._server.script("erased", heads, (self._name, *members)))
 
     async def announce_erased(self) -> None:
-        """Wake whoever waits until pages are erased; on a full server they look by themselves."""
+        """Wake the processes that wait for erasures; a full server takes no notice, and they look by themselves."""
         try:
             await self._server.call("XADD", names.ERASED, "MAXLEN", _NOTICES, "*", "e", "")
         except OutOfMemoryError:
@@ -104,7 +104,7 @@ class KeeperClient:
             keys.append(key)
         return keys
 
-    # -- who kept the pages last -----------------------------------------------------------------------
+    # -- the last keeper -------------------------------------------------------------------------------
 
     async def last_keeper(self) -> str | None:
         """Return the name that the last keeper noted; None where the server knows of none."""
@@ -112,13 +112,16 @@ class KeeperClient:
         return None if name is None else name.decode(errors="replace")
 
     async def note_keeper(self, name: str) -> None:
-        """Note who keeps the pages now: a directory, or a process without one."""
+        """Note the name of the keeper: that of its directory, or of its process if it has no directory."""
         await self._server.script("note", (names.LAST,), (name,))
 
-    # -- what to evict ---------------------------------------------------------------------------------
+    # -- pages to evict --------------------------------------------------------------------------------
 
     async def oldest(self, partition: int, start: int, count: int) -> tuple[list[StoredPage], bool]:
-        """Return pages of a partition from the `start`th longest unused on, and whether that was the end."""
+        """Return up to `count` pages of a partition, longest unused first, from the `start`th on.
+
+        Returned with them is whether the partition has no page from there on.
+        """
         members = await self._server.call(
             "ZRANGE", names.index(partition), start, start + count - 1
         )
@@ -140,7 +143,7 @@ class KeeperClient:
         return found, False
 
     async def lives(self, keys: Sequence[PageKey]) -> dict[PageKey, tuple[int, Owner]]:
-        """Return when pages expire (ms) and whose they are; those that have expired are left out."""
+        """Return when pages expire (ms), and their owners; pages that have expired are left out."""
         told = await self._server.pipeline(
             [("PTTL", names.value(key)) for key in keys]
             + [("HGET", names.sizes(key.partition), key.member) for key in keys]
@@ -161,7 +164,7 @@ class KeeperClient:
         return value
 
     async def excess_bytes(self) -> int:
-        """Return the bytes by which servers are nearly full, whatever the tier's own count says."""
+        """Return by how many bytes servers exceed 97 % of their memory limits, by their own count."""
         over = 0
         for call in await self._server.callers():
             told = dict(
@@ -175,7 +178,7 @@ class KeeperClient:
         return over
 
     async def set_limits(self, limits: Mapping[Owner, int]) -> None:
-        """Have Redis refuse what goes beyond owners' limits, a sixteenth of each in every partition."""
+        """Store the owners' limits, beyond which the script `put` refuses pages; each partition has a sixteenth."""
         parts = range(PARTITIONS)
         wanted = {owner.hex(): most // PARTITIONS for owner, most in limits.items()}
         told = await self._server.pipeline([("HKEYS", names.limits(at)) for at in parts])

@@ -29,7 +29,7 @@ class PageKey(NamedTuple):
 
 
 def of_member(member: bytes, partition: int | None = None) -> PageKey:
-    """Return the key of a name within a partition; ValueError if it is none, or one of another partition."""
+    """Return the key that a name stands for; ValueError if it is no such name, or belongs to another `partition`."""
     text, _, group = member.decode("ascii").partition(":")
     found = bytes.fromhex(text)
     if len(found) != 16:
@@ -50,12 +50,12 @@ def value(key: PageKey) -> str:
 
 
 def index(partition: int) -> str:
-    """Members by the time of their last use in ms."""
+    """Members, scored by the time of their last use (ms)."""
     return f"{_tag(partition)}:index"
 
 
 def sizes(partition: int) -> str:
-    """Member to `<bytes> <owner>`: what the server holds for its value, and whose that is, in hexadecimal digits."""
+    """Member to `<bytes> <owner>`: the memory that its value takes, and its owner in hexadecimal digits."""
     return f"{_tag(partition)}:sizes"
 
 
@@ -70,35 +70,35 @@ def shares(partition: int) -> str:
 
 
 def limits(partition: int) -> str:
-    """Owner to the bytes it may have in a partition, of those that have a limit."""
+    """Owner to the bytes that it may have in a partition; owners without a limit are not listed."""
     return f"{_tag(partition)}:limits"
 
 
 def pins(partition: int) -> str:
-    """Members that are not evicted, by until when in ms."""
+    """Members that are not evicted, scored by the time at which that ends (ms)."""
     return f"{_tag(partition)}:pins"
 
 
 def disk(partition: int) -> str:
-    """Member to when it expires (ms), of what kv_store has on its disk; gone soon after that kv_store is."""
+    """Member to its expiry (ms), for pages on the keeper's disk; the key expires soon after the keeper has died."""
     return f"{_tag(partition)}:disk"
 
 
 VALUES = "{pages/*}:v:*"  # a pattern of all values
-# What is asked of the one kv_store that keeps the pages.
+# The lease of the keeper (the one kv_store that makes room, erases and brings back pages), and the requests to it.
 KEEPER = f"{_tag(0)}:keeper"
-LAST = f"{_tag(0)}:last"  # the directory, or the process without one, that was kept last: it may lack no erasure
+# The name of the last keeper's directory (of its process, if it has none): no other disk has followed all erasures.
+LAST = f"{_tag(0)}:last"
 RECALL = f"{_tag(0)}:recall"  # members to bring from disk
 ERASE = f"{_tag(0)}:erase"  # members to erase from disk
-ERASED = (
-    f"{_tag(0)}:erased"  # a stream: one entry whenever the keeper has erased what it was asked to
-)
-# `<partition>:<bytes>[:<owner>]`: what was put where there, or within its owner's limit, is little room.
+# A stream that gets an entry whenever the keeper has erased requested pages.
+ERASED = f"{_tag(0)}:erased"
+# `<partition>:<bytes>[:<owner>]`: the size of a page that was put while its partition, or its owner's limit, was short.
 ROOM = f"{_tag(0)}:room"
 
 
 def by_partition(keys: Iterable[PageKey]) -> dict[int, list[PageKey]]:
-    """Group keys by where they lie."""
+    """Group keys by partition."""
     found: dict[int, list[PageKey]] = {}
     for key in keys:
         found.setdefault(key.partition, []).append(key)

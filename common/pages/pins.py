@@ -1,4 +1,4 @@
-"""Pins in the pages Redis: pages that are not evicted before a moment. Every call raises TierDown."""
+"""Pins in the pages Redis: pages that are not evicted before a given time. Every call may raise TierDown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.pages.store import PageStore, sized
 
 
 class PagePins:
-    """Reads the sizes of pages and writes until when each is pinned."""
+    """Reads the sizes of pages, and writes until when pages are pinned."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class PagePins:
         return {key: sizes[key] for key in keys if key in sizes}
 
     async def replace(self, ends_ms: Mapping[PageKey, int]) -> None:
-        """Pin these pages and no others; each lives as long, or as long as any page that was just used."""
+        """Pin these pages until the given times (ms), and no others; none expires before its pin ends."""
         parts, groups = range(PARTITIONS), by_partition(ends_ms)
         used_ms = self._store.now_ms() + 1000 * self._store.ttl_s
         told = await self._store.server.pipeline(

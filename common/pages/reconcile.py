@@ -1,4 +1,4 @@
-"""Make the counts of the pages Redis true again: pages expire, and the server may have restarted with old data."""
+"""Correct the indexes and counts of the pages Redis: pages expire, and the server may have restarted with old data."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Reconciled(Struct):
 
 
 async def reconcile(store: PageStore, skipped: Skipped) -> Reconciled:
-    """Forget entries whose values are gone, remove values that no entry names, and count all anew. Raises TierDown.
+    """Remove entries whose values are gone and values without an entry, and count all anew. Raises TierDown.
 
-    Members that name no page are removed from the indexes, and told to `skipped`; so are values under such names, which
-    stay.
+    Members that name no page are removed from the indexes and reported to `skipped`. Values under such names are
+    reported, too, but stay.
     """
     done = Reconciled()
     for at in range(PARTITIONS):

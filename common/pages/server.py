@@ -1,4 +1,4 @@
-"""One process' way to the pages Redis, which may be gone or hang: then it is said at once, and nobody waits for it."""
+"""The connections of a process to the pages Redis; if that server is gone or hangs, calls fail at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.redis.scripts import ScriptSet
 CONNECTIONS = 8
 TIMEOUT_S = 2.0
 CONNECT_S = 1.0
-AGAIN_S = 1.0  # how long nobody asks a server that was away
+AGAIN_S = 1.0  # how long calls fail at once after the server was away
 _CLOSE_S = 0.25
 SCRIPTS = ("put", "remove", "recount", "where", "erase", "erased", "note")
 _EXPECTED = "redis://, rediss://, unix:// or none"
@@ -23,11 +23,11 @@ _LUA = Path(__file__).parent / "lua"
 
 
 class TierDown(Exception):
-    """The pages Redis cannot be reached, or does not answer in time; it is asked again a little later."""
+    """The error for a pages Redis that cannot be reached or does not answer in time; later calls try again."""
 
 
 class PagesServer:
-    """Commands and scripts against one server or one Cluster; each call raises TierDown within `timeout_s` + 1 s."""
+    """Runs commands and scripts on one server or one Cluster; a call raises TierDown within `timeout_s` + 1 s."""
 
     def __init__(
         self, url: str, clock: Clock, *, cluster: bool = False, timeout_s: float = TIMEOUT_S
@@ -52,27 +52,27 @@ class PagesServer:
 
     @property
     def up(self) -> bool:
-        """False from a call that got no answer until one that did."""
+        """False after a call that got no answer, until a later call gets one."""
         return not self._policy.breaker.failed
 
     async def call(self, *command: Any) -> Any:
-        """Run one command. TierDown; OutOfMemoryError where the server is full, ResponseError for other refusals."""
+        """Run one command. TierDown; OutOfMemoryError if the server is full, ResponseError for other refusals."""
         return await self._client.call(*command)
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands in one round trip (one a node); replies in order, a refused one as its ResponseError."""
+        """Run commands in one round trip per node; return replies in order, for a refused command its ResponseError."""
         return await self._client.pipeline(commands)
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run one script, sending it whole where the server does not know it."""
+        """Run a script by its name; the script is loaded if the server does not know it."""
         return await self._scripts.run(self.call, name, keys, args)
 
     async def callers(self) -> list[Callable[..., Awaitable[Any]]]:
-        """Return one way to run plain commands per server: the only one, or each primary of a Cluster."""
+        """Return one function per server that runs a plain command there: one for each primary of a Cluster."""
         if self.cluster:
-            await self.call("PING")  # after which the nodes are known
+            await self.call("PING")  # the client learns the nodes with its first command
         return self._client.callers()
 
     async def close(self) -> None:
-        """Let commands in flight end, but those that wait for something, then close every connection."""
+        """Let commands in flight end, except blocking reads, then close every connection."""
         await self._client.close(_CLOSE_S)

@@ -1,6 +1,7 @@
-"""KV pages in the pages Redis: put once, found, read, asked back from disk; a cache that may be gone at any time.
+"""The store of KV pages in the pages Redis: it puts, finds and reads pages, and asks for pages on kv_store's disk.
 
-All of it raises TierDown, at once or within its timeout, where that server is away.
+The pages are a cache and may be gone at any time. Every call raises TierDown, at once or within its timeout, if the
+pages Redis is away.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ __all__ = ["NONE", "EraseRefused", "PageKey", "PageStore", "TierDown", "Usage", 
 
 NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
+# The most requests that wait for kv_store: to bring pages from disk, to erase pages, to make room.
 MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
-_BLOCK_MS = 1000  # less than a reply may take
+_BLOCK_MS = 1000  # shorter than the timeout of a reply
 Put = Literal["stored", "exists", "over", "full"]
 Tier = Literal["redis", "disk"]
 
 
 class EraseRefused(TierDown):
-    """Too many pages wait to be erased from disk; the same request is accepted once kv_store has erased some."""
+    """The error while too many pages wait to be erased from disk; the request is accepted once some are erased."""
 
 
 class Usage(Struct, frozen=True):
-    """Contents of the tier: bytes by partition, number of pages, and bytes by partition and owner."""
+    """The contents of the tier: bytes by partition, number of pages, and bytes by partition and owner."""
 
     bytes: list[int]
     pages: int
@@ -46,12 +48,12 @@ class Usage(Struct, frozen=True):
 
 
 def pages_url(config: PagesConfig) -> str:
-    """Return the configured address, or the instance's own socket; "none" if there is no such tier."""
+    """Return the configured address of the pages Redis, or the instance's own socket; "none" without such a tier."""
     return config.pages_url or f"unix://{Path(config.data_dir).resolve() / 'pages.sock'}"
 
 
 def sized(told: bytes | None) -> tuple[int, Owner]:
-    """Return a page's bytes and its owner, of what the server keeps for it; none where that is nothing."""
+    """Decode a page's entry in `sizes`: its bytes and its owner; 0 and an empty owner if there is no entry."""
     size, _, owner = (told or b"0").decode().partition(" ")
     return int(size), bytes.fromhex(owner)
 
@@ -65,7 +67,7 @@ def _by_owner(flat: Any) -> dict[Owner, int]:
 
 
 class PageStore:
-    """One process' pages in Redis; `ttl_s` is how long a page outlives its last use."""
+    """Puts, finds and reads pages for one process; a page expires `ttl_s` seconds after its last use."""
 
     def __init__(self, server: PagesServer, clock: Clock, *, budget_bytes: int, ttl_s: int) -> None:
         self.server, self.clock = server, clock
@@ -76,7 +78,7 @@ class PageStore:
     def of(
         cls, config: PagesConfig, clock: Clock, *, timeout_s: float = TIMEOUT_S
     ) -> PageStore | None:
-        """Return the store that a config names, which need not be there yet; None if it says there is none."""
+        """Return the store of the pages Redis that a config names, not connected yet; None if it names none."""
         url = pages_url(config)
         if url == NONE:
             return None
@@ -85,17 +87,18 @@ class PageStore:
 
     @property
     def up(self) -> bool:
-        """False from a call that got no answer until one that did."""
+        """False after a call that got no answer, until a later call gets one."""
         return self.server.up
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch, as the tiers count them."""
+        """Return the time in milliseconds since the epoch, by which the tiers note uses and expiries."""
         return self.clock.now_ms()
 
     async def put(self, key: PageKey, value: Buffer, ttl_s: float, owner: Owner = b"") -> Put:
-        """Store a page unless it is there (the first writer wins), or its owner's limit or its partition has no room.
+        """Store a page, unless Redis has it already, or its partition or its owner's limit has no room.
 
-        `owner` is its tenant's `owner_id`; empty, it is nobody's, and no limit holds.
+        `owner` is the `owner_id` of the page's tenant; for an empty one no limit holds. When little room is left, the
+        keeper is asked to make more.
         """
         at = key.partition
         heads = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
@@ -120,7 +123,7 @@ class PageStore:
         return outcome
 
     async def get(self, key: PageKey) -> bytes | None:
-        """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not there."""
+        """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not stored."""
         (found,) = await self.get_many([key])
         return found
 
@@ -138,7 +141,7 @@ class PageStore:
         return found
 
     async def where(self, keys: Sequence[PageKey]) -> list[Tier | None]:
-        """Return for each page the best tier that has it, in one round trip (in a Cluster one a partition)."""
+        """Return for each page the fastest tier that has it, in one round trip (on a Cluster one per partition)."""
         groups = (
             by_partition(keys).values() if self.server.cluster else [list(keys)] if keys else []
         )
@@ -158,13 +161,13 @@ class PageStore:
         return told
 
     async def recall(self, keys: Sequence[PageKey]) -> None:
-        """Ask kv_store to bring pages from its disk; the oldest wishes are forgotten where there are too many."""
+        """Ask kv_store to bring pages from its disk; if too many requests wait, the oldest are dropped."""
         await self._ask(names.RECALL, [key.member for key in keys], MOST_ASKED)
 
     async def drop(self, keys: Sequence[PageKey]) -> int:
         """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy.
 
-        EraseRefused while too many wait to be erased: nothing is removed from Redis, and the call is to be repeated.
+        EraseRefused if too many pages wait to be erased: nothing is removed from Redis, and the caller tries again.
         """
         copies = sum(tier is not None for tier in await self.where(keys))
         for first in range(0, len(keys), _AT_ONCE):
@@ -180,15 +183,15 @@ class PageStore:
         return rows[0][0].decode() if rows else "0-0"
 
     async def await_erasure(self, after: str) -> None:
-        """Return when the keeper notes an erasure after `after`, or after a second: a full server takes no note."""
+        """Wait for a notice of an erasure after `after`, but at most a second, since a full server takes no notices."""
         await self.server.call("XREAD", "BLOCK", _BLOCK_MS, "STREAMS", names.ERASED, after)
 
     async def remove(
         self, keys: Iterable[PageKey], ends_ms: Mapping[PageKey, int] | None = None
     ) -> tuple[int, int]:
-        """Remove values with all that names them; return how many there were, and their bytes.
+        """Remove values with their entries in index, sizes and counts; return how many there were, and their bytes.
 
-        `ends_ms` says when copies on disk expire that have just been made.
+        `ends_ms` holds the expiry of copies that were just written to disk; the disk's catalog gets these pages.
         """
         ends, gone, freed = ends_ms or {}, 0, 0
         for at, some in by_partition(keys).items():
@@ -202,7 +205,7 @@ class PageStore:
         return gone, freed
 
     async def usage(self) -> Usage:
-        """Return what the tier holds by its own count."""
+        """Return the contents of the tier, by the counts in Redis."""
         parts = range(PARTITIONS)
         replies = await self.server.pipeline(
             [("GET", names.use(at)) for at in parts]
@@ -216,7 +219,7 @@ class PageStore:
         )
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to the pages Redis."""
         await self.server.close()
 
     async def _ask(self, name: str, words: Sequence[str], most: int) -> None:

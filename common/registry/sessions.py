@@ -1,7 +1,7 @@
-"""Sessions as stored: a record, its turns, and indexes to find them by; turns are added by `admit` and `finish` alone.
+"""Sessions as stored: records, turns, and indexes to find them by; only the scripts `admit` and `finish` add turns.
 
-What is done here is plain commands in an order that a kill may cut anywhere: a session is in its tenant's index before
-it exists, and stays there until nothing of it is left, so a sweep of the indexes finds what was left half done.
+The methods run plain commands one after another, so a kill may come between any two. A session is in its tenant's index
+before its record exists and until nothing of it is left: so a sweep of the indexes finds what a kill left behind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from common.registry.models import Models
 from common.wire.message import decode, encode
 from common.wire.sessions import SessionRecord, Turn
 
-TRACE_S = 24 * 3600  # for how much longer than the session its list of jobs lives
-AFTER_S = 600
+TRACE_S = 24 * 3600  # how much longer than the session its list of jobs lives
+AFTER_S = 600  # how much longer than the deadline of its running turn a session lives
 YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before its session exists
 _PAGE = 100
 
@@ -30,15 +30,15 @@ class SessionLife(NamedTuple):
 
 
 class Sessions:
-    """Creating, reading and marking sessions."""
+    """Creates, reads and marks sessions."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self._redis = bus, bus.connection
 
     async def create(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
-        """Store a new session, with the turns of an imported one; repeating it changes nothing.
+        """Store a new session, with its turns if it is imported; a repeated call changes nothing.
 
-        BusFull where Redis takes nothing new; then, and after a kill, what was written goes with the next sweep.
+        BusFull if Redis is full; then, and after a kill, the next sweep removes what was written so far.
         """
         name, family, ttl_ms = record.id, family_of(record.id), record.ttl_s * 1000
         stored = await self.stored(name)
@@ -66,19 +66,20 @@ class Sessions:
         flat = [part for pair in fields.items() for part in pair]
         await self._redis.call("HSET", keys.session(name), *flat)
         await self._redis.call("PEXPIRE", keys.session(name), ttl_ms)
-        await self._index(record, family)  # again: a sweep may have met it before the session was
+        # A sweep that ran before the record existed may have removed the session from the index.
+        await self._index(record, family)
 
     async def mend(self, session: str, ttl_s: int) -> None:
-        """Give a session the time to live that a kill kept from it."""
+        """Set the time to live of a session that has none, since a kill came before it was set."""
         if int(await self._redis.call("PTTL", keys.session(session))) == -1:
             await self._redis.call("PEXPIRE", keys.session(session), ttl_s * 1000)
 
     async def look_at(self, session: str, tenant: str, at_ms: int) -> None:
-        """Have a sweep look at `at_ms` whether a session has ended."""
+        """Have a sweep check at `at_ms` whether a session has ended."""
         await self._redis.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
 
     async def due(self, family: Family, most: int) -> list[tuple[str, str]]:
-        """Return (id, tenant) of up to `most` sessions of a family to look at now, the first due first."""
+        """Return (id, tenant) of up to `most` sessions of a family that a sweep should check now, longest due first."""
         now_ms = self._bus.clock.now_ms()
         found = await self._redis.call(
             "ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most
@@ -94,7 +95,7 @@ class Sessions:
         )
 
     async def stored(self, session: str) -> SessionRecord | None:
-        """Return a session as stored, a deleted one that is not gone yet included; None if there is none."""
+        """Return a session's record, even if it is marked as deleted; None if there is none."""
         found = hash_of(await self._redis.call("HGETALL", keys.session(session)))
         f = {name.decode(): value for name, value in found.items()}
         if not {"tenant", "version", "ttl", "created"} <= f.keys():
@@ -117,7 +118,7 @@ class Sessions:
         )
 
     async def get(self, session: str) -> SessionRecord | None:
-        """Return a session; None if there is none, or it is deleted. ValueError if that is no id."""
+        """Return a session's record; None if there is none or it is marked as deleted. ValueError if this is no id."""
         found = await self.stored(session)
         return None if found is None or found.deleted else found
 
@@ -136,15 +137,14 @@ class Sessions:
         return rows
 
     async def touch(self, session: str, ttl_s: int = 0, metadata: bytes | None = None) -> bool:
-        """Renew a session's time to live, and set what is given of it and the metadata; False if there is none."""
+        """Renew a session's time to live, and change it or the metadata if given; False if there is no session."""
         record = await self.get(session)
         if record is None:
             return False
         ttl_ms = (ttl_s or record.ttl_s) * 1000
         turn = await self._bus.jobs.get(record.busy) if record.busy else None
-        if (
-            turn is not None and not turn.over
-        ):  # a session outlives its turn, whose end sets the rest
+        if turn is not None and not turn.over:
+            # A session outlives its turn; the end of the turn sets the time to live anew.
             ttl_ms = max(ttl_ms, turn.deadline_ms - self._bus.clock.now_ms() + 1000 * AFTER_S)
         await self.look_at(session, record.tenant, self._bus.clock.now_ms() + ttl_ms)
         if not await self._redis.call("PEXPIRE", keys.session(session), ttl_ms):
@@ -158,9 +158,9 @@ class Sessions:
         return True
 
     async def mark_deleted(self, session: str) -> bool:
-        """Refuse every turn of a session from now on, and keep what its deletion needs; False if there is none.
+        """Mark a session as deleted, so that it takes no turns any more; False if there is none.
 
-        Who marks it must have it erased: it does not expire any more.
+        The record and the list of jobs, which the deletion needs, no longer expire: the caller must have them erased.
         """
         record = await self.stored(session)
         if record is None:
@@ -174,32 +174,33 @@ class Sessions:
     # -- pins ------------------------------------------------------------------------------------------
 
     async def pin(self, session: str) -> None:
-        """Note that a session's pages are to stay; kv_store sees to it."""
+        """Note that a session is pinned: kv_store then pins its pages."""
         if await self._redis.call("EXISTS", keys.session(session)):
             await self._redis.call("HSET", keys.session(session), "pinned", 1)
             await self._redis.call("ZADD", keys.PINNED, "NX", self._bus.clock.now_ms(), session)
 
     async def unpin(self, session: str) -> None:
-        """Note that a session's pages may go."""
+        """Note that a session is not pinned any more."""
         await self._redis.call("HDEL", keys.session(session), "pinned")
         await self._redis.call("ZREM", keys.PINNED, session)
 
     async def pinned(self) -> list[str]:
-        """Return the sessions that were pinned and not unpinned, the first first; some may have expired."""
+        """Return the pinned sessions, those pinned first in front; some may have expired."""
         return [name.decode() for name in await self._redis.call("ZRANGE", keys.PINNED, 0, -1)]
 
     # -- jobs run for a session ------------------------------------------------------------------------
 
     async def note_job(self, session: str, job: str, origin: str = "") -> None:
-        """Remember a job that is no turn (an export holds the conversation too), to be deleted with the session.
+        """Add a job that is no turn to a session's list, so that it is deleted with the session, such as an export.
 
-        `origin` is the request it is a stage of. To be noted before it is admitted: nothing else finds it later.
+        `origin` is the request of which the job is a stage. Jobs must be added before they are admitted, since a
+        deletion finds them by this list only.
         """
         names = [keys.session(session), keys.jobs(session)]
         await self._redis.script("note", names, [1, job, origin])
 
     async def jobs(self, session: str) -> dict[str, str]:
-        """Return job -> request ("" where the job is one itself) of everything that was run for a session."""
+        """Return job -> request ("" if the job is the request) for all jobs that ran for a session."""
         found = hash_of(await self._redis.call("HGETALL", keys.jobs(session)))
         return {job.decode(): origin.decode() for job, origin in found.items()}
 
@@ -218,7 +219,7 @@ class Sessions:
     ) -> tuple[list[SessionRecord], str | None]:
         """Return a page of a tenant's sessions over all families, last used first, and the next page's cursor.
 
-        ValueError if the cursor is none of ours.
+        ValueError if the cursor was not returned by an earlier call.
         """
         below, page = _place(cursor), list[SessionRecord]()
         families = await self.families()
@@ -229,7 +230,7 @@ class Sessions:
             rows = sorted(rows, reverse=True)[: limit + 1]
             for at, row in enumerate(rows[:limit]):
                 record = await self.get(row[1])
-                page += [record] if record is not None else []  # what has expired is still indexed
+                page += [record] if record is not None else []  # an expired one is still indexed
                 if len(page) == limit:
                     return page, f"{row[0]}:{row[1]}" if at + 1 < len(rows) else None
             if len(rows) <= limit:
@@ -239,7 +240,7 @@ class Sessions:
     async def _below(
         self, family: Family, tenant: str, below: tuple[int, str] | None, count: int
     ) -> list[tuple[int, str]]:
-        """Return up to `count` entries of one index that come after a place, last used first."""
+        """Return up to `count` entries of one tenant's index that come after `below`, last used first."""
         found: list[tuple[int, str]] = []
         offset, most = 0, "+inf" if below is None else below[0]
         while len(found) < count:
@@ -259,13 +260,13 @@ class Sessions:
 
 
 class SessionEnds:
-    """The ends of sessions, as pins, deletions and the sweep need them."""
+    """Reads when sessions end, and removes their records, for pins, deletions and the sweep."""
 
     def __init__(self, bus: Bus) -> None:
         self._redis = bus.connection
 
     async def life(self, session: str) -> SessionLife | None:
-        """Return how long a session lives and when it was marked deleted; None if it is not stored."""
+        """Return a session's time to live and when it was marked deleted; None if it has no record."""
         tenant, deleted, ttl = await self._redis.call(
             "HMGET", keys.session(session), "tenant", "deleted", "ttl"
         )
@@ -274,15 +275,15 @@ class SessionEnds:
         return SessionLife(int(ttl), None if deleted is None else int(deleted))
 
     async def left_ms(self, session: str) -> int:
-        """Return the milliseconds until a session expires, 0 if it has or never does."""
+        """Return the milliseconds until a session expires; 0 if it has expired, or never does."""
         return max(int(await self._redis.call("PTTL", keys.session(session))), 0)
 
     async def begin_sweep(self, life_ms: int) -> bool:
-        """Return whether the caller may sweep, as nobody else may for so many milliseconds."""
+        """Return whether the caller may sweep; if so, no other process may for `life_ms` milliseconds."""
         return bool(await self._redis.call("SET", keys.SWEEP, "1", "NX", "PX", max(life_ms, 1)))
 
     async def forget(self, session: str, tenant: str) -> None:
-        """Remove a session's record, its list of jobs and its places in the indexes: nothing else is left by now."""
+        """Remove a session's record, turns, list of jobs and index entries, after everything else was erased."""
         family = family_of(session)
         for name in (keys.session(session), keys.turns(session), keys.jobs(session)):
             await self._redis.call("UNLINK", name)
@@ -303,7 +304,7 @@ def _place(cursor: str | None) -> tuple[int, str] | None:
 def history_of(record: SessionRecord, turns: Sequence[Turn], fingerprint: str) -> list[int] | None:
     """Return a session's tokens, or None where its messages must be rendered anew for the model of `fingerprint`.
 
-    That is so after an import from another model, and when the model was replaced.
+    They must be rendered anew after an import from another model, and when the model was replaced.
     """
     if record.fingerprint != fingerprint:
         return None
