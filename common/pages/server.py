@@ -27,7 +27,7 @@ class TierDown(Exception):
 
 
 class PagesServer:
-    """Runs commands and scripts on one server or one Cluster; a call raises TierDown within `timeout_s` + 1 s."""
+    """Runs commands and scripts on one server or Cluster; a failing call raises TierDown within `timeout_s` + 1 s."""
 
     def __init__(
         self, url: str, clock: Clock, *, cluster: bool = False, timeout_s: float = TIMEOUT_S

@@ -66,7 +66,7 @@ class Incarnation:
         await self.beat("stop")
 
     async def renew(self) -> None:
-        """Register under a new name, after the heartbeat was lost; leases of the old name are dropped before."""
+        """Register under a new name after the heartbeat was lost; the caller has dropped the old name's leases."""
         old = self.name
         self._heartbeats.remove(self.heartbeat)
         self.generation += 1
@@ -78,7 +78,7 @@ class Incarnation:
         _log.warning("worker_reincarnated", was=old, now=self.name, generation=self.generation)
 
     async def keep(self) -> bool:
-        """Beat once; False if the heartbeat was lost."""
+        """Renew the registration once; False if the heartbeat was lost."""
         if not self.heartbeat.lost.is_set():
             verdict, *_ = await self.beat("keep")
             if verdict == "gone":

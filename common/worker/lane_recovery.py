@@ -1,4 +1,4 @@
-"""Recovery of a family's lanes by its living workers: leases of the dead, lanes without a worker, lost deliveries."""
+"""Recovery of a family's lanes by its workers: leases of dead workers, lanes without a worker, lost deliveries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from common.worker.leases import HeldLeases
 from common.worker.outbox import Outbox
 
 FASTER, SLOWER = "gpu", "cpu"
-RELIEF = 16  # entries looked at in one go
+RELIEF = 16  # entries considered at once
 RECOVER_S = 0.5
 RECONCILE_S = 2.0
 REAP_S = 60.0
-_STALL_S = TTL_MS / 1000 - 2.0  # a loop that stood still so long may not have been alone in that
+_STALL_S = TTL_MS / 1000 - 2.0  # if this process stood still so long, others may have, too
 _log = log.get("bus")
 
 
@@ -45,9 +45,8 @@ class LaneRecovery:
         self._leases, self._reader, self._outbox = leases, reader, outbox
         self._orphans: tuple[str, ...] = ()  # lanes that no living worker serves
         self._spilled = False  # the accelerator's overflow holds work
-        self._unexplained: set[tuple[str, str]] = (
-            set()
-        )  # (class, job) of leases that Redis alone knows
+        # (class, job) of leases that Redis counts as this worker's and that this worker does not hold.
+        self._unexplained: set[tuple[str, str]] = set()
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the endless loops by name."""
@@ -70,7 +69,8 @@ class LaneRecovery:
             except BusDown:
                 pass
             except ResponseError as error:
-                if "NOGROUP" not in str(error):  # else Redis was emptied: the next beat begins anew
+                # Without its group a lane was emptied with Redis: the next beat registers the worker anew.
+                if "NOGROUP" not in str(error):
                     _log.exception("recovery_failed", worker=self._incarnation.name)
             except Exception:  # noqa: BLE001 - recovery must outlive a bad reply
                 _log.exception("recovery_failed", worker=self._incarnation.name)
@@ -124,7 +124,7 @@ class LaneRecovery:
             await self._move(cls, count=1)
 
     async def relieve(self) -> None:
-        """Take back from the CPU's lane what would end sooner on the accelerator, if anything was spilled of late."""
+        """Take back jobs of the CPU's lane that would end sooner on the accelerator, if that lane held any of late."""
         if self._spilled and self._reader.takes_more:
             await self._move(SLOWER, count=RELIEF, sooner=True)
 
@@ -176,7 +176,7 @@ class LaneRecovery:
                 _log.exception("reap_failed", worker=self._incarnation.name)
 
     async def reap(self) -> None:
-        """Housekeep the family once; differences of use are bugs, logged and counted."""
+        """Clean up the family once; differences of use are bugs, which are logged and counted."""
         classes = self._incarnation.record.classes
         ended, _, wrong = await self._bus.recovery.reap(self._family, classes)
         metrics.ended(self._family, classes[0], "expired", ended)

@@ -18,7 +18,7 @@ from common.worker.incarnation import Incarnation
 from common.worker.leases import HeldLeases, Lease
 from common.worker.outbox import Outbox
 
-# A full worker is woken; should a wake be missed, its reader looks again after so long.
+# A full worker waits to be woken; after this time its reader looks again, in case a wake was missed.
 FULL_S = 1.0
 
 
@@ -46,8 +46,8 @@ class LeaseReader:
         self._in_redis = False  # the read in flight has not been answered
         self._awaited = False  # a caller waits in `read` for arrivals
         self._room = 0  # how many leases the waiting caller would take beside the read in flight
-        self._want_take = False  # one room, and something was handed over: take before reading on
-        self._quiet = False  # a job waits to run alone: read nothing until idle, then take it
+        self._want_take = False  # with room for one lease only, handed-over work is taken first
+        self._quiet = False  # a job waits to run alone: read nothing until idle, then take that job
         self._draining = False
 
     @property
@@ -56,17 +56,18 @@ class LeaseReader:
         return not (self._draining or self._quiet)
 
     async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
-        """Return new leases, none larger in number than the room given; waits up to a second.
+        """Wait up to a second for new leases, and return no more of them than the free room holds.
 
-        Own lane first, then the shared ones; work handed over or reclaimed arrives in between. Without room the read
-        waits for the end of a lease, or for `wake`, and returns nothing: the caller then looks at its room again.
+        The own lane is read first, then the shared ones; work that was handed over or reclaimed arrives in between.
+        Without room the call waits for the end of a lease, or for `wake`, and returns nothing: the caller then computes
+        its room anew.
         """
         room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
         if room <= 0 and not self._leases.held:
             room = 1  # an idle worker always has room for one parcel
         if room <= 0 or not self._may_read():
             await wait(self._leases.changed, FULL_S)
-            self._leases.changed.clear()  # after the wait: what changed since the last read ends this one at once
+            self._leases.changed.clear()  # after the wait, so that a change since the last call ends the wait at once
             return []
         self._leases.changed.clear()
         only_take = self._quiet or (self._want_take and room == 1)
@@ -74,7 +75,7 @@ class LeaseReader:
             self._asked = max(1, room // 2)
             self._reading = asyncio.create_task(self._read(room))
         elif self._reading is not None and self._asked == 0 and not self._inbox:
-            self._asked = max(1, room // 2)  # handed-over work had its room; there is room anew
+            self._asked = max(1, room // 2)  # handed-over work took this read's room; there is more
         self._room = room - (self._asked if self._reading is not None else 0)
         self._awaited = True
         try:
@@ -82,16 +83,16 @@ class LeaseReader:
                 await self._await_arrivals()
         finally:
             self._awaited = False
-            self._room = 0  # nothing is taken for a reader that has left
+            self._room = 0  # nothing is taken for a caller that waits no more
         return self._collected(room)
 
     def _may_read(self) -> bool:
-        """Whether a worker with room may read now; who could not is woken when that changes."""
+        """Return whether a worker with room may read now; a caller that may not is woken when that changes."""
         blocked = self._quiet and bool(self._leases.held) and self._reading is None
         return not (blocked or self._draining or self._leases.runs_alone)
 
     def _collected(self, room: int) -> list[Lease]:
-        """Return what has arrived and fits in the room, leaving there what the read in flight may bring."""
+        """Return the leases that have arrived and fit in the room, less what the read in flight may bring."""
         if self._reading is not None and self._reading.done():
             task, self._reading = self._reading, None
             self._inbox = task.result() + self._inbox
@@ -109,11 +110,11 @@ class LeaseReader:
             arrived.cancel()
 
     async def _read(self, room: int) -> list[Lease]:
-        """Read at most what was asked for; waits for an entry on any lane, the worker's own among them.
+        """Wait for entries on any of the worker's lanes, and return leases of them within the room.
 
-        With little room the lanes are asked one by one, the own one first. Only when all are empty one read waits on
-        all of them: Redis counts per stream, so that read may bring an entry from each lane where several come at
-        once. A wait on one lane alone would see the entries of the others late; what exceeds the room is handed back.
+        With little room the lanes are read one by one, the own one first. Only if all are empty does one read wait on
+        all of them. Redis counts per stream, so that read may bring an entry from each lane; entries beyond the room
+        are handed back. A read that waited on one lane alone would see the entries of the others late.
         """
         lanes = self._incarnation.lanes
         try:
@@ -140,7 +141,7 @@ class LeaseReader:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            self._incarnation.lose()  # Redis was emptied: begin anew at the next beat
+            self._incarnation.lose()  # Redis was emptied: the next beat registers the worker anew
             await asyncio.sleep(0.2)
             return []
         finally:
@@ -159,7 +160,7 @@ class LeaseReader:
         unfit = [lease for lease, _ in found if lease not in fit]
         for lease in fit:
             self._leases.hold(lease)
-        with contextlib.suppress(BusDown):  # then they are found as lost deliveries
+        with contextlib.suppress(BusDown):  # LaneRecovery finds them as lost deliveries
             await self._outbox.give_back(unfit)
         return await self._unexpired(fit)
 
@@ -212,28 +213,28 @@ class LeaseReader:
         if self._room > 0:
             self._hush(quiet=waits and not self._leases.runs_alone)
             if self._reading is None:
-                self._arrived.set()  # the reader waited for this alone
+                self._arrived.set()  # the caller of `read` waited for handed-over work only
 
     def nothing_handed_over(self) -> None:
-        """Read on: the family's lanes hold no work at all."""
+        """Read as usual, since no work was handed over: the family's lanes hold no work at all."""
         self._want_take = False
         self._hush(quiet=False)
 
     def _hush(self, *, quiet: bool) -> None:
-        """Read nothing until idle, so that a job can run alone; or read on."""
+        """Read nothing until the worker is idle, so that a job can run alone (`quiet`), or read as usual."""
         if self._quiet and not quiet:
             self._leases.wake()
         self._quiet = quiet
 
     def _claims_room(self) -> bool:
-        """Let handed-over work have the one room of a read that waits in Redis: what that still brings goes back."""
+        """Give the room of a read that waits in Redis to handed-over work; what that read brings is handed back."""
         if not (self._awaited and self._in_redis and self._asked > 0):
             return False
         self._room, self._asked = self._room + self._asked, 0
         return self._room > 0
 
     async def _take_from(self, cls: str) -> bool:
-        """Take from one lane's handed-over work; True if a job there waits to run alone."""
+        """Take handed-over work of one lane; return whether a job there waits to run alone."""
         worker, generation = self._incarnation.name, self._incarnation.generation
         idle = self._quiet and not self._leases.held and self._reading is None
         done = await self._bus.recovery.take(self._family, cls, worker, self._room, idle=idle)

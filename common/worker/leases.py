@@ -66,7 +66,7 @@ class Spans:
         return self._open.get(lease.fence) or tracing.remote(lease.traceparent)
 
     def batch(self, leases: Iterable[Lease]) -> Span:
-        """Begin the span of what is done for several leases at once: linked to all, under the first of them."""
+        """Begin the span of a batch of leases: a child of the first lease's span, with links to all."""
         spans = [self._open[lease.fence] for lease in leases if lease.fence in self._open]
         linked = [span for span in spans if span.is_recording()]
         if not linked:
@@ -75,7 +75,7 @@ class Spans:
         return tracing.start("batch", "internal", linked[0], links=linked, attributes=told)
 
     def end(self, lease: Lease, outcome: str) -> None:
-        """End a lease's span with what became of it: "ok", "returned", or the code of an error."""
+        """End a lease's span with its outcome: "ok", "returned", or the code of an error."""
         span = self._open.pop(lease.fence, None)
         if span is not None:
             span.set_attribute("spillway.outcome", outcome)
@@ -84,7 +84,7 @@ class Spans:
             span.end()
 
     def lost(self, cls: str, entry: Entry) -> None:
-        """Make the span that a lease's worker did not live to end, from its delivery until now."""
+        """Make the span of a lease whose worker died, from its delivery until now."""
         if not tracing.on():
             return
         told = self._told(cls, entry.job, entry.holder, entry.deliveries)
@@ -115,7 +115,7 @@ class Spans:
 
 
 class HeldLeases:
-    """Every lease that one worker has read and not ended; `changed` is set whenever room may have appeared."""
+    """The leases that one worker has read and not ended; `changed` is set whenever there may be more room."""
 
     def __init__(self, family: Family) -> None:
         self._held: dict[str, Lease] = {}

@@ -215,7 +215,7 @@ class Outbox:
     def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
         ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
         self._leases.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
-        # Another try follows; the end was counted at the first call; the entry was no job's.
+        # Not ends of a job: another try follows, the end was counted by an earlier call, the entry was no job's.
         again = {"early", "returned", "done", "bad"}
         if ended not in again:
             metrics.ended(self._family, lease.cls, ended)
@@ -245,7 +245,7 @@ class Outbox:
 
     async def _notify(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self._family, router)
-        with contextlib.suppress(BusDown, BusFull):  # routers find the end in the log each second
+        with contextlib.suppress(BusDown, BusFull):  # the router reads the log every second anyway
             await self._bus.connection.call(
                 "XADD", journal, "*", "j", lease.job, "i", event.index, "e", ""
             )

@@ -18,11 +18,10 @@ from common.worker.leases import Lease
 from common.worker.worker import Worker
 
 STEP_S = 0.25
-PREDICTED_S = (
-    3.0  # a step takes far less; a loop that hangs longer than five times this loses its leases
-)
+# A step takes far less; a loop that hangs for five times this long loses its leases.
+PREDICTED_S = 3.0
 _RETRY_S = 0.2
-_TOKENS = 1 << 40  # the room is counted in jobs alone
+_TOKENS = 1 << 40  # the room is counted in jobs, not in tokens
 
 Serve = Callable[[Worker, Lease], Coroutine[Any, Any, None]]
 
@@ -80,7 +79,7 @@ class JobServer:
         self._renamed = renamed
         self._workers: list[Worker] = []
         self._running: dict[str, _Running] = {}
-        self._unsent: dict[str, Event] = {}  # made, and not acknowledged by the bus
+        self._unsent: dict[str, Event] = {}  # events by job that the bus has not acknowledged yet
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._poked = asyncio.Event()
@@ -143,7 +142,7 @@ class JobServer:
         if run is not None and run.task is task:
             del self._running[lease.job]
             self._unsent.pop(lease.job, None)
-            for worker in self._workers:  # the workers share the room
+            for worker in self._workers:  # all workers share the room that the job leaves
                 worker.leases.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error(self._names.job_failed, job=lease.job, exc_info=error)

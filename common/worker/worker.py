@@ -78,7 +78,7 @@ class Worker:
         return self.incarnation.generation
 
     async def start(self) -> None:
-        """Create the groups, register, and begin to beat, to recover and to reap."""
+        """Register the worker, and start the tasks that renew its leases and that recover and reap lanes."""
         metrics.served(self.family, self.record.classes)
         await self.incarnation.register()
         loops = {"turns": self._turns(), "beats": self._beats(), **self.recovery.loops()}
@@ -117,7 +117,7 @@ class Worker:
         while True:
             await asyncio.sleep(BEAT_S)
             if self.incarnation.heartbeat.overdue:
-                continue  # as the heartbeat thread does: a hung step must lose its leases
+                continue  # the heartbeat thread pauses, too: a hung step must lose its leases
             try:
                 await self.beat_once()
             except BusDown:
@@ -132,7 +132,8 @@ class Worker:
             self.reader.clear()
             self._former.append(self.name)
             await self.incarnation.renew()
-        while self._former:  # until it has succeeded: what was lost to an outage is not charged
+        # Repeated at each beat until it succeeds: a lease that was lost in an outage charges no job.
+        while self._former:
             for cls in (keys.own(self._former[0]), *self.record.classes):
                 await self.outbox.hand_over(cls, self._former[0], None)
             self._former.pop(0)

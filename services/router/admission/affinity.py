@@ -42,7 +42,7 @@ def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most:
 async def preferred(bus: Bus, family: Family, prompt: Prompt) -> Preference:
     """Return the worker that holds the prompt's session, else the one that holds most of the prompt's prefix.
 
-    The publications may be out of date: admission checks which workers live. Raises BusDown.
+    What workers have published may be out of date; admission checks which of them live. Raises BusDown.
     """
     workers = await bus.workers.registered(family) if prompt.session or prompt.marks else {}
     if len(workers) < 2:

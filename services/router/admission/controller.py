@@ -51,7 +51,7 @@ class AdmissionController:
         self._used: dict[Family, float] = {}
 
     def prefer(self, family: Family, consumer: str) -> None:
-        """Prefer this router's own lane for the requests of a family, from now on that of `consumer`."""
+        """Prefer this router's own lane, which is that of `consumer`, for the requests of a family from now on."""
         self._own_consumers[family] = consumer
 
     def used_within(self, seconds: float) -> list[Family]:
@@ -78,7 +78,7 @@ class AdmissionController:
                 charge = await self._charge(caller, caller.key, request, spec.charge_tokens)
             subscription = await self._admit(caller, spec, request)
         except BusDown:
-            # The job may be in: a retry under the same key attaches to it, so the claim stays.
+            # The job may have been admitted: the claim stays, so that a retry under the same key attaches to the job.
             if charge is not None:
                 self._bus.supervisor.spawn(self._quotas.refund(charge), "refund")
             raise
@@ -96,7 +96,7 @@ class AdmissionController:
     async def attach(self, caller: RequestContext) -> str | None:
         """Return the known request of the caller's idempotency key, or None; Conflict (409) for another body.
 
-        Called first, it spares the work of preparing a request twice, and a session a second turn.
+        A repeated request that is attached before it is prepared costs no preparation, and a session no second turn.
         """
         if not caller.idempotency_key:
             return None
@@ -111,7 +111,7 @@ class AdmissionController:
         return name
 
     async def take_over(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Answer for a request whose client came to this router."""
+        """Make this router answer for a request, since the client came here."""
         await self._bus.jobs.adopt(request, self.router)
         await self._store.note_reader(request)
         if resume_s > 0:
@@ -163,10 +163,10 @@ class AdmissionController:
     async def _admit(
         self, caller: RequestContext, spec: JobSpec, request: str
     ) -> Subscription | None:
-        """Submit a request's job; return the subscription to a new job, None if the job exists, or raise why not."""
+        """Submit a request's job; return the subscription to a new job, None if the job exists; raise a refusal."""
         parcel, view = spec.parcel, b""
         if not caller.attached or spec.view.stream:
-            # A stream that broke off is continued in its format, at whichever router.
+            # Any router must be able to continue a stream that broke off, in its format.
             options = msgspec.structs.replace(spec.view, resume_s=caller.resume_s)
             view = encode_options(options)
         job = NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)
@@ -239,7 +239,7 @@ class AdmissionController:
         return await preferred(self._bus, family, prompt)
 
     async def _note(self, jobs: Sequence[NewJob], admission: Admission) -> None:
-        """Adopt jobs that exist; count admitted jobs by lane, of which the admission names a single job's only."""
+        """Adopt jobs that exist; count admitted jobs by lane, read from their records if there are several."""
         if admission.outcome == "refused":
             return
         if admission.outcome == "exists":

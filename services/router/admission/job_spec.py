@@ -41,9 +41,10 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(NamedTuple):
-    """The prompt of a generation, as far as admission needs it: by `session` and `marks` its worker is found.
+    """The parts of a prompt that admission needs; by `session` and `marks` it finds the worker that holds the pages.
 
-    `session` makes the job the next turn after `version`; `marks` are every 8th page id of the prompt's `tokens`.
+    `session` makes the job the next turn after `version`; `marks` are every 8th page id of the prompt, which has
+    `tokens` tokens.
     """
 
     session: str = ""
@@ -58,7 +59,7 @@ NO_PROMPT = Prompt()
 class JobSpec(NamedTuple):
     """One job that is a request: its family and classes, its size, and the format of its response.
 
-    `charge_tokens` is the charge to a key's quota, of which `view.tokens` came in.
+    `charge_tokens` is the charge to a key's quota; `view.tokens` of these are input.
     """
 
     family: Family

@@ -1,4 +1,4 @@
-"""Resumable requests without a reader: the ones this router answers for, and the ones a dead router left behind."""
+"""The list of resumable requests that this router answers for, and the cancelling of those that dead routers left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.bus import Bus
 from common.ids import Family
 from common.registry.requests import Requests
 
-DEAD_MS = 5000  # a router that says nothing for so long is dead
+DEAD_MS = 5000  # a router without a beat for so long is dead
 _log = log.get("router")
 
 
@@ -20,11 +20,11 @@ class OrphanReaper:
         self._bus, self._router, self._requests = bus, router, Requests(bus)
 
     async def hold(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Answer for a request until `release`: if this router dies, it ends `resume_s` after the last `beat`."""
+        """Answer for a request until `release`; if this router dies, it is cancelled `resume_s` after the last `beat`."""
         await self._requests.hold(request, self._router, resume_s, deadline_ms)
 
     async def release(self, request: str) -> None:
-        """Answer for a request no more, since it is over."""
+        """Stop answering for a request, since it is over."""
         await self._requests.release(request, self._router)
 
     async def beat(self) -> None:

@@ -60,7 +60,7 @@ class DeliveryLatency:
 
 
 class LanePolicy:
-    """The terms on which jobs are admitted: `name` rules the lanes of embeddings, predicted ends rule all others."""
+    """The rules by which jobs are admitted: policy `name` for lanes of embeddings, predicted ends for all others."""
 
     def __init__(self, name: Admission, hops: DeliveryLatency) -> None:
         self.name: Admission = name

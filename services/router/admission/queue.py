@@ -10,9 +10,9 @@ from common.bus import Notifications
 from common.ids import Family
 from common.tasks import wait
 
-# A notification may be lost, and room may appear without one (a worker's depth grew): try again after so long.
+# A notification may be lost, and a lane may have room without one (a worker's depth grew): try again after so long.
 AGAIN_S = 2.0
-# The pause after a refusal, so that a busy lane is not asked whenever one of its jobs ends.
+# The pause after a refusal, so that a busy lane is not tried whenever one of its jobs ends.
 _FIRST_S, _MOST_S = 0.01, 0.1
 
 Line = tuple[Family, float]

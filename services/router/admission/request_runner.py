@@ -29,7 +29,7 @@ def _nothing() -> None:
 
 
 class RequestRunner:
-    """Runs requests and follows what becomes of them; one a router.
+    """Runs requests and follows them to their outcomes; one a router.
 
     `on_flagged` is called when a running job was flagged as cancelled, so that a workflow on this router stops at once.
     """
@@ -51,7 +51,7 @@ class RequestRunner:
     async def open(
         self, caller: RequestContext, spec: JobSpec, named: Callable[[str], None] | None = None
     ) -> tuple[str, Subscription | None]:
-        """Accept a request and return its id and subscription; a client that leaves meanwhile has left the request.
+        """Accept a request and return its id and subscription; if the caller is cancelled, the request counts as left.
 
         `named` is called with the id as soon as the request is accepted.
         """
@@ -146,7 +146,8 @@ class RequestRunner:
         if caller.key is not None:
             await self._quotas.leave(caller.key, request)
         if self._admission.draining or (caller.idempotency_key and caller.resume_s <= 0):
-            return  # a stopping router's client did not leave of its own will
+            # A stopping router disconnects its clients itself; a client with a key comes back by the key.
+            return
         if caller.resume_s > 0:
             if not await self._unread(request, caller.resume_s):
                 return
@@ -155,7 +156,7 @@ class RequestRunner:
         _log.info("request_abandoned", request_id=request, verdict=verdict)
 
     async def _unread(self, request: str, resume_s: float) -> bool:
-        """Wait until no client asked for a request for `resume_s`; False if a client reads it, or it is not ours."""
+        """Wait until no client asked for a request for `resume_s`; False if one reads it, or another router has it."""
         while True:
             await asyncio.sleep(resume_s)
             if request in self._readers:

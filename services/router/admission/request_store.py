@@ -47,7 +47,7 @@ class RequestStore:
         self._delivered.extend((now, job) for job in (request, *jobs))
 
     async def sweep(self) -> None:
-        """Remove the requests delivered some time ago; those of a stopping router go by their own time to live."""
+        """Remove requests delivered some time ago; those left when a router stops expire by themselves."""
         before = self._bus.clock.monotonic() - DELIVERED_S
         jobs: list[str] = []
         while self._delivered and self._delivered[0][0] < before:
