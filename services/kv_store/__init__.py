@@ -1,1 +1,1 @@
-"""kv_store: the cold life of sessions: list, export, import, delete with proof, and the sweep of what has expired."""
+"""kv_store: listing, export, import, deletion and expiry of sessions, and the tiers of KV pages below the workers."""

@@ -1,4 +1,4 @@
-"""Jobs of the lane `{sessions/0}:lane:kv`: one job on a session is done, and ended with its answer or its error."""
+"""The handler of jobs on sessions, from the lane `{sessions/0}:lane:kv`: it does a job and ends it with its result."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ class ErasedPages(Struct):
 
 
 class PageEraser:
-    """Erases what sessions left in the page tiers; `keeper` is this process' own, which may not have the disk."""
+    """Erases sessions' pages in the page tiers; `keeper` is that of this process, which may not have the lease."""
 
     def __init__(self, bus: Bus, store: PageStore, keeper: PageKeeper) -> None:
         self._bus, self._store, self._keeper = bus, store, keeper
 
     async def erase(self, session: str) -> ErasedPages:
-        """Erase the pages of a session's turns. BusDown; Unavailable, to be repeated, if pages stay."""
+        """Erase the pages of a session's turns. Raises BusDown, or Unavailable (try again) if pages are left."""
         ids = await session_pages(self._bus, session)
         keys = [PageKey(page, group) for page in ids for group in range(GROUPS)]
         done = ErasedPages()
@@ -46,7 +46,7 @@ class PageEraser:
             done.stores.append(_searched("pages", len(ids), "ids", len(keys)))
         except TierDown:
             with contextlib.suppress(TierDown):
-                await self._remove(keys)  # from the disk, which comes first
+                await self._remove(keys)  # this erases them from the disk before Redis fails
             done.not_searched.append(
                 f"the Redis of KV pages was away: what it holds goes {self._store.ttl_s} s after its last use"
             )
@@ -79,7 +79,7 @@ class PageEraser:
         await self._wait(accepted, "too many pages wait to be erased from the disk")
 
     async def _look(self, keys: list[PageKey]) -> None:
-        """Return once no tier has a copy, removing those that workers have just put."""
+        """Wait until no tier has a copy of these pages, and remove copies that workers have just put."""
 
         async def gone() -> bool:
             tiers = await self._store.where(keys)
@@ -91,7 +91,7 @@ class PageEraser:
         await self._wait(gone, "pages of the session are still there")
 
     async def _wait(self, done: Callable[[], Awaitable[bool]], why: str) -> None:
-        """Return once `done` says so, asked again whenever the keeper has erased pages; Unavailable after WAIT_S."""
+        """Wait until `done` returns True; it is called again after each erasure. Unavailable after WAIT_S."""
         clock = self._store.clock
         until = clock.monotonic() + WAIT_S
         while True:

@@ -1,6 +1,7 @@
 """Erase sessions: refuse new turns, stop what runs, remove everything everywhere, and look again for the proof.
 
-Every step may be repeated. What a repetition needs goes last: the list of a session's jobs, and its place in the index.
+Every step may be repeated. The data that a repetition needs are removed last: the list of a session's jobs, and its
+entry in the index.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.kv_store.deletion.page_eraser import ErasedPages, PageEraser
 from services.kv_store.deletion.worker_eraser import WorkerEraser
 
 MOST_LOOKS = 5
-_POLL_S = 0.05  # a job's end rings the router that answers for it, and nobody else
+_POLL_S = 0.05  # records of jobs are polled: the end of a job notifies only its router
 _LEAST_S = 1.0
 _log = log.get("kv_store")
 Named = tuple[str, str]  # a session's id and its tenant
@@ -38,7 +39,7 @@ NOT_SEARCHED = [
     "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
     "of a page that a worker forgot its memory holds computed numbers, no text, until another page takes its place",
 ]
-# What was searched: by the indexes, and by a walk over every key of every server.
+# The proof's words for what was searched: by the indexes (False), or by a walk over every key of every server (True).
 _SEARCHED = {
     False: (
         "keys of its jobs and requests: job, log, seen, claimed; of itself: turns, held",
@@ -71,13 +72,13 @@ class SessionEraser:
     async def erase(
         self, sessions: Sequence[Named], until_ms: int, *, prove: bool
     ) -> list[dict[str, Any]]:
-        """Erase all that sessions left, but their records; return the proof of each, if asked for.
+        """Erase everything that sessions left, except their records; with `prove` search again and return proofs.
 
-        Unavailable `session_running` if a turn has not stopped by `until_ms`: to be repeated. Raises BusDown.
+        Unavailable `session_running` if a turn has not stopped by `until_ms`: the caller tries again. Raises BusDown.
         """
         search = LeftoverSearch(self._bus, [name for name, _ in sessions])
         found = await self._stop(search, until_ms)
-        # Workers first: what they forget, they put nowhere any more.
+        # Workers first: a worker puts no page into a tier once it has forgotten the page.
         held = {name: await _erased(self._workers, name) for name, _ in sessions} if prove else {}
         pages = {name: await _erased(self._pages, name) for name, _ in sessions} if prove else {}
         removed, looks = Leftovers(), 1
@@ -110,7 +111,7 @@ class SessionEraser:
     # -- stopping --------------------------------------------------------------------------------------
 
     async def _stop(self, search: LeftoverSearch, until_ms: int) -> Leftovers:
-        """Cancel the requests, then what is left of their jobs, and return what there is once all are over."""
+        """Cancel the requests, then their jobs that still run; once all have ended, return what the sessions left."""
         until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
         while True:
             await search.trace()  # a request that ran meanwhile may have had another job
@@ -119,7 +120,7 @@ class SessionEraser:
             open_jobs = [job for job in jobs if await self._runs(job)]
             if not open_jobs:
                 return found
-            # A request that goes on would admit its next job, so requests are over before jobs are looked for again.
+            # A running request would admit its next job, so the requests must end before jobs are searched again.
             requests = [job for job in open_jobs if family_of(job).name == "request"]
             for job in requests or open_jobs:
                 await self._bus.control.cancel(job)
@@ -151,9 +152,9 @@ def proof(
     pages: ErasedPages | None,
     at_ms: int,
 ) -> dict[str, Any]:
-    """Return what was removed of a session, and what was searched, in vain, afterwards.
+    """Return the proof of a deletion: what was removed of a session, and where nothing more was found afterwards.
 
-    `jobs` are the jobs and requests that were run for it.
+    `jobs` are the jobs and requests that ran for the session.
     """
     ulids = ulids_of([session, *jobs])
 

@@ -1,4 +1,4 @@
-"""The sweep: erase what expired sessions left, and finish the deletions that nobody finished."""
+"""The sweep: erase what expired sessions left, and finish deletions that were interrupted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Sweep:
     async def _erase(self, some: list[Named], why: str) -> None:
         now_ms = self._bus.clock.now_ms()
         until_ms = now_ms + int(1000 * STOP_S)
-        for name, tenant in some:  # those that cannot be erased now let others go first
+        for name, tenant in some:  # sessions that cannot be erased now come after others next time
             await self._look(name, tenant, now_ms + int(1000 * self._every_s))
         await self._eraser.erase(some, until_ms, prove=why == "deleted")
         for name, tenant in some:

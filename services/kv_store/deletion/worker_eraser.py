@@ -19,7 +19,7 @@ class WorkerEraser:
         self._bus, self._wait_s = bus, wait_s
 
     async def erase(self, session: str) -> ErasedPages:
-        """Return what workers had of the pages of a session's turns. Raises BusDown."""
+        """Have workers forget the pages of a session's turns, and return how many they had. Raises BusDown."""
         family, done = family_of(session), ErasedPages()
         try:
             entry = await Deletions(self._bus).announce(
@@ -51,7 +51,7 @@ class WorkerEraser:
         return done
 
     async def _answers(self, family: Family, entry: str) -> tuple[list[Forgot], list[str]]:
-        """Return the answers, and the workers that live and gave none."""
+        """Wait for answers; return them, and the living workers that gave none."""
         clock = self._bus.clock
         until = clock.monotonic() + self._wait_s
         while True:

@@ -15,7 +15,7 @@ from common.pages.keys import PageKey
 from services.kv_store import metrics
 from services.kv_store.disk.segments import Damaged, KeptPage, Segments
 
-AGAIN_S = 5.0  # after which a disk that took no page is asked again
+AGAIN_S = 5.0  # the pause after a disk failed to take a page
 _log = log.get("kv_store")
 R = TypeVar("R")
 
@@ -30,7 +30,7 @@ class Disk:
         self.identity = identity  # of the directory
         self._again_at = 0.0
         self._closed = False
-        self.gone: set[PageKey] = set()  # dropped since it was last emptied
+        self.gone: set[PageKey] = set()  # pages that left since the set was last emptied
 
     @classmethod
     async def open(cls, directory: Path, budget_bytes: int, clock: Clock) -> Disk:
@@ -66,7 +66,7 @@ class Disk:
         await self._do(lambda: setattr(self._segments.owners, "limits", limits))
 
     async def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> bool:
-        """Store a page, or renew its life; False where the disk takes none."""
+        """Store a page, or renew its life; False if the disk does not take the page."""
         if self._clock.monotonic() < self._again_at:
             return False
         try:
@@ -93,7 +93,7 @@ class Disk:
             return False
 
     async def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page; None if there is none, or it is damaged, which is counted."""
+        """Return a page; None if it is not on the disk, or only a damaged copy, which is counted."""
         try:
             return await self._do(lambda: self._segments.get(key))
         except Damaged as error:

@@ -40,7 +40,7 @@ class Owners:
     def excess(self, owner: Owner, size: int) -> list[PageKey]:
         """Return the pages to drop, the oldest first, so that an owner's next page is within its limit.
 
-        ValueError if it could not be, were it the only one.
+        ValueError if the page alone exceeds the limit.
         """
         limit = self.limits.get(owner)
         if limit is None:

@@ -1,7 +1,7 @@
 """The records of a segment file: a header of 64 bytes, then the page's value, filled up to a multiple of 64.
 
-A header never straddles a disk's sector, so it is written anew in place as a whole: with another end of life, or as
-that of an erased record, whose value is overwritten first.
+A header never straddles a disk's sector, so it can be rewritten in place as a whole: with another expiry, or as that of
+an erased record, whose value is overwritten first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RecordHeader(Struct, frozen=True):
 
 
 def size_of(length: int) -> int:
-    """Return the bytes that the record of a value has; ValueError if no record holds one so long."""
+    """Return the size of the record for a value of `length` bytes; ValueError if the value is too long."""
     if length > _MOST:
         raise ValueError(f"value of {length} bytes; expected at most {_MOST}")
     return HEAD_BYTES + -(-length // HEAD_BYTES) * HEAD_BYTES
@@ -82,7 +82,7 @@ def find(data: bytes, start: int) -> int:
 def walk(fd: int, size: int) -> Iterator[tuple[int, RecordHeader]]:
     """Yield where each record of a file begins, and its header; damaged bytes are skipped, a torn end is left out.
 
-    OSError where the disk fails, here and below.
+    This and the functions below raise OSError if the disk fails.
     """
     at = 0
     while at + HEAD_BYTES <= size:

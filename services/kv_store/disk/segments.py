@@ -1,7 +1,7 @@
 """Pages in append-only segment files, found by an index in memory that is read from the records' headers at start.
 
-The calls block, and one thread of one process makes them: the directory is locked. Only erasing waits until the disk
-has the bytes, since the rest is a cache. After a kill a torn end is cut off, and a damaged record is skipped.
+The calls block; one thread of one process makes them, and the directory is locked. Only erasing syncs the disk, since
+the pages are a cache. After a kill a torn end of a file is cut off, and a damaged record is skipped.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from common.pages.keys import PageKey
 from services.kv_store.disk.owners import Owners
 from services.kv_store.disk.records import HEAD_BYTES, RecordHeader, decode, read, walk, write
 
-SEGMENTS = 16  # as many make up the budget
+SEGMENTS = 16  # files that make up the budget
 _LEAST_SEGMENT_BYTES = 1 << 16
 _COMPACT_BELOW = 0.5
 
 
 class InUse(Exception):
-    """Another process has the directory."""
+    """The error for a directory that another process has locked."""
 
 
 class Damaged(Exception):
-    """A record's value was damaged on disk; the record has been erased."""
+    """The error for a record whose value was damaged on disk; the record has been erased."""
 
 
 class Segment(Struct):
-    """One file: its number, its descriptor, its bytes, and those of its records that are not erased."""
+    """One file: its number, its descriptor, its size, and the bytes of its records that are not erased."""
 
     number: int
     fd: int
@@ -96,7 +96,7 @@ class Segments:
 
     @property
     def identity(self) -> str:
-        """The directory's own name: the same at every start, for as long as its files are these."""
+        """The directory's own name, which a file in it keeps from start to start."""
         path = self._directory / "identity"
         with contextlib.suppress(FileNotFoundError):
             if name := path.read_text(encoding="ascii").strip():
@@ -123,7 +123,7 @@ class Segments:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page, or None; Damaged, once, if its bytes are not those that were written."""
+        """Return a page, or None; Damaged if its bytes are not those that were written, whereupon it is erased."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -238,7 +238,7 @@ class Segments:
         self.owners.leave(self._places.pop(key).head.owner, key)
 
     def _overwrite(self, place: RecordPlace) -> None:
-        """Zero a record's value, then say in its header that it is erased: so no kill leaves bytes nobody knows of."""
+        """Zero a record's value, then mark its header as erased: in this order a kill hides no bytes of the value."""
         fd, head = place.segment.fd, place.head
         write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
         write(fd, place.at, RecordHeader(None, head.length).encode())
@@ -247,7 +247,7 @@ class Segments:
     # -- room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> list[PageKey]:
-        """Compact the emptiest file if that is enough, else drop what may go of another; return what was dropped."""
+        """Compact the emptiest file if that frees over half of it, else drop pages of a file; return dropped pages."""
         emptiest = min(self._segments.values(), key=lambda s: s.live / s.size if s.size else 0)
         compactable = (
             emptiest is not self._last() and emptiest.live < _COMPACT_BELOW * emptiest.size
@@ -265,10 +265,10 @@ class Segments:
         return dropped
 
     def _cheapest(self) -> tuple[Segment, bool]:
-        """Return the file to drop, and whether what owners have within their limits is copied out of it.
+        """Return the file to drop, and whether pages of owners with limits are copied out of it first.
 
-        It is the oldest that is half of others' pages at least, else the one that has the most of them; and the oldest
-        one where there is nothing else to drop.
+        The file is the oldest of which at least half is pages of other owners, else the one with the most such pages,
+        and the oldest of all if there are no such pages.
         """
         kept: Counter[int] = Counter()
         for place in self._places.values() if self.owners.limits else ():
@@ -283,7 +283,7 @@ class Segments:
         return (least, True) if share < 1 else (older[0], False)
 
     def _copy(self, place: RecordPlace) -> bool:
-        """Append a page again, if it is sound and the disk takes it; return whether."""
+        """Append a page again, if it is sound and the disk takes it; return whether it was appended."""
         value = read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
         if checksum(value) != place.head.sum:
             return False
@@ -325,7 +325,7 @@ class Segments:
             if head.key is None:
                 continue
             older = self._places.get(head.key)
-            if older is not None:  # compacting it was killed before the older file was gone
+            if older is not None:  # a kill came between the copy and the removal of the older file
                 self._overwrite(older)
                 self._forget(head.key)
             self._enter(segment, at, head)

@@ -18,7 +18,7 @@ from services.kv_store.pages.limits import Limits
 
 _AT_ONCE = 16
 _LOOK_AT = 256
-AHEAD = 0.05  # of a room, freed beyond need: one look serves many pages
+AHEAD = 0.05  # share of the room that is freed beyond need, so that one look serves many pages
 _log = log.get("kv_store")
 
 
@@ -26,15 +26,15 @@ class Eviction:
     """Keeps a share of the pages Redis free, and a share of what each owner with a limit may have.
 
     The page unused for the longest goes first; pages within their owners' limits go after all others, and pinned pages
-    stay. Every step that removes pages needs `lease`: LeaseLost once it may be another's. TierDown where Redis is away.
+    stay. Every step that removes pages raises LeaseLost once another process may hold `lease`. TierDown if Redis is
+    away.
     """
 
     def __init__(self, store: PageStore, client: KeeperClient, lease: KeeperLease) -> None:
         self._store, self._client, self._lease = store, client, lease
         self.limits: Limits = {}
-        self.lock = (
-            asyncio.Lock()
-        )  # held while pages, or their entries in the catalog, are on the move
+        # Held while pages, or their entries in the catalog, are being moved.
+        self.lock = asyncio.Lock()
 
     async def make_room(self, disk: Disk | None, asked: Room) -> None:
         """Free what each owner and each partition holds beyond its share, and a little more."""
@@ -72,7 +72,7 @@ class Eviction:
     async def _victims(self, at: int, need: int, owner: Owner | None) -> list[PageKey]:
         """Return the pages to evict, in order, as many as free `need` bytes, or all there are."""
         found: list[PageKey] = []
-        within: list[tuple[PageKey, int]] = []  # the limits of other owners
+        within: list[tuple[PageKey, int]] = []  # pages within their owners' limits
         start, ended, now_ms = 0, False, self._store.now_ms()
         while need > 0 and not ended:
             pages, ended = await self._client.oldest(at, start, _LOOK_AT)

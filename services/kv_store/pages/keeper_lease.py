@@ -12,11 +12,11 @@ _log = log.get("kv_store")
 
 
 class LeaseLost(Exception):
-    """Another kv_store may keep the pages by now: this one moves and erases no more of them."""
+    """The error once another kv_store may hold the keeper's lease: this one must not move or erase pages."""
 
 
 class KeeperLease:
-    """This process' right to keep the pages; `term` counts how often it was taken, `others` says who has it not."""
+    """This process' right to keep the pages; `term` counts how often it was taken, `others`: another process has it."""
 
     def __init__(self, lock: RedisLock, name: str) -> None:
         self._lock, self._name = lock, name
@@ -26,7 +26,7 @@ class KeeperLease:
 
     @property
     def held(self) -> bool:
-        """True while no other process can have it."""
+        """True while this process has the lease, so that no other process can have it."""
         return self._lock.held
 
     def require(self) -> None:
@@ -35,7 +35,7 @@ class KeeperLease:
             raise LeaseLost("the lease of the pages' keeper has lapsed, or another has it")
 
     async def renew(self) -> None:
-        """Take the lease if nobody has it, or renew it. TierDown: it is held for as long as it lives."""
+        """Take the lease if no process has it, or renew it. After TierDown it is held until it expires."""
         got = await self._lock.acquire()
         self.others = got == "other"
         if self.others:
@@ -53,6 +53,6 @@ class KeeperLease:
             await wait(self._mine, seconds)
 
     async def release(self) -> None:
-        """Give the lease up if it is held. TierDown: it lapses."""
+        """Give the lease up if it is held. After TierDown it expires by itself."""
         if self.held:
             await self._lock.release()

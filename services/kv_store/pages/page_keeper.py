@@ -33,18 +33,20 @@ from services.kv_store.pages.limits import AskLimits
 LEASE_MS = 6_000
 TICK_S = 1.0
 RECONCILE_S = 60.0
-LIMITS_S = 30.0  # after which a change of keys is heard of
+LIMITS_S = 30.0  # how often limits of API keys are read again
 OPEN_AGAIN_S = 10.0
-EMPTY_AFTER_S = 60.0  # of another's keeping; this disk is offered to nobody, nor erased on demand
-BLOCK_S = 1  # less than a reply may take
+# When another process has been the keeper for so long, this directory is emptied: its pages are not offered, and
+# requests to erase pages do not reach it.
+EMPTY_AFTER_S = 60.0
+BLOCK_S = 1  # shorter than the timeout of a reply
 _log = log.get("kv_store")
 
 
 class PageKeeper:
     """Keeps the pages of one pages Redis and of one directory while it has the lease; `disk_bytes` 0 is no disk tier.
 
-    A disk is offered once it cannot hold a page that was erased elsewhere: one that another kv_store's term came
-    between is cleared, and the requests to erase pages are carried out first.
+    A disk is offered only when no erased page can be on it. If another kv_store was the keeper since this disk was last
+    offered, the disk is cleared; and the requests to erase pages are carried out first.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class PageKeeper:
         self._catalog = DiskCatalog(store, self._name)
         self._limits = limits
         self._disk: Disk | None = None
-        self._term = 0  # the lease's term that this has begun, and with the disk
-        self._disk_term = 0
+        self._term = 0  # the lease's latest term that was begun
+        self._disk_term = 0  # the term in which the disk was offered
         self._open_at = self._tidy_at = self._reconcile_at = self._limits_at = 0.0
         self._empty_at = math.inf
         self._keeps = asyncio.Event()
@@ -77,7 +79,7 @@ class PageKeeper:
 
     @property
     def keeps(self) -> bool:
-        """True while this process, and no other, erases pages on demand from the disk that is offered."""
+        """True while this process is the keeper and its disk is offered: it then carries out erasures itself."""
         return self._lease.held and self._disk is not None
 
     async def run(self) -> None:
@@ -92,7 +94,7 @@ class PageKeeper:
     async def _close(self) -> None:
         try:
             if self._disk is not None:
-                await self._disk.close()  # first: who keeps the pages next may open the same one
+                await self._disk.close()  # first: the next keeper may open the same directory
         finally:
             with contextlib.suppress(TierDown):
                 await self._lease.release()
@@ -127,7 +129,7 @@ class PageKeeper:
     # -- the lease and the disk ------------------------------------------------------------------------
 
     async def _renew(self) -> None:
-        """Renew the lease, however long a round of the work beside takes."""
+        """Renew the lease in a task of its own, since a round of other work may take long."""
         await self._lease.renew()
         self._up()
         await asyncio.sleep(TICK_S)
@@ -147,7 +149,7 @@ class PageKeeper:
         self._keeps.set()
 
     async def _open_disk(self) -> None:
-        """Open the disk and offer it, after what other kv_stores may have erased is off it."""
+        """Open the disk and offer it, once every page that other kv_stores erased is off it."""
         disk, term = self._disk, self._lease.term
         if disk is not None and self._disk_term == term:
             return
@@ -167,7 +169,7 @@ class PageKeeper:
                 await disk.close()
 
     async def _catch_up(self, disk: Disk) -> None:
-        """Erase from a disk what was erased while this process did not keep the pages."""
+        """Erase from a disk the pages that were erased elsewhere while this process was not the keeper."""
         async with self._eviction.lock:
             last = await self._client.last_keeper()
             self._lease.require()
@@ -179,7 +181,7 @@ class PageKeeper:
         await self._erase_asked(disk)
 
     async def _leave(self) -> None:
-        """Close the disk, since another process keeps the pages; empty it if that goes on."""
+        """Close the disk, since another process is the keeper; empty the directory if it stays so."""
         self._keeps.clear()
         async with self._eviction.lock:
             disk, self._disk = self._disk, None
@@ -190,7 +192,7 @@ class PageKeeper:
         self._empty_at = min(self._empty_at, now + EMPTY_AFTER_S)
         if now >= self._empty_at:
             await self._clear_former()
-        for tier in ("redis", "disk"):  # the keeper sets these
+        for tier in ("redis", "disk"):  # only the keeper reports these
             metrics.PAGES.labels(tier).set(0)
             metrics.PAGE_BYTES.labels(tier).set(0)
 
@@ -208,7 +210,7 @@ class PageKeeper:
         if not self._lease.held:
             if self._lease.others:
                 await self._leave()
-            else:  # the disk is given up once another has the lease
+            else:  # the disk stays open until another process has the lease
                 self._keeps.clear()
             await self._lease.wait(TICK_S)
             return
@@ -216,7 +218,7 @@ class PageKeeper:
         if self._limits is not None and self._clock.monotonic() >= self._limits_at:
             await self._read_limits(self._limits)
         asked = await self._client.room(BLOCK_S)
-        await self._eviction.make_room(self._disk, asked)  # first: all else takes room
+        await self._eviction.make_room(self._disk, asked)  # first: the other work may need room
         if self._disk is not None or not self._disk_bytes:
             await self._erase_asked(self._disk)
         if self._clock.monotonic() >= self._tidy_at:
@@ -253,7 +255,7 @@ class PageKeeper:
             await self._disk.limit(self._eviction.limits)
 
     async def _erase_asked(self, disk: Disk | None) -> None:
-        """Carry out the requests to erase pages; each stays in its list until that is done, by whatever process."""
+        """Carry out the requests to erase pages; a request stays in the list until a keeper has carried it out."""
         while (asked := await self._client.erasures()).members:
             self._lease.require()
             await self._erase(disk, asked.keys)
@@ -274,7 +276,7 @@ class PageKeeper:
                 await self._catalog.withdraw(disk)
 
     async def _expire(self) -> None:
-        """Erase what has expired on disk, whether or not Redis is there."""
+        """Erase pages on disk that have expired, even while Redis is away."""
         await asyncio.sleep(RECONCILE_S)
         async with self._eviction.lock:
             if self._disk is not None:

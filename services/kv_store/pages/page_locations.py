@@ -1,4 +1,4 @@
-"""The places of a session's pages: on a worker, by that worker's last report, and in the tiers below."""
+"""The locations of a session's pages: on a worker, by that worker's last report, and in the tiers below."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PageLocations:
     async def perform(self, work: SessionWork) -> bytes:
         """Return how many pages of a session have a copy in each tier, as JSON; null where a tier cannot be asked.
 
-        NotFound if it is not the tenant's; BusDown.
+        NotFound if the session is not the tenant's. Raises BusDown.
         """
         try:
             record = await Sessions(self._bus).get(work.session)
@@ -60,7 +60,7 @@ class PageLocations:
         return msgspec.json.encode(found)
 
     async def _held(self, session: str) -> Held | None:
-        """Return what a living worker last reported to hold of a session, or None."""
+        """Return the last report of the worker that holds a session's pages; None without one, or if it is dead."""
         held = await CacheDirectory(self._bus).held(session)
         alive = {record.worker for record in await self._bus.workers.living(family_of(session))}
         return held if held is not None and held.worker in alive else None

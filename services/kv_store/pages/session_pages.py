@@ -13,7 +13,7 @@ _AT_ONCE = 32
 
 
 async def session_pages(bus: Bus, session: str) -> list[PageId]:
-    """Return the ids of all full pages of a session's turns; none if the session is not there."""
+    """Return the ids of all full pages of a session's turns; none if the session has no record."""
     record = await Sessions(bus).stored(session)
     if record is None:
         return []

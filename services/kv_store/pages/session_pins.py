@@ -1,8 +1,8 @@
 """Pinned sessions: their pages stay in Redis for as long as the session lives, or until it is unpinned.
 
 The pins are computed anew every few seconds, from the sessions that are pinned and the pages that Redis has by then.
-The session pinned first comes first, up to the bytes that its tenant may pin; pages on disk are asked back while they
-fit.
+Sessions are served in the order in which they were pinned, up to the bytes that a tenant may pin; pages on disk are
+asked back while they fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.kv_store.pages.limits import AskLimits
 from services.kv_store.pages.session_pages import session_pages
 
 RENEW_S = 5.0
-ALL, ONE = 0.8, 0.5  # of the tier: what all tenants may pin, and one without a limit
+ALL, ONE = 0.8, 0.5  # shares of the tier that all tenants, and one tenant without a limit, may pin
 _AT_ONCE = 2000
 _log = log.get("kv_store")
 Ends = dict[PageKey, int]
@@ -56,7 +56,7 @@ class SessionPins:
         except TierDown as error:
             raise _down() from error
         if record.id in refused and not record.pinned:
-            await self.unpin(record)  # what of it did fit
+            await self.unpin(record)  # some of its pages were pinned
             need, left = refused[record.id]
             raise Conflict(
                 f"the session's pages take {need} bytes more than the {left} that can still be pinned: unpin "
@@ -66,7 +66,7 @@ class SessionPins:
         await Sessions(self._bus).pin(record.id)
 
     async def unpin(self, record: SessionRecord) -> None:
-        """Let a session's pages go when their time comes, if Redis is away soon after its return. Raises BusDown."""
+        """Unpin a session; if the pages Redis is away, its pages are unpinned soon after the return. Raises BusDown."""
         await Sessions(self._bus).unpin(record.id)
         try:
             await self.renew()
@@ -74,9 +74,9 @@ class SessionPins:
             _log.warning("pins_not_renewed", why=str(error))
 
     async def renew(self, new: SessionRecord | None = None) -> dict[str, tuple[int, int]]:
-        """Make all pins anew; return the sessions that are not pinned whole: bytes left out, and bytes left for them.
+        """Compute all pins anew; return the sessions that did not fit, with (bytes beyond the room, bytes of room).
 
-        `new` is about to be pinned. Raises BusDown, TierDown.
+        `new` is a session that is about to be pinned. Raises BusDown, TierDown.
         """
         records = await self._pinned()
         if new is not None and new.id not in {record.id for record in records}:
@@ -101,7 +101,8 @@ class SessionPins:
             if over:
                 refused[name] = over, max(left, 0)
             else:
-                groups = {key.group for key in held} or range(GROUPS)  # few models have several
+                # Few models have several layer groups.
+                groups = {key.group for key in held} or range(GROUPS)
                 await self._bring(
                     [key for key in chained[1] if key.group in groups and key not in ends]
                 )
@@ -110,7 +111,7 @@ class SessionPins:
         return refused
 
     async def _pinned(self) -> list[SessionRecord]:
-        """Return the sessions that are pinned, the first first; those that have ended are forgotten."""
+        """Return the pinned sessions, those pinned first in front; sessions that have ended are unpinned."""
         found = []
         for name in await Sessions(self._bus).pinned():
             record = await Sessions(self._bus).get(name)
@@ -129,7 +130,7 @@ class SessionPins:
         return record.version, [PageKey(page, group) for page in ids for group in range(GROUPS)]
 
     async def _fitting(self, keys: list[PageKey], left: int) -> tuple[dict[PageKey, int], int]:
-        """Return the pages that Redis has, with their bytes, as far as they fit, and the bytes of the others."""
+        """Return the pages that Redis has and that fit in `left` bytes, with their sizes, and the bytes of the rest."""
         held: dict[PageKey, int] = {}
         over = 0
         for key, size in (await self._page_pins.sizes(keys)).items():
@@ -144,7 +145,7 @@ class SessionPins:
         return self._store.now_ms() + await SessionEnds(self._bus).left_ms(session)
 
     async def _bring(self, keys: list[PageKey]) -> None:
-        """Ask back from the disk what only that has, to be pinned the next time."""
+        """Ask the disk for the pages that only the disk has; the next round pins them."""
         for first in range(0, len(keys), _AT_ONCE):
             some = keys[first : first + _AT_ONCE]
             where = await self._store.where(some)

@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class MessageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One message; what templates take."""
+    """One message, with the fields that chat templates use."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -32,7 +32,7 @@ class MessageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class TurnTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn in tokens: how many at its head the turns before it are, its own, and its answer's."""
+    """A turn in tokens: the number of tokens of earlier turns that it builds on, its prompt, and its answer."""
 
     history: Annotated[int, Meta(ge=0)]
     prompt: Tokens
@@ -52,7 +52,7 @@ class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a grounded answer rests on, as its response said."""
+    """The passages that a grounded answer rests on, as its response listed them."""
 
     collection: str
     found: Count
@@ -60,7 +60,7 @@ class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn; `shown` are its messages as sent, where passages were put into them; `at` is when it ended (s)."""
+    """One turn; `shown` are its messages as sent, if passages were added to them; `at` is when it ended (s)."""
 
     messages: Annotated[list[MessageDocument], Meta(min_length=1)]
     answer: str
@@ -87,7 +87,7 @@ class SessionDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def turn_document(turn: Turn) -> TurnDocument:
-    """Return a stored turn as it is exported."""
+    """Return the document of a stored turn."""
     return TurnDocument(
         messages=msgspec.json.decode(turn.messages, type=list[MessageDocument]),
         answer=turn.answer,
@@ -103,7 +103,7 @@ def turn_document(turn: Turn) -> TurnDocument:
 
 
 def exported(record: SessionRecord, turns: Sequence[TurnDocument]) -> SessionDocument:
-    """Return a session as it is exported."""
+    """Return the document of a session."""
     return SessionDocument(
         format="spillway.session/1",
         id=record.id,

@@ -147,7 +147,7 @@ class SessionStore:
             raise _unknown(work.session) from None
         if record is not None and record.tenant != work.tenant:
             raise _unknown(work.session)
-        proof = await self._proven(lease)  # an earlier try came as far as this
+        proof = await self._proven(lease)  # set if an earlier try has proven the deletion
         if proof is None:
             (found,) = await self._eraser.erase(
                 [(work.session, work.tenant)], lease.deadline_ms, prove=True

@@ -20,7 +20,10 @@ class OrphanReaper:
         self._bus, self._router, self._requests = bus, router, Requests(bus)
 
     async def hold(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Answer for a request until `release`; if this router dies, it is cancelled `resume_s` after the last `beat`."""
+        """Answer for a request until `release`.
+
+        If this router dies, another one cancels the request `resume_s` seconds after the last `beat`.
+        """
         await self._requests.hold(request, self._router, resume_s, deadline_ms)
 
     async def release(self, request: str) -> None:
