@@ -15,17 +15,16 @@ from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import Executor, SamplingRequest, SequenceInput
 from engine.decoder.sequence import TokenSequence
 
-# Sequences that decode together where depth is computed, and their context: more hide in a busy hour, fewer in a
-# quiet one.
+# The number of sequences that decode together, and their context, for which depth is computed.
 _TYPICAL_BATCH, _TYPICAL_CONTEXT = 32, 512
-_STREAMS = 1024  # short ones a worker always has room for in its depth
+_STREAMS = 1024  # short streams that always fit in a worker's depth
 _SHORT_TOKENS = 32
 _REPEATS = 3
 _PROBE_S = 1.0
 # Depth follows the measured speed when it has moved by this share, at most every so often.
 _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
-# A prompt's chunk may make a step of running streams so many times as long, if that is more than their pace allows.
+# A prompt's chunk may make a step of running streams this many times as long, even beyond what their pace allows.
 _STRETCH = 2.0
 
 
@@ -39,7 +38,7 @@ def size_of(rows: Sequence[SequenceInput], windows: Sequence[int | None]) -> Ste
 
 
 def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None]) -> Step:
-    """Return the size of the step in which those that decode get a token each."""
+    """Return the size of the step in which each decoding sequence gets one token."""
     last = [sequence.length - 1 for sequence in running if sequence.decodes]
     return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
 
@@ -73,7 +72,7 @@ def _probe(runner: Executor, clock: Clock, count: int, rows: int, first: int) ->
         started = clock.perf_s()
         runner.execute(batch)
         took = clock.perf_s() - started
-        if turn or took > _PROBE_S:  # the first one also warms
+        if turn or took > _PROBE_S:  # the first run also warms the model
             seconds.append(took)
         if clock.perf_s() - began > _PROBE_S:
             break
@@ -84,8 +83,8 @@ class DecoderCapacity:
     """The depth and the predicted seconds of a generator.
 
     On the lanes of a generator an item is a choice (prompts * n), and the tokens of a job are those of its prompts
-    plus n * max_new for each of them; whoever admits counts the same way. Depth in tokens is what can be computed
-    within the deadline; in items it leaves room for a thousand short streams.
+    plus n * max_new for each of them; admission counts the same way. Depth in tokens is what can be computed within
+    the deadline; depth in items leaves room for a thousand short streams.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class DecoderCapacity:
 
     @property
     def token_s(self) -> float:
-        """Seconds a lane's token takes: half of them are taken to be prompts, half answers."""
+        """Seconds that a lane's token takes, if half of the tokens are prompts and half answers."""
         batch, longest = _TYPICAL_BATCH, self._longest
         decode = Step(batch, batch, batch * _TYPICAL_CONTEXT)
         prompt = Step(1, longest, longest * longest / 2)
@@ -126,16 +125,16 @@ class DecoderCapacity:
         return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
 
     def recompute_s(self, depth: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the seconds to compute pages anew beside others, by their number in the sequence (Pensieve, 3.2)."""
+        """Return the seconds to compute pages anew in a batch, by their positions in the sequence (Pensieve, 3.2)."""
         _, _, row, each = self.cost.parts
         seconds: NDArray[np.float64] = PAGE * (row + each * PAGE * (depth + 0.5))
         return np.maximum(seconds, 1e-9)
 
     def budget(self, decoding: Step, most: int) -> int:
-        """Return how many rows a step may have beside streams that decode, so that they keep their pace.
+        """Return how many rows a step may have so that decoding streams keep their pace.
 
-        That is what fits into the time a token may take, or into twice the step they need alone; a page at least, so
-        that prompts go on, and at most `most`.
+        The step may take as long as a token may take, or twice as long as the streams need alone. It has room for at
+        least a page of prompts, so that prompts go on, and for at most `most` rows.
         """
         if not decoding.sequences:
             return most
@@ -147,7 +146,7 @@ class DecoderCapacity:
         return min(most, decoding.rows + max(PAGE, rows))
 
     def moved(self) -> bool:
-        """True if the speed has changed so far, since this was True last, that a new depth is worth publishing."""
+        """Return whether the speed has changed enough since the last True to publish a new depth."""
         was, at = self._published
         now = self._now_s()
         if self._fixed or now - at < _DRIFT_EVERY_S:

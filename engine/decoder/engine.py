@@ -46,7 +46,7 @@ class Progress(NamedTuple):
 
 
 class DecoderEngine:
-    """Generations on one executor. A step is `plan`, `submit`, the result of its handle, `commit`; `step` does all.
+    """Runs generations on one executor. A step is `plan`, `submit`, the handle's result, `commit`; `step` does all.
 
     One step is in flight at a time. A generation that is aborted takes no part in any step from then on: the rows of a
     planned step are not submitted, and the tokens of a running step are dropped. Its pages are free at once, which is
@@ -88,7 +88,7 @@ class DecoderEngine:
         return not (self.scheduler.running or self.scheduler.waiting)
 
     def add(self, generation: Generation) -> None:
-        """Let the sequences of a generation wait for a step, and look for their pages in the tiers below the host."""
+        """Add the sequences of a generation to those that wait, and begin to fetch their pages from lower tiers."""
         sequences = generation.sequences
         if sequences:
             self._generations[generation.id] = generation
@@ -98,7 +98,7 @@ class DecoderEngine:
         self.wake()
 
     def abort(self, generation: Generation) -> None:
-        """Let a generation go, with its pages at once; no step, planned or running, gives it another token."""
+        """Remove a generation and free its pages at once; no planned or running step gives it another token."""
         if self._generations.get(generation.id) is generation:
             del self._generations[generation.id]
         self.offload.drop([choice.sequence for choice in generation.choices])
@@ -110,7 +110,7 @@ class DecoderEngine:
     async def wait(self, seconds: float) -> None:
         """Wait until a step may find something to compute, at most `seconds`."""
         if self.scheduler.running:
-            await asyncio.sleep(0)  # the only sequence that was planned has lost its pages
+            await asyncio.sleep(0)  # a step was empty because its only sequence lost its pages
             return
         if self.scheduler.waiting:
             seconds = min(seconds, self.offload.patience_s())
@@ -129,7 +129,7 @@ class DecoderEngine:
         return self.commit(running, await running.handle.result())
 
     def plan(self) -> list[ScheduledRows] | None:
-        """Schedule a step; return its parts, which may be none if only pages move; None if there is nothing to do."""
+        """Schedule a step and return its parts: none if only pages move; None if there is nothing to do."""
         if self._running is not None:
             raise InternalError("a step was planned while another one is in flight")
         self._changed.clear()
@@ -139,7 +139,7 @@ class DecoderEngine:
         return parts if parts or self.scheduler.loads else None
 
     def submit(self, parts: Sequence[ScheduledRows]) -> RunningStep:
-        """Begin to execute a planned step, without the sequences that have left since."""
+        """Begin to execute a planned step, without sequences that were aborted since."""
         parts = [part for part in parts if part.sequence.pages]
         generations = [self._generations[part.sequence.job] for part in parts]
         rows = [_rows(*each) for each in zip(generations, parts, strict=True)]
@@ -152,7 +152,7 @@ class DecoderEngine:
         return self._running
 
     def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
-        """Give the choices of an executed step their tokens; return who got one, and who failed."""
+        """Give the choices of an executed step their tokens; return the choices with a token and the failures."""
         self._running = None
         if not result.isolated:
             self.capacity.cost.observe(step.size, result.seconds)
@@ -162,7 +162,7 @@ class DecoderEngine:
             step.generations, step.parts, result.outcomes, strict=True
         ):
             if self._generations.get(generation.id) is not generation or not part.sequence.pages:
-                continue  # aborted meanwhile, or given a damaged page: then the sequence begins again
+                continue  # aborted meanwhile, or the sequence begins again because a page was damaged
             try:
                 choice = self._commit(generation, part, outcome)
             except Exception as error:  # noqa: BLE001 - the error of one generation; the others go on

@@ -1,4 +1,4 @@
-"""Generations: what a caller asks of the engine, and the choices that the engine computes for it."""
+"""Generations: the request of a caller to the engine, and the choices that the engine computes for it."""
 
 from __future__ import annotations
 

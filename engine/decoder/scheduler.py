@@ -19,7 +19,7 @@ from engine.decoder.kv.page_table import PageTable, PrefixMatch
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
 from engine.decoder.sequence import TokenSequence
 
-RESERVE = 0.1  # share of the pages that nobody is admitted to: running sequences grow into them (Pensieve, 3.3)
+RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pensieve, 3.3)
 
 
 class StepLimits(NamedTuple):
@@ -118,7 +118,7 @@ class Scheduler:
             insort(self.running, sequence, key=lambda item: item.urgency)
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
-        """Note that a page was copied; sequences that hold a page that is not sound begin again and compute it."""
+        """Note that a page was copied; if it is not `sound`, sequences that hold it begin again and compute it."""
         page = move.target
         self.table.tiers.moved(move, sound=sound)
         if sound or move.kind == "save":
@@ -138,7 +138,7 @@ class Scheduler:
         sequence.cap_until_s, sequence.cap = until_s, rows
 
     def resume(self, sequence: TokenSequence) -> None:
-        """Neither hold nor slow a sequence any more."""
+        """End `hold` and `slow` for a sequence."""
         sequence.hold_until_s = sequence.cap_until_s = 0.0
 
     def held_until_s(self) -> float:
@@ -354,10 +354,10 @@ def _computed_soon(
     match: PrefixMatch,
     prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
 ) -> bool:
-    """True if an earlier sequence is about to compute the first page this one is missing."""
+    """Return whether an earlier sequence is about to compute the first page that `sequence` is missing."""
     page = match.todo[0][0] // PAGE
     if page >= (sequence.length - 1) // PAGE:
-        return False  # the last page is nobody else's
+        return False  # each sequence computes its own last page
     start, end = page * PAGE, (page + 1) * PAGE
     return any(
         len(other.ids) > page

@@ -10,13 +10,13 @@ Range = tuple[int, int]
 
 
 class TokenSequence:
-    """A prompt and what was generated after it; positions count from 0 over both.
+    """A prompt and the tokens generated after it; positions count from 0 over both.
 
     `todo` are the ranges of positions whose keys and values are missing and needed, in rising order; the last of them
     ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
     layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
-    `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is how many tokens it can
-    become, `owner` whose its pages are.
+    `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can
+    have, `owner` the owner of its pages.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TokenSequence:
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
-        self.low: list[int] = []  # per group, the first logical page not yet let go for good
+        self.low: list[int] = []  # per group, the first logical page not yet released for good
         self.preempted = 0
         self.over = False  # True once the sequence has left
         # Pages may arrive that save computing: until then the scheduler holds the sequence or limits its rows to `cap`.

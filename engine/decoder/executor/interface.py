@@ -1,4 +1,4 @@
-"""The executor's interface: batches of sequences in, drawn tokens out; between deciding and computing. No torch."""
+"""The executor's interface, between scheduling and computing: batches of sequences in, drawn tokens out. No torch."""
 
 from __future__ import annotations
 

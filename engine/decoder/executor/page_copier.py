@@ -23,14 +23,10 @@ from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
 
 _log = log.get("engine")
-KINDS = (
-    "load",
-    "save",
-    "get",
-    "put",
-)  # to the device, to the host, and from and to the tiers below
+# Copies to the device, to the host, and from and to the tiers below.
+KINDS = ("load", "save", "get", "put")
 T = TypeVar("T")
-_WEIGHT = 0.2  # of the latest copy in the mean seconds of one
+_WEIGHT = 0.2  # weight of the latest copy in the mean seconds of a copy
 
 
 class TorchPageLoads:
@@ -62,7 +58,7 @@ class TorchPageCopier:
         arrival: Callable[[], PageArrival],
         form: Int8Form | None = None,
     ) -> None:
-        """`form` is how pages are written down for the tiers below the host; None: as they are."""
+        """`form` encodes pages for the tiers below the host; None: pages are stored as they are."""
         self._form = form
         self._device, self._host, self._places, self._arrival = device, host, places, arrival
         self._bytes = [pool.raw() for pool in host]
@@ -172,7 +168,7 @@ class TorchPageCopier:
             with torch.inference_mode():
                 try:
                     call()
-                except Exception:  # noqa: BLE001 - a copy that failed is computed anew; the thread lives on
+                except Exception:  # noqa: BLE001 - pages of a failed copy are computed; the thread lives on
                     _log.exception("pages_not_moved")
 
     def _load(self, loading: TorchPageLoads) -> None:
@@ -187,16 +183,15 @@ class TorchPageCopier:
             loading.unsound.update(loading.moves)
             raise
         finally:
-            loading.arrival.ready(
-                len(self._places)
-            )  # even after an error, so that no step waits for ever
+            # Even after an error, so that no step waits for ever.
+            loading.arrival.ready(len(self._places))
         took = SYSTEM.perf_s() - began
         self._note("load", loading.moves, took)
         each = took / len(loading.moves)
         self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
 
     def _copy_in(self, move: PageMove, at: int) -> bool:
-        """Copy one layer of a page to the device; False if it is not what was saved."""
+        """Copy one layer of a page to the device; False if its bytes are not those saved."""
         source = self._bytes[move.group][move.source, at]
         sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
         there, here = self._device[move.group].data, self._host[move.group].data
@@ -205,7 +200,7 @@ class TorchPageCopier:
         return sound
 
     def _event(self) -> Callable[[], None] | None:
-        """Return what makes the device wait for the copies begun so far; None where they are done."""
+        """Return a function that makes the device wait for the copies begun so far; None if they are done."""
         if not self._cuda:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The executor of the sim device: a linear time model, and answers that nobody takes for those of a model. No torch.
+"""The executor of the sim device: a linear time model, and answers that are clearly not a model's. No torch.
 
 A step takes `beta` + `alpha` * rows seconds. An answer repeats the word "simulated" and a number made of the prompt,
 one byte a token, until `max_new`: the same prompt has the same answer wherever and however often it is computed.
@@ -105,7 +105,7 @@ class SimulatedExecutor:
 
 
 def answer(prompt: Sequence[int], choice: int) -> bytes:
-    """Return what the sim device says to a prompt; it begins anew at its end."""
+    """Return the phrase that the sim device repeats as its answer to a prompt."""
     digest = hashlib.blake2b(repr((list(prompt), choice)).encode(), digest_size=4).hexdigest()
     return f"simulated {digest} ".encode()
 

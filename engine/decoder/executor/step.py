@@ -1,4 +1,4 @@
-"""Steps on a device: submit and execute a step; if it raises, execute each request alone, so that the guilty fail."""
+"""Steps on a device: submit and execute a step; if it raises, execute each request alone to find the one at fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.decoder.executor.interface import (
 )
 from engine.device import DeviceQueue
 
-KIND = "generate"  # of these tasks on the device's queue
+KIND = "generate"  # the kind of these tasks in the device's queue
 
 
 class StepFailure(NamedTuple):
@@ -38,7 +38,7 @@ class StepInput(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed apart."""
+    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone."""
 
     outcomes: list[SampledToken | StepFailure | None]
     seconds: float
@@ -57,7 +57,7 @@ class StepHandle:
 
 
 class StepQueue:
-    """The steps of one executor, in the order of submission, on its device."""
+    """Submits the steps of one executor to its device, which executes them in the order of submission."""
 
     def __init__(self, executor: Executor, device: DeviceQueue, clock: Clock = SYSTEM) -> None:
         self._executor, self._device, self._clock = executor, device, clock
@@ -118,7 +118,7 @@ def run_step(
 
 
 def _guilty(error: Exception, requests: Sequence[str]) -> str | None:
-    """Return the request that an error of a batch belongs to; None if it may belong to any of several."""
+    """Return the request that caused an error of a batch; None if any of several may have caused it."""
     if isinstance(error, StepFailed):
         return requests[error.index]
     return requests[0] if len(set(requests)) == 1 else None

@@ -38,7 +38,7 @@ from engine.models.decoders.torch_decoder import TorchDecoder
 from engine.models.decoders.weights import HALF_NAMES, load_weights, stored_dtypes
 from engine.models.encoders.files import tokenizer_json
 
-# What pages and activations are, by what the weights are.
+# The type of pages and activations, by the kind of the weights.
 _DTYPES: dict[WeightKind, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -77,7 +77,7 @@ class TorchExecutor:
         self.dtype: str = dtype
         self.device = decoder.device.type
         self.exact = isinstance(decoder, CompiledDecoder)
-        # Pages that have been in a lossy form are not what is computed: they have ids of their own.
+        # Pages that were stored in a lossy form differ from computed ones, so they have ids of their own.
         kept = dtype if form == "exact" else f"{dtype}, {form} below the host"
         self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
@@ -115,12 +115,12 @@ class TorchExecutor:
         compiled: bool = True,
         form: PageForm = "exact",
     ) -> TorchExecutor:
-        """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what cannot be had.
+        """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what is missing.
 
         `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
         `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
-        `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, as the
-        compiled kernels have it and torch has not; without `compiled` torch computes.
+        `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
+        holds for the compiled kernels and not for torch; without `compiled` torch computes.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -128,9 +128,8 @@ class TorchExecutor:
                 "computed; expected exact, or SPILLWAY_EXACT off"
             )
         files = find_decoder(model)
-        tokenizer_json(
-            files.directory
-        )  # a damaged tokenizer stops the start, not the first request
+        # Read here, so that a damaged tokenizer stops the start and not the first request.
+        tokenizer_json(files.directory)
         place = _place(device)
         keep_memory()
         threads = threads or detect().usable_cores
@@ -171,7 +170,7 @@ class TorchExecutor:
             return self._decoder.logits(self._compute(batch))
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
-        """Return what the router must know to render, tokenize and name families for this model."""
+        """Return the model's card, by which the router renders, tokenizes and names families."""
         files = self._files
         return ModelCard(
             name=self.name,
@@ -216,8 +215,8 @@ class TorchExecutor:
     def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[SequenceInput]) -> None:
         """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
 
-        A row attends to itself, so K or V that is not finite shows in its hidden state; left in a page, it would
-        spoil whoever gets that page next.
+        A row attends to itself, so K or V that is not finite shows in its hidden state. Left in a page, such values
+        would spoil the next sequence that gets the page.
         """
         bad = _not_finite(hidden)
         if not bad:
@@ -309,7 +308,7 @@ def _memory(
 
 
 def _not_finite(rows: Tensor) -> list[int]:
-    """Return the rows that hold NaN or infinity: their sums do, too, and the sum of all."""
+    """Return the rows that hold NaN or infinity; the sums of such rows, and of all rows, are not finite either."""
     if math.isfinite(rows.sum()):
         return []
     found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()

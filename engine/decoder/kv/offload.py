@@ -17,13 +17,13 @@ from engine.decoder.kv.write_back import WriteBack
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
-# Pages that arrive end a wait for them; these bound the wait where a page is freed by a reader, who wakes nobody.
+# A wait for pages ends when they arrive. These bounds are for pages that a reader frees, which wakes no one.
 _LEAST_S, _MOST_S = 0.0005, 0.01
 SAVES = 8  # pages of a layer group on their way to the host at once: until a page is there it cannot be evicted
 
 
 class CachePolicy(NamedTuple):
-    """How pages are kept: by which policy they are evicted, which are written back, and the seconds they live there."""
+    """Rules for keeping pages: the eviction policy, which pages are written back, and the seconds these then live."""
 
     eviction: Eviction = "spillway"
     publish: PagePublish = "selective"
@@ -84,13 +84,13 @@ class OffloadManager:
                 await self.store.close()
 
     def begin(self, sequences: Iterable[TokenSequence]) -> None:
-        """Look for the pages of sequences that wait now in the tiers below the host."""
+        """Begin to fetch the pages of waiting sequences from the tiers below the host."""
         if self.prefetcher is not None:
             for sequence in sequences:
                 self.prefetcher.begin(sequence)
 
     def drop(self, sequences: Sequence[TokenSequence]) -> None:
-        """Let sequences go; their full pages stay cached and may be written back."""
+        """Remove sequences; their full pages stay cached and may be written back."""
         if self.write_back is not None:
             for sequence in sequences:
                 if sequence.pages:
@@ -121,7 +121,7 @@ class OffloadManager:
         return min(max(left_s, _LEAST_S), _MOST_S)
 
     def load(self) -> PageLoads | None:
-        """Begin to copy the pages that the step planned last will see."""
+        """Begin to copy to the device the pages that the last planned step needs."""
         loads = self.scheduler.loads
         return self.copier.load(loads) if self.copier is not None and loads else None
 
@@ -143,5 +143,5 @@ class OffloadManager:
         self._saving -= 1
         self.scheduler.moved(move, sound=sound)
         if not self._saving:
-            self.save()  # while nothing is computed, too
+            self.save()  # saving goes on even while no step is computed
             self._wake()

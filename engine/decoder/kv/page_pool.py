@@ -23,16 +23,15 @@ class PagePool:
         now_s: Callable[[], float],
     ) -> None:
         self.total = total
-        self.gone: Callable[[PageId], None] = lambda _: (
-            None
-        )  # told of every id that is found no more
+        # Called with every id that is no longer found.
+        self.gone: Callable[[PageId], None] = lambda _: None
         self._now_s = now_s
         self._free = list(range(total - 1, -1, -1))
         self._references: dict[int, int] = {}
         self._cached: set[int] = set()
         self._unseen: OrderedDict[int, None] = OrderedDict()
         self._bare, self._backed = order(), order()
-        self._below: dict[PageId, float] = {}  # seconds to bring back what a lower tier has, too
+        self._below: dict[PageId, float] = {}  # seconds to fetch a page that a lower tier has, too
         self._by_id: dict[PageId, int] = {}
         self._ids: dict[int, PageId] = {}
 
@@ -43,7 +42,7 @@ class PagePool:
 
     @property
     def spare(self) -> int:
-        """Pages that can be allocated and nothing is lost by it: free, backed, or seen by no row."""
+        """Pages that can be allocated without losing a page: free, backed, or seen by no row."""
         return len(self._free) + len(self._unseen) + len(self._backed)
 
     @property
@@ -74,7 +73,7 @@ class PagePool:
         return self._by_id.get(page_id)
 
     def bare(self, count: int) -> list[PageId]:
-        """Return up to `count` ids of cached pages that no lower tier has, those to copy down first leading."""
+        """Return up to `count` ids of cached pages that no lower tier has, in the order in which to copy them down."""
         return self._bare.victims(count, self._now_s())
 
     def allocate(self) -> int:
@@ -124,7 +123,7 @@ class PagePool:
         self.gone(page_id)
 
     def back(self, page_id: PageId, seconds: float | None) -> None:
-        """Note that a lower tier has a copy, `seconds` away, or (None) has none any more."""
+        """Note that a lower tier has a copy, which takes `seconds` to fetch, or (None) has none any more."""
         page = self._by_id.get(page_id)
         if page is None:
             return

@@ -1,4 +1,4 @@
-"""The page table: which pages a sequence holds, needs, shares and lets go, in every layer group."""
+"""The page table: which pages a sequence holds, needs, shares and releases, in every layer group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.decoder.sequence import Range, TokenSequence, touched
 
 
 class PrefixMatch(NamedTuple):
-    """The pages that a sequence finds: `todo` are the ranges left to compute.
+    """The resident pages that a sequence can use, and the ranges left to compute, `todo`.
 
     `pages` are, per group, the pages of the device (-1: none), `loads` the logical pages to load from the host.
     """
@@ -35,14 +35,14 @@ class PageTable:
         """Return per group how many pages can be allocated now."""
         return [pool.available for pool in self.pools]
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------
 
     def match(self, sequence: TokenSequence) -> PrefixMatch:
-        """Find the resident pages of a sequence without pages, and the ranges to compute; changes nothing.
+        """Find the resident pages of a sequence without pages, and the ranges to compute; change nothing.
 
-        Missing pages are any set of ranges. The page of the last token is always computed, since its last row is
-        wanted. Under a window, computing starts at the nearest position before whose window everything is resident.
-        A page computed for one group is computed into new pages of all: nothing is written to what others hold.
+        Missing pages are any set of ranges. The page of the last token is always computed, since the step needs its
+        last row. Under a window, computing starts at the nearest earlier position whose window is resident. A page
+        computed for one group is computed for all groups, into new pages: no page of another sequence is written.
         """
         ids, groups = sequence.ids, range(len(self.pools))
         last = (sequence.length - 1) // PAGE
@@ -146,7 +146,7 @@ class PageTable:
             sequence.pages = [list(held) for held in match.pages]
             sequence.todo = list(match.todo)
             sequence.low = [0] * len(self.pools)
-        # Only now: what is loaded may take the place of a page that nobody holds.
+        # Loads come after all holds, since a loaded page may take the place of a page that no sequence holds.
         moves = []
         for sequence, match in admitted:
             for group, pages in enumerate(match.loads):
@@ -177,7 +177,7 @@ class PageTable:
     def catch_up(self, sequence: TokenSequence) -> list[PageMove]:
         """Give a running sequence those of its missing pages that have arrived since; return the loads to make.
 
-        Pages are taken as far as the device has room that nobody needs.
+        It gets them as long as the device has a page available.
         """
         moves: list[PageMove] = []
         whole = [page for a, b in sequence.todo for page in range(-(-a // PAGE), b // PAGE)]
@@ -185,7 +185,7 @@ class PageTable:
             if page >= (sequence.length - 1) // PAGE or any(
                 page < len(held) and held[page] >= 0 for held in sequence.pages
             ):
-                continue  # the last row is wanted; a page that was given is being computed
+                continue  # the last page is always computed; an allocated page is being computed
             if not all(self.tiers.has(g, sequence.ids[page]) for g in range(len(self.pools))):
                 continue
             if min(pool.available for pool in self.pools) <= 0:
@@ -210,9 +210,9 @@ class PageTable:
                     held[page] = pool.allocate()
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
-        """Publish the pages that written rows at `positions` (off `todo` by now) filled; drop pages no row will see."""
+        """Publish the pages that the rows at `positions`, just written, have filled; drop pages no row will see."""
         if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
-            return  # the usual step of a sequence that decodes: its page goes on
+            return  # the usual step of a decoding sequence, which does not fill a page
         full = sequence.length // PAGE
         for page in touched(positions):
             if page < full and not sequence.missing(page):
@@ -230,7 +230,7 @@ class PageTable:
             sequence.low[group] = max(end, sequence.low[group])
 
     def release(self, sequence: TokenSequence) -> None:
-        """Let all pages of a sequence go; those that are full can be found again."""
+        """Release all pages of a sequence; full pages can still be found by id."""
         for group, held in enumerate(sequence.pages):
             for page_id in sequence.ids:
                 self.tiers.used(group, page_id)

@@ -1,7 +1,7 @@
 """The prefetcher: brings a sequence's missing pages to the host, from the last page down, until computing meets them.
 
-Fetching begins when a job is accepted. Computing never waits for it, but for a small share of what it would take to
-compute all missing pages: pages that arrive within that time save the computing.
+Fetching begins when a job is accepted. Computing waits for fetching only for a small share of the time that computing
+all missing pages would take.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from engine.decoder.kv.tiers import Price
 from engine.decoder.scheduler import Scheduler
 from engine.decoder.sequence import TokenSequence
 
-# Shares of the seconds that all missing pages take to compute: so long a sequence may wait to hear which of them there
-# are, and for a fetch that will be over by then.
+# How long a sequence may wait to learn which pages the tiers have, and for a fetch that will be over by then: shares of
+# the seconds that computing all missing pages takes.
 ASK, HOLD = 0.03, 0.1
 CAP = 4  # pages computed in a step while others are on their way
-RISE = 1.25  # at most, from one answer to the next, of what an answer is believed to take
+RISE = 1.25  # the most by which the expected seconds of a look-up grow from one to the next
 MARGIN = 1.5  # times the predicted seconds of a fetch
-AT_ONCE, TOGETHER = 3, 4  # calls under way, and pages of one
+AT_ONCE, TOGETHER = 3, 4  # calls under way at once, and pages in each call
 RECALL_S = 2.0  # how long a page on disk is waited for
 # Between two reads of pages that kv_store brings from its disk: kv_store notifies nobody, so these reads poll, for at
 # most RECALL_S.
@@ -54,7 +54,7 @@ class Prefetcher:
         self.breakers: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
-        self._asking_s = _POLL_S / 4  # of late, where nothing was in the way
+        self._asking_s = _POLL_S / 4  # expected seconds of a look-up which nothing delays
         self._tasks: dict[asyncio.Task[None], TokenSequence] = {}
 
     def begin(self, sequence: TokenSequence) -> None:
@@ -123,7 +123,7 @@ class Prefetcher:
                 await self._from(tier, sequence, there)
         except TierDown as error:
             breaker = self.breakers["redis"]
-            if not breaker.misses:  # once an outage
+            if not breaker.misses:  # logged once per outage
                 _log.warning("pages_not_fetched", error=str(error))
             breaker.failed(self._now_s())
         finally:
@@ -133,7 +133,7 @@ class Prefetcher:
     async def _from(
         self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
     ) -> None:
-        """Bring pages of one tier, those first that are the dearest to compute."""
+        """Bring pages of one tier, the most expensive to compute first."""
         breaker = self.breakers[tier]
         while there:
             began, prices = self._now_s(), self._prices([page for page, _ in there])

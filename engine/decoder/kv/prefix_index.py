@@ -1,4 +1,4 @@
-"""The prefix index: the page chains of sequences that left an engine, by session, and marks of their prefixes."""
+"""The prefix index: the page chains of sequences that have left the engine, by session, and marks of their prefixes."""
 
 from __future__ import annotations
 

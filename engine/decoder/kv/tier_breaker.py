@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 MISSES = 3  # in a row, after which a tier is not asked
 PAUSE_S = 5.0
-LATE = 2.0  # times the prediction, from where it is a miss
+LATE = 2.0  # a fetch that takes this many times the prediction is a miss
 SLACK_S = 0.02
 PROBE = 8  # pages of the first fetch, and of the first after a pause
 WEIGHT = 0.25
@@ -26,7 +26,7 @@ class TierBreaker:
     def asks(self, prices_s: Sequence[float], now_s: float) -> int:
         """Return how many of some pages to ask for now, given what computing each would take.
 
-        Pages that take longer to arrive than to compute are not asked for, but for a few after a while, to learn.
+        Pages that take longer to fetch than to compute are not asked for, except a few from time to time, to learn.
         """
         if now_s < self._paused_until_s:
             return 0

@@ -43,15 +43,15 @@ class PageTiers:
         self.history = History()
         self.keeping = keeping
         self.found: Counter[str] = Counter()  # pages that were needed, by the tier that had them
-        self.saved_s = 0.0  # what computing those found would have taken
+        self.saved_s = 0.0  # seconds that computing the pages found would have taken
         self.corrupt = 0
         self.moving: set[PageMove] = set()
         self.read: Counter[tuple[LocalTier, int, int]] = Counter()
         self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
-        # Pages that the host dropped while the device had them: it has none worth less, so they are not saved again
-        # before somebody has used them.
+        # Pages that the host dropped while the device had them. All pages that the host has are worth more, so these
+        # are not saved again before a sequence has used them.
         self._declined: list[set[PageId]] = [set() for _ in shape.windows]
         for above, below, declined in zip(self.device, self.host, self._declined, strict=True):
             above.gone = declined.discard
@@ -82,7 +82,10 @@ class PageTiers:
         self._declined[group].discard(page_id)
 
     def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
-        """Pages at `depths` are not computed; `held` were on the device, and `computed` are nowhere."""
+        """Count the pages that a sequence needs.
+
+        The pages at `depths` need no computing, `held` of them were on the device, and `computed` pages are in no tier.
+        """
         self.found["device"] += held
         self.found["computed"] += computed
         self.saved_s += float(self.keeping.price(np.array(depths, dtype=np.float64)).sum())
@@ -101,9 +104,8 @@ class PageTiers:
         page = device.allocate()
         device.publish(page, page_id)
         device.back(page_id, self.keeping.load_s())
-        device.hold(
-            page
-        )  # for the move, so that no other sequence gets the page before its bytes are there
+        # For the move, so that no other sequence gets the page before its bytes are there.
+        device.hold(page)
         host.hold(source)
         move = PageMove("load", group, page_id, source, page)
         self.moving.add(move)
@@ -154,7 +156,7 @@ class PageTiers:
         return host.bare(min(most, short)) if short > 0 else []
 
     def sunk(self, group: int, page_id: PageId) -> None:
-        """A tier below the host has a page."""
+        """Note that a tier below the host has a copy of a page."""
         self.host[group].back(page_id, self.keeping.fetch_s())
 
     def hold(self, group: int, page_id: PageId) -> tuple[LocalTier, int] | None:
@@ -172,7 +174,7 @@ class PageTiers:
         return None
 
     def let_go(self, group: int, tier: LocalTier, page: int) -> None:
-        """A page that was held has been read."""
+        """Release a page that was held for reading."""
         self.read[tier, group, page] -= 1
         (self.host if tier == "host" else self.device)[group].release(page)
 
@@ -183,7 +185,7 @@ class PageTiers:
         return None if known or not host.available else host.allocate()
 
     def brought(self, group: int, page_id: PageId, page: int, origin: str | None) -> None:
-        """A host page was filled from the tier `origin`, or (None) was not."""
+        """Note that a host page was filled from the tier `origin`, or (None) was not filled."""
         host = self.host[group]
         if origin is not None:
             host.publish(page, page_id)
@@ -192,9 +194,9 @@ class PageTiers:
         host.release(page)
 
     def forget(self, ids: Iterable[PageId]) -> tuple[int, int]:
-        """Let pages be found no more; return how many the device had, and the host.
+        """Forget the ids of pages; return how many of them the device had, and the host.
 
-        Who holds one keeps it until it lets go; then it is free.
+        A page that a sequence holds stays until the sequence releases it; then it is free.
         """
         found = Counter[LocalTier]()
         for page_id in ids:

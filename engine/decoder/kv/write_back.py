@@ -1,4 +1,4 @@
-"""Write-back: puts pages into the tiers below the host, of sessions that come back and before the host evicts them."""
+"""Write-back: puts pages into the tiers below the host, for sessions that come back and before the host evicts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.decoder.kv.tiers import PageTiers
 from engine.decoder.sequence import TokenSequence
 
 AT_ONCE = 16
-# Pages that may wait to be put, or of which is known whose they are; the oldest are forgotten.
+# The most pages that may wait to be put, and the most whose place and owner are remembered; the oldest are forgotten.
 WAITING = 1 << 16
 _AGAIN_S = 1.0
 _IDLE_S = 0.5
@@ -28,7 +28,7 @@ _log = log.get("engine")
 
 
 class _Place(NamedTuple):
-    """Where a page stands in its sequence, and whose it is."""
+    """The place of a page in its sequence, and its owner."""
 
     parent: PageId
     depth: int
@@ -63,7 +63,7 @@ class WriteBack:
         self._putting = asyncio.Lock()
 
     async def forget(self, ids: Iterable[PageId]) -> None:
-        """Do not put these pages any more; returns once no write of them is under way."""
+        """Forget pages that may be put; returns once no write of them is under way."""
         async with self._putting:
             for page_id in ids:
                 self._waiting.pop(page_id, None)
@@ -123,7 +123,7 @@ class WriteBack:
         except TierDown as error:
             _log.warning("pages_not_put", error=str(error))
             went = False
-        if not went:  # behind the others, which may be another node's
+        if not went:  # these go behind the others, which may belong on another node
             self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
         return went
 
@@ -165,7 +165,7 @@ class WriteBack:
                 self.put[outcome] += 1
                 if outcome == "full":
                     return False
-                if outcome == "over":  # others' go on
+                if outcome == "over":  # pages of other owners may still have room
                     self._refuse(key)
                     continue
             self._tiers.sunk(key.group, key.id)

@@ -45,7 +45,7 @@ class Choice:
         logprobs: int = -1,
         forced: bool = False,
     ) -> None:
-        """With `forced`, a restored output is taken as it was given, and the rules do not hold."""
+        """With `forced` the rules do not apply, and a restored output is taken as it was given."""
         self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None

@@ -82,7 +82,7 @@ class Vocabulary:
 
 
 class _ByteStream:
-    """Byte-level: the bytes of all tokens are one UTF-8 text, with U+FFFD for what is none."""
+    """Text of a byte-level tokenizer: the bytes of all tokens as UTF-8, with U+FFFD for invalid bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -96,12 +96,15 @@ class _ByteStream:
 
 
 class _DecodedStream:
-    """Any other: decode from the last delivered token on, so that what the decoder does at a beginning cancels out."""
+    """Text of any other tokenizer.
+
+    It is decoded from the last delivered token on, so that the decoder's changes at the beginning of a text cancel out.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
-        self._delivered = 0  # tokens at the front whose text went out
+        self._delivered = 0  # tokens at the front whose text was delivered
         self._before = ""  # their text
 
     def push(self, token: int) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 from engine.decoder.executor.interface import SampledToken, SamplingRequest
 from engine.decoder.sampling.philox import uniforms
 
-SMALL = 4096  # up to so many ids everything is sorted at once
-CANDIDATES = 128  # of more ids, so many of the likeliest are looked at before a row is sorted
+SMALL = 4096  # rows of up to so many ids are sorted as a whole
+CANDIDATES = 128  # of a longer row so many of the likeliest ids are tried before the row is sorted
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[SampledToken]:
@@ -45,7 +45,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[Sample
 
 
 def _shift(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
-    """Add each row's bias; what is banned becomes minus infinity."""
+    """Add each row's bias; the logits of banned ids become minus infinity."""
     rows: list[int] = []
     ids: list[int] = []
     amounts: list[float] = []
@@ -124,7 +124,8 @@ def _sample_cut(chances: Tensor, draws: Sequence[SamplingRequest], at: Tensor) -
     values, ids = chances.topk(some, dim=-1)
     left = _left(values, draws, None if some == vocabulary else chances)
     tokens: list[int] = ids.gather(1, _invert(left, at)[:, None])[:, 0].tolist()
-    # where the last candidate stays, more might, and where top_k reaches further, their mass is not known
+    # If the last candidate is left, ids beyond the candidates may be, too; if top_k exceeds their number, the mass that
+    # top_p needs is not known. Such a row is sorted.
     for row, last in enumerate((left[:, -1] > 0).tolist()):
         if some < vocabulary and (last or some < draws[row].sampling.top_k < vocabulary):
             values, ids = _sorted(chances[row])

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 TURNS, ANSWERS, LENGTHS, IDLES = 12, 6, 10, 30
-KINDS = 3  # of a node: a session that shares nothing, one that shares what is before it, where sessions part
-FIRST = -10  # power of two of the seconds that the second bucket of idle time begins with
-# What the factors go by, of: 0 kind and turn, 1 answer, 2 length, 3 idle time.
+# Kinds of nodes: a session that shares no page, the rest of one that shares the pages before, pages before a fork.
+KINDS = 3
+FIRST = -10  # the second bucket of idle time begins at 2 ** FIRST seconds
+# The axes on which each factor depends: 0 kind and turn, 1 answer, 2 length, 3 idle time.
 AXES = ((3,), (0,), (1,), (2,), (0, 1))
-WEIGHT = 4.0  # events of the prior, in each factor's each level
-PRIOR = 0.5  # hazard x idle time of the prior, as long as nothing is known
+WEIGHT = 4.0  # events that the prior counts for, in each level of each factor
+PRIOR = 0.5  # hazard x idle time while nothing is known
 EVERY = 64  # turns from fit to fit
-MEMORY = 2000  # turns in which what was seen loses 1 - 1/e of its weight
+MEMORY = 2000  # turns after which an observation has 1/e of its weight
 NEVER = math.inf
 _LOW = np.concatenate([[0.0], 2.0 ** np.arange(FIRST + 1, FIRST + IDLES)])
 _HIGH = np.concatenate([_LOW[1:], [math.inf]])
@@ -23,11 +24,11 @@ _PRIOR = PRIOR / 2.0 ** (np.arange(FIRST, FIRST + IDLES) + 0.5)
 
 
 class Hazard:
-    """Events and seconds of exposure by class of node and idle time, and the rates that follow from them.
+    """Counts events and seconds of exposure by class of node and idle time, and computes rates of return from them.
 
     A rate is PRIOR / idle time x one factor per level of idle time, turn, length of the last answer, length of the
-    chain, turn and answer: the most likely ones for Poisson events, each with a gamma prior of mean 1. Idle times and
-    lengths are bucketed by powers of two, so nothing depends on the scale of a load.
+    chain, turn and answer. The factors are the most likely ones for Poisson events, each with a gamma prior of mean 1.
+    Idle times and lengths are bucketed by powers of two, so nothing depends on the scale of a load.
     """
 
     def __init__(self) -> None:
@@ -40,9 +41,9 @@ class Hazard:
         self._counted_s: NDArray[np.float64] = np.full(64, NEVER)  # exposure is counted up to there
 
     def enter(self, slot: int, kind: int, size: tuple[int, int, int], counted_s: float) -> None:
-        """A node is of this kind and of this size from now on: turns, pages of the last answer, pages of the chain.
+        """Note a node's kind and size: turns, pages of the last answer, pages of the chain.
 
-        Its idle time counts from `counted_s`; while its session runs, NEVER.
+        Its idle time counts from `counted_s`, which is NEVER while its session runs.
         """
         while slot >= len(self._classes):
             self._classes = np.concatenate([self._classes, np.full(len(self._classes), -1)])
@@ -57,7 +58,7 @@ class Hazard:
         self._counted_s[slot] = counted_s
 
     def leave(self, slot: int, since_s: float, now_s: float, *, returned: bool) -> None:
-        """A node that was idle since `since_s` is not any more; `returned`: because its session did."""
+        """Note that a node, idle since `since_s`, is idle no more; `returned` says that its session came back."""
         counted_s = float(self._counted_s[slot])
         if counted_s > now_s:
             return
@@ -70,12 +71,12 @@ class Hazard:
             self._events.reshape(-1, IDLES)[cell, min(IDLES - 1, max(0, power))] += 1
 
     def remove(self, slot: int) -> None:
-        """There is no such node any more."""
+        """Forget a node."""
         if slot < len(self._classes):
             self._classes[slot], self._counted_s[slot] = -1, NEVER
 
     def rates(self, since_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
-        """Return by slot the rate, per second, at which a turn comes to this node and goes to none below it."""
+        """Return by slot the rate, per second, of turns that reach this node and none below it."""
         size = len(since_s)
         classes = self._classes[:size]
         at = np.log2(np.maximum(now_s - since_s, 1e-3)) - (FIRST + 0.5)
@@ -88,7 +89,7 @@ class Hazard:
         return np.where(classes >= 0, np.exp(logs), 0.0)
 
     def fit(self, since_s: NDArray[np.float64], now_s: float) -> None:
-        """Count the exposure of all that is idle, and fit the factors to what was seen."""
+        """Count the exposure of all idle nodes, and fit the factors to the observations."""
         slots = np.flatnonzero(self._counted_s[: len(since_s)] < now_s)
         begin_s = (self._counted_s[slots] - since_s[slots])[:, None]
         end_s = (now_s - since_s[slots])[:, None]

@@ -1,4 +1,4 @@
-"""History: which sessions there are and which pages they share, learned from the chains of their turns."""
+"""The history of sessions: which sessions there are and which pages they share, learned from the chains of turns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from common.pages.identity import PageId
 from engine.decoder.kv.eviction.hazard import EVERY, NEVER, Hazard
 from engine.decoder.kv.eviction.node import PageRun, Watcher
 
-FLOOR_S = 1e-3  # idle for less than that is idle for that long
-LIMIT = 1 << 18  # names of pages that are remembered though no tier holds them: about 50 MB
+FLOOR_S = 1e-3  # the shortest idle time that counts
+LIMIT = 1 << 18  # ids of pages that are remembered though no tier holds the pages: about 50 MB
 
 
 class History:
     """The sessions of a process and the tree of their pages, shared by all its tiers.
 
-    A session is a chain of pages that turns extend: one whose chain begins with all of it continues it, one that
-    diverges earlier is a session of its own that shares the pages before. Up to `limit` names of pages are
-    remembered; above that, sessions of which no tier has a copy are forgotten, the longest idle first, but the last.
+    A session is a chain of pages that turns extend. A turn whose chain begins with the whole session continues it; a
+    turn that diverges earlier begins a session of its own, which shares the pages before. Up to `limit` ids of pages
+    are remembered. Above that, sessions without a copy in any tier are forgotten, the longest idle first; the last
+    session is kept.
 
-    Per node, at its slot: `parent` (slot, or -1); `tip_s`, when the session that ends there was last active (-inf:
-    none does); `used_s` and `uses`, when and how often a turn came through all of it; `answer`, pages of the last one.
+    Each node has a slot in the arrays: `parent` is a slot, or -1; `tip_s` is when the session that ends in the node was
+    last active (-inf: none ends there); `used_s` and `uses` are when and how often a turn used all its pages; `answer`
+    is how many pages the last answer has.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -42,34 +44,34 @@ class History:
         self._free: list[int] = []
         self._nodes: dict[PageId, PageRun] = {}
         self._depths: dict[PageId, int] = {}
-        self._idle: OrderedDict[int, PageRun] = OrderedDict()  # what may be forgotten, by slot
+        self._idle: OrderedDict[int, PageRun] = OrderedDict()  # nodes to forget first, by slot
         self._watchers: list[Watcher] = []
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell `watcher` from now on."""
+        """Report turns and moves of pages to `watcher` from now on."""
         self._watchers.append(watcher)
 
     def begin(self, chain: Sequence[PageId], now_s: float) -> None:
-        """A turn arrives whose prompt has these full pages, in order; `now_s` never goes back."""
+        """Note the arrival of a turn whose prompt has these full pages, in order; `now_s` never goes back."""
         self._take(chain, now_s, begins=True)
 
     def end(self, chain: Sequence[PageId], now_s: float) -> None:
-        """The turn ended; `chain` now holds the answer's full pages, too."""
+        """Note the end of a turn; `chain` now holds the answer's full pages, too."""
         self._take(chain, now_s, begins=False)
 
     def depth(self, page: PageId) -> int:
-        """Return the page's position in the chains that hold it; 0 if no chain has named it."""
+        """Return the page's position in the chains that contain it; 0 if none does."""
         return self._depths.get(page, 0)
 
     def node(self, page: PageId) -> PageRun:
-        """Return where a known page belongs; KeyError."""
+        """Return the node of a known page; KeyError for an unknown one."""
         return self._nodes[page]
 
     def last_s(self, page: PageId) -> float:
-        """Return when a turn last used the page; the latest turn's time, if no chain has named it."""
+        """Return when a turn last used the page; the time of the latest turn if no chain contains the page."""
         node = self._nodes.get(page)
         return self.now_s if node is None else float(self.used_s[node.slot])
 
@@ -93,11 +95,11 @@ class History:
         return sums
 
     def hazards(self, now_s: float) -> NDArray[np.float64]:
-        """Return the learned rate of return by slot, summed over all that ends at the node or below it."""
+        """Return the learned rate of return by slot, summed over the turns that end at the node or below it."""
         return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
     def hold(self, page: PageId) -> PageRun:
-        """A tier has a copy that it had not; one that no chain has named is a session of its own, used just now."""
+        """Note a new copy in a tier and return its node; a page in no chain is a session of its own, used just now."""
         node = self._nodes.get(page)
         if node is None:
             node = self._nodes[page] = self._new(0, [page], named=False)
@@ -108,7 +110,7 @@ class History:
         return node
 
     def drop(self, page: PageId) -> PageRun:
-        """A tier has no longer a copy that it had."""
+        """Note that a tier has lost a copy, and return its node."""
         node = self._nodes[page]
         node.copies -= 1
         if node.named:
@@ -147,7 +149,7 @@ class History:
         self._forget()
 
     def _note(self, path: list[PageRun], answer: int, *, begins: bool) -> None:
-        """Write down that a turn came through these nodes, or has ended there with so many pages of answer."""
+        """Note that a turn used these nodes, or that it has ended there with `answer` pages of answer."""
         for node in path:
             self.used_s[node.slot] = self.now_s
             self.uses[node.slot] += begins
@@ -211,7 +213,7 @@ class History:
         return PageRun(slot, start, pages, named=named)
 
     def _split(self, node: PageRun, at: int) -> PageRun:
-        """Cut a node in two; return the new one, of its first `at` pages. The session stays with the rest."""
+        """Cut a node in two; return the new one, of its first `at` pages. The session ends in the other, as before."""
         upper = self._new(node.start, node.pages[:at])
         self._hang(upper, node.parent)
         for array in (self.used_s, self.uses, self.answer):
@@ -221,7 +223,7 @@ class History:
         node.parent, self.parent[node.slot] = upper, upper.slot
         for page in upper.pages:
             self._nodes[page] = upper
-        self._classify(node, self.now_s)  # its idle time goes on, as another kind
+        self._classify(node, self.now_s)  # the node goes on being idle, as another kind
         self._tell(node, upper)
         return upper
 
@@ -238,7 +240,7 @@ class History:
         node.parent, self.parent[node.slot] = parent, -1 if parent is None else parent.slot
 
     def _append(self, node: PageRun, pages: list[PageId]) -> None:
-        """Give a node more pages, among them those that tiers held before a chain named them."""
+        """Give a node more pages, some of which a tier may have held before a chain contained them."""
         for depth, page in enumerate(pages, node.end):
             before = self._nodes.get(page)
             self._nodes[page], self._depths[page] = node, depth
@@ -255,14 +257,15 @@ class History:
         self._consider(target)
 
     def _consider(self, node: PageRun, *, last: bool = True) -> None:
-        """Note whether a node may be forgotten: a leaf of which there is no copy; `last`: not before others."""
+        """Note whether a node may be forgotten: a leaf without copies may, after the others if `last`."""
         self._idle.pop(node.slot, None)
         if not node.copies and not node.children:
             self._idle[node.slot] = node
             self._idle.move_to_end(node.slot, last=last)
 
     def _forget(self) -> None:
-        while len(self._idle) > 1 and len(self._nodes) > self.limit:  # the last is under way
+        # The last node is kept: its turn may be running.
+        while len(self._idle) > 1 and len(self._nodes) > self.limit:
             _, node = self._idle.popitem(last=False)
             parent = node.parent
             for page in node.pages:
@@ -270,7 +273,7 @@ class History:
                 self._depths.pop(page, None)
             if parent is not None:
                 parent.children -= 1
-                # What is left of the session ends there, unless another does.
+                # The rest of the session ends in the parent, unless another session does.
                 if self.tip_s[parent.slot] == -math.inf:
                     self.tip_s[parent.slot] = self.tip_s[node.slot]
                 self._consider(parent, last=False)

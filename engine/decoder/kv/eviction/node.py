@@ -1,4 +1,4 @@
-"""Nodes of the tree of pages, and who keeps something by them."""
+"""Nodes of the tree of pages, and the interface of policies that keep data by node."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PageRun:
 
 
 class Watcher(Protocol):
-    """Who keeps something by node, and hears of what happens to them: a tier's policy."""
+    """A tier's policy as the history sees it: it may keep data by node, and is told when nodes change."""
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn reads or has written these pages."""
+        """Note that a turn reads or has written these pages."""
 
     def moved(self, source: PageRun, target: PageRun) -> int:
-        """Pages of `source` belong to `target` now; return how many copies of these are held."""
+        """Note that pages of `source` belong to `target` now; return how many copies of them the tier holds."""

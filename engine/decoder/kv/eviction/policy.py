@@ -1,4 +1,4 @@
-"""Policies: which copies a tier drops first; one policy a tier, all of one history."""
+"""Eviction policies: the order in which a tier drops its copies; each tier has a policy, and all share one history."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Policy(Watcher, Protocol):
     """The order in which a tier drops its copies. All copies of a tier have the same number of bytes."""
 
     def add(self, page: PageId, back_s: float = math.inf) -> None:
-        """The tier has a copy that may be dropped; again: `back_s` has changed.
+        """Note a copy that may be dropped, or the new `back_s` of a copy noted before.
 
-        `back_s`: seconds to fetch the page back from the next tier that holds it (inf: none does).
+        `back_s` is the seconds to fetch the page back from the next tier that holds it (inf: none does).
         """
 
     def discard(self, page: PageId) -> None:
-        """The copy is gone, or in use: it may not be dropped now. Nothing happens if it was not there."""
+        """Note that a copy is gone or in use, so that it may not be dropped; a copy not noted before is ignored."""
 
     def victims(self, count: int, now_s: float) -> list[PageId]:
-        """Return the `count` pages to drop first, least value first, or all there are; none is discarded by it."""
+        """Return the `count` pages to drop first, least value first, or all there are; all of them stay noted."""
 
     def __len__(self) -> int: ...
 
@@ -58,7 +58,7 @@ def make_policy(name: str, history: History, price: Price) -> Policy:
 
 
 class Lru:
-    """Drops what no turn has used for longest; among the pages of one turn, leading ones first."""
+    """Drops the pages that no turn has used for longest; among the pages of one turn, leading ones first."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[PageId, None] = OrderedDict()
@@ -144,13 +144,13 @@ class LruConversation:
 
 
 class S3Fifo:
-    """S3-FIFO: what is used but once leaves through a small queue; the rest is given one more round per use.
+    """S3-FIFO: pages used only once leave through a small queue; other pages get one more round for each use.
 
-    A page that was in use and comes back goes on in the main queue, like one that comes back soon after its drop.
+    A page that was in use and comes back enters the main queue, like a page that comes back soon after its drop.
     """
 
     def __init__(self) -> None:
-        self._small: OrderedDict[PageId, int] = OrderedDict()  # uses, at most 3, since it came
+        self._small: OrderedDict[PageId, int] = OrderedDict()  # uses since it was added, at most 3
         self._main: OrderedDict[PageId, int] = OrderedDict()
         self._ghosts: OrderedDict[PageId, None] = OrderedDict()
         self._offered: set[PageId] = set()

@@ -15,12 +15,12 @@ from engine.decoder.kv.eviction.node import PageRun
 
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Rates = Callable[[float], NDArray[np.float64]]
-ASKED = 4096  # prices are fitted as a worker runs, so those asked for age
+ASKED = 4096  # copies after which prices are computed anew, since a worker refits its costs
 Entry = tuple[float, int, PageId, float]  # seconds saved, position in the chain, page, back_s
 
 
 class NodeCopies:
-    """A tier's copies of one node's pages; the cheapest to get back comes first, among equals the leading one."""
+    """A tier's copies of one node's pages: the cheapest to get back comes first, among equals the leading one."""
 
     __slots__ = ("count", "entries")
 
@@ -32,8 +32,8 @@ class NodeCopies:
 class ValuePolicy:
     """Drops the copy of least value = min(seconds to recompute, seconds to fetch back) x rate of return.
 
-    Among equals the leading page goes first. In one node the rate is the same, so its cheapest page stands for all.
-    Prices are asked for as copies are added, and again every ASKED copies.
+    Among equals the leading page goes first. All pages of a node have the same rate, so its cheapest page stands for
+    all. Prices are computed as copies are added, and again every ASKED copies.
     """
 
     def __init__(self, history: History, price: Price, rates: Rates) -> None:
@@ -74,17 +74,17 @@ class ValuePolicy:
         self._history.drop(page)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages; the history knows."""
+        """Do nothing: the history notes the turn."""
 
     def moved(self, source: PageRun, target: PageRun) -> int:
-        """Take what belongs to `target` from the shelf of `source`; return how many copies that is."""
+        """Move the copies that belong to `target` from the shelf of `source`; return how many these are."""
         shelf = self._shelves.pop(source.slot, None)
         if shelf is None:
             return 0
         parts: dict[PageRun, list[Entry]] = {source: [], target: []}
         for entry in self._current(shelf):
             page, back_s = entry[2:]
-            if not source.named:  # only now its position is known
+            if not source.named:  # the page's position was not known before
                 self._held[page] = self._entry(page, back_s)
             parts[self._history.node(page)].append(self._held[page])
         for node, part in parts.items():
@@ -147,7 +147,7 @@ class ValuePolicy:
         return min(back_s, float(self._prices[depth])), depth, page, back_s
 
     def _current(self, shelf: NodeCopies) -> list[Entry]:
-        """Return the entries of a shelf that hold, each once."""
+        """Return the entries of a shelf that are up to date, each once."""
         return [entry for entry in shelf.entries if self._held.get(entry[2]) is entry]
 
     def _refresh(self, node: PageRun) -> None:
