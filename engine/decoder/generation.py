@@ -14,7 +14,7 @@ from engine.decoder.sequence import TokenSequence
 
 
 class GenerationRequest(NamedTuple):
-    """`n` continuations of each prompt (token ids); choice c belongs to prompt c // n.
+    """A request for `n` continuations of each prompt (token ids); choice c belongs to prompt c // n.
 
     `root` is the parent id of first pages, `owner` the owner of all pages. `forced` is an answer to give instead of
     computing one. `logprobs` is how many alternatives to report for each token, -1 for none. Requests that are `low`

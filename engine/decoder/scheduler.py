@@ -49,7 +49,7 @@ class Scheduler:
     """Sequences that wait and run, and their page table: `add`, then for each step `step`, `moved`, `commit`; `drop`.
 
     Only these methods write its state: the prefetcher reports pages on their way by `hold`, `slow` and `resume`, copies
-    are reported by `moved`. `loads` are the pages to copy to the device before the rows of the last step see them.
+    are reported by `moved`. `loads` are the pages to copy to the device for the rows of the last planned step.
     """
 
     def __init__(self, shape: ModelShape, bounds: StepLimits, keeping: TierPolicy = PLAIN) -> None:
@@ -178,7 +178,7 @@ class Scheduler:
 
 
 class _Ledger:
-    """Pages available per group as the plan goes on, without touching the pools."""
+    """Counts the pages available in each group while a step is planned; the pools do not change."""
 
     def __init__(self, table: PageTable) -> None:
         self._table = table
@@ -340,7 +340,7 @@ def _first_rows(match: PrefixMatch, most: int, pages: int) -> list[int]:
 
 
 def _place(match: PrefixMatch, position: int) -> int:
-    """Return how many pages are computed before the one of a position to compute."""
+    """Return how many of the pages to compute come before the page of `position`."""
     count = 0
     for start, end in match.todo:
         if position < end:

@@ -30,7 +30,7 @@ class Int8Form:
         return np.concatenate([_bytes(scales), _bytes(small)])
 
     def grow(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the bytes of a layer, each number off by at most half a scale, and what its type rounds."""
+        """Return the bytes of a layer; each number is off by at most half a scale, plus the rounding of its type."""
         count = len(data) // (self._dim + _SCALE_BYTES)
         whole = torch.from_numpy(data.copy())
         scales = whole[: count * _SCALE_BYTES].view(torch.float32).view(-1, 1)

@@ -84,7 +84,7 @@ def run_step(
     loading: PageLoads | None = None,
     clock: Clock = SYSTEM,
 ) -> StepResult:
-    """Execute `rows` on the calling thread; `requests` names the request of each. Raises nothing a request can cause.
+    """Execute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
 
     Rows that failed together are executed again, which changes nothing: a page's keys and values are written anew.
     Returns once all pages of `loading` have arrived.

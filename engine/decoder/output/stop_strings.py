@@ -15,7 +15,7 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, str | None]:
         """Return the text that is certain now, and the stop string that ended it, if one did.
 
-        Of several, the one that begins first; of those that begin together, the first in the list.
+        If several occur, the one that begins first counts; of those that begin together, the first in the list.
         """
         text = self._held + text
         found = [(at, order) for order, at in enumerate(map(text.find, self._strings)) if at >= 0]

@@ -135,10 +135,10 @@ def _sample_cut(chances: Tensor, draws: Sequence[SamplingRequest], at: Tensor) -
 
 
 def _left(values: Tensor, draws: Sequence[SamplingRequest], chances: Tensor | None) -> Tensor:
-    """Return falling chances, 0 where min_p, top_k or top_p cut them; the first stays.
+    """Return falling chances, 0 where min_p, top_k or top_p cut them; the first is always kept.
 
-    min_p and top_k cut first; top_p then takes the fewest that reach its share of what they left. `chances` holds all
-    of each row's, where `values` are only the largest.
+    min_p and top_k cut first; top_p then keeps the fewest chances that reach its share of those left. `chances` holds
+    all chances of each row if `values` are only the largest.
     """
     least = _column([draw.sampling.min_p for draw in draws], values).double() * values[:, :1]
     top_k = [draw.sampling.top_k or 1 << 40 for draw in draws]

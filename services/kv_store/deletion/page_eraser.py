@@ -67,7 +67,7 @@ class PageEraser:
             ) from error
 
     async def _drop(self, keys: list[PageKey]) -> None:
-        """Have the kv_store that keeps the pages erase them, once its requests are few enough to take more."""
+        """Ask the keeper to erase pages; while too many requests wait for it, try again after each erasure."""
 
         async def accepted() -> bool:
             try:

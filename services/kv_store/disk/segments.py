@@ -56,7 +56,7 @@ class RecordPlace(Struct, frozen=True):
 
 
 class KeptPage(NamedTuple):
-    """A page's value, when it expires (ms), and whose it is."""
+    """A page's value, when it expires (ms), and its owner."""
 
     value: bytes
     ends_ms: int

@@ -16,7 +16,10 @@ class LeaseLost(Exception):
 
 
 class KeeperLease:
-    """This process' right to keep the pages; `term` counts how often it was taken, `others`: another process has it."""
+    """This process' right to keep the pages.
+
+    `term` counts how often this process took the lease; `others` says that another process has it.
+    """
 
     def __init__(self, lock: RedisLock, name: str) -> None:
         self._lock, self._name = lock, name

@@ -24,9 +24,10 @@ NOBODY = Preference()
 
 
 def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most: int) -> Preference:
-    """Return the worker whose held tokens of a prompt of `most` tokens are worth most, by its own published cost.
+    """Return the worker whose pages of a prompt save the most seconds, by the cost that the worker has published.
 
-    NOBODY if no worker that takes work holds any, or only one worker takes work.
+    `tokens` is how many of the prompt's `most` tokens each worker holds. NOBODY if no worker that takes work holds any,
+    or only one worker takes work.
     """
     takes = {name: w for name, w in workers.items() if not (w.draining or w.closed)}
     if len(takes) < 2:
