@@ -13,7 +13,7 @@ WEIGHT = 0.25
 
 
 class TierBreaker:
-    """The record of one tier's fetches: `came` and `failed` report fetches, `asks` and `predicted_s` predict new ones."""
+    """The record of one tier's fetches: `came` and `failed` add to it, `asks` and `predicted_s` use it."""
 
     def __init__(self) -> None:
         self.page_s = 0.0  # recent mean; 0: nothing is known
