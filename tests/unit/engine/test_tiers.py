@@ -144,12 +144,11 @@ def test_one_flipped_bit_is_found(sides: Sides) -> None:
     """Every page of the host is damaged in one bit: all are found so, counted, and computed anew."""
     rng = random.Random(5)
     driver = Driver(sides.runner, StepLimits(64, 3))
-    prompt = _text(rng, 5 * PAGE + 3)
-    driver.add(prompt, 1)
-    driver.run()
-    others = [driver.add(_text(rng, 5 * PAGE), 1) for _ in range(6)]  # push it to the host
-    driver.run()
-    driver.settle()
+    prompts = [_text(rng, 5 * PAGE + 3), *(_text(rng, 5 * PAGE) for _ in range(6))]
+    for prompt in prompts:
+        driver.add(prompt, 1)
+        driver.run()
+        driver.settle()  # its pages lie on the host before the next prompt takes their place
     copier, tiers = sides.runner.copier, driver.tiers
     assert isinstance(copier, TorchPageCopier)
     for group, (device, host) in enumerate(zip(tiers.device, tiers.host, strict=True)):
@@ -157,7 +156,7 @@ def test_one_flipped_bit_is_found(sides: Sides) -> None:
             device.forget(page_id)
         for page in host._by_id.values():
             copier._bytes[group][page, rng.randrange(len(copier._bytes[group][page])), 0] ^= 1
-    again = [driver.add(prompt, 4), *(driver.add(other.prompt, 4) for other in others)]
+    again = [driver.add(prompt, 4) for prompt in prompts]
     loaded = copier.moved_bytes["load"]
     driver.run()
 
