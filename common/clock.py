@@ -14,15 +14,12 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds that never go back, for deadlines; only differences mean anything."""
-        ...
 
     def perf_s(self) -> float:
         """Return seconds of the finest clock, for measuring how long something took."""
-        ...
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch, by the bus' clock."""
-        ...
 
 
 class SystemClock:

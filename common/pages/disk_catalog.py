@@ -24,7 +24,6 @@ class Shelf(Protocol):
 
     async def ends(self) -> dict[PageKey, int]:
         """Return when every page expires (ms)."""
-        ...
 
 
 class DiskCatalog:

@@ -31,15 +31,12 @@ class ServedJob(Protocol):
 
     async def run(self) -> None:
         """Do the job and end it through the worker's outbox; after an exception the job is tried again."""
-        ...
 
     def event(self) -> Event | None:
         """Return the next event of the job's log, if there is one to emit."""
-        ...
 
     async def stopped(self) -> None:
         """Clean up after the task was cancelled because the job was cancelled or fenced off."""
-        ...
 
 
 class LogNames(NamedTuple):

@@ -13,27 +13,22 @@ class WaitingJob(Protocol):
     @property
     def items(self) -> int:
         """The job's texts."""
-        ...
 
     @property
     def tokens(self) -> int:
         """The job's tokens."""
-        ...
 
     @property
     def alone(self) -> bool:
         """True if the job must share no batch."""
-        ...
 
     @property
     def batch(self) -> int:
         """The batch that admission planned the job in; 0: in none."""
-        ...
 
     @property
     def due_ms(self) -> int:
         """When the job should end, in milliseconds since the epoch."""
-        ...
 
 
 class BatchLimits(NamedTuple):

@@ -28,24 +28,18 @@ class EncoderModel(Protocol):
     @property
     def reranks(self) -> bool:
         """True for a cross-encoder."""
-        ...
 
     def tokenizer_json(self) -> bytes:
         """Return the tokenizer for the router."""
-        ...
 
     def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
         """Return the model's card."""
-        ...
 
     def check(self, texts: Sequence[Sequence[int]]) -> None:
         """Raise InvalidRequest for texts that the model cannot take."""
-        ...
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
         """Return one float32 row of `dimension` values per text, (texts, dimension)."""
-        ...
 
     def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
         """Return one raw score per pair, (pairs,); `types` are token types, or [] for all 0."""
-        ...

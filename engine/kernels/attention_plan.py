@@ -25,12 +25,10 @@ class QueryRows(Protocol):
     @property
     def positions(self) -> Sequence[int]:
         """Absolute positions of the rows."""
-        ...
 
     @property
     def pages(self) -> Sequence[Sequence[int]]:
         """Per layer group: page ids by logical page; -1 for one that is not resident."""
-        ...
 
 
 class AttentionPart(NamedTuple):

@@ -42,7 +42,6 @@ class WorkerLoop(Protocol):
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end within `drain_s` the jobs that run, and hand over the rest."""
-        ...
 
 
 class ExtraModel(Protocol):
@@ -50,11 +49,9 @@ class ExtraModel(Protocol):
 
     def load(self) -> None:
         """Load and measure the model, on the device's thread; ConfigError names the setting that cannot be had."""
-        ...
 
     async def attach(self, bus: Bus, device: DeviceQueue) -> WorkerLoop:
         """Publish the model's card, register, and return the model's loop."""
-        ...
 
 
 def load_models(config: WorkerConfig) -> list[EncoderModel]:

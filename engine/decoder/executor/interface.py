@@ -103,7 +103,6 @@ class PageLoads(Protocol):
 
     def wait(self) -> None:
         """Return once all pages have arrived."""
-        ...
 
 
 class PageCopier(Protocol):
@@ -115,26 +114,21 @@ class PageCopier(Protocol):
 
     def load(self, moves: Sequence[PageMove]) -> PageLoads:
         """Begin to copy pages to the device."""
-        ...
 
     def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
         """Copy one page to the host when there are no loads.
 
         `done` is called on the copier's thread with the move and whether the page is there.
         """
-        ...
 
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
         """Return the bytes of a held page in the form of the tiers below the host."""
-        ...
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
         """Write values from a lower tier to host pages; return the errors of those that are not sound."""
-        ...
 
     def layout(self, group: int) -> tuple[int, int]:
         """Return how many layers a page of a group has, and the bytes of one."""
-        ...
 
 
 class Executor(Protocol):
@@ -156,12 +150,9 @@ class Executor(Protocol):
         A layer waits for its pages that are being loaded. A sequence appears at most once in a batch. Raises
         only what a step can cause: StepFailed, if one sequence's numbers are not finite, and memory errors.
         """
-        ...
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return the model's card, by which the router renders, tokenizes and names families."""
-        ...
 
     def tokenizer_json(self) -> bytes:
         """Return the bytes of tokenizer.json."""
-        ...

@@ -22,11 +22,9 @@ class TextStream(Protocol):
 
     def push(self, token: int) -> str:
         """Add a token; return the text that is certain by now and was not returned before."""
-        ...
 
     def flush(self) -> str:
         """Return the rest of the text; no token follows."""
-        ...
 
 
 class Vocabulary:

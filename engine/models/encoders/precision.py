@@ -41,7 +41,6 @@ class Forward(Protocol):
         self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
     ) -> Tensor:
         """Return fp32 (tokens, hidden)."""
-        ...
 
 
 def choose(

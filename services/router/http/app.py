@@ -25,7 +25,6 @@ class Api(Protocol):
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes with their handlers."""
-        ...
 
 
 def application(
