@@ -33,15 +33,20 @@ _FOR_CLIENTS = {"bus_down": "the bus is away; try again"}  # its own words name 
 class SpillwayError(Exception):
     """Base of every error shown to a client.
 
-    `code` is stable, and one of `codes`; `param` names the offending field; `retry_after_s` is set where coming back
+    `code` is stable, and one of `codes`: the first unless one is given; `param` names the offending field; `retry_after_s` is set where coming back
     helps. ValueError for a code that the class does not list.
     """
 
     http_status: int = 500
-    type: ClassVar[str] = "server_error"
+    type: ClassVar[str] = "invalid_request_error"
     codes: ClassVar[tuple[str, ...]] = ()
-    default_code: ClassVar[str] = "internal_error"
+    default_code: ClassVar[str]
     retryable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Make the first of a class' codes the one that its errors have when none is given."""
+        if "codes" in vars(cls):
+            cls.default_code = cls.codes[0]
 
     def __init__(
         self,
@@ -80,8 +85,6 @@ class InvalidRequest(SpillwayError):
     """400: the request cannot be understood or is out of limits."""
 
     http_status = 400
-    type = "invalid_request_error"
-    default_code = "invalid_request"
     codes = (
         "invalid_request",
         "bad_message",
@@ -124,7 +127,6 @@ class Unauthenticated(SpillwayError):
 
     http_status = 401
     type = "authentication_error"
-    default_code = "invalid_api_key"
     codes = ("invalid_api_key", "missing_api_key")
 
 
@@ -132,8 +134,6 @@ class NotFound(SpillwayError):
     """404: no such thing, or it belongs to another tenant."""
 
     http_status = 404
-    type = "invalid_request_error"
-    default_code = "not_found"
     codes = (
         "not_found",
         "collection_not_found",
@@ -150,8 +150,6 @@ class MethodNotAllowed(SpillwayError):
     """405: the path exists, the method does not."""
 
     http_status = 405
-    type = "invalid_request_error"
-    default_code = "method_not_allowed"
     codes = ("method_not_allowed",)
 
 
@@ -159,8 +157,6 @@ class RequestTimeout(SpillwayError):
     """408: the client sent its body too slowly."""
 
     http_status = 408
-    type = "invalid_request_error"
-    default_code = "request_timeout"
     codes = ("request_timeout",)
     retryable = True
 
@@ -169,8 +165,6 @@ class Conflict(SpillwayError):
     """409: what is stored disagrees with what is asked."""
 
     http_status = 409
-    type = "invalid_request_error"
-    default_code = "conflict"
     codes = (
         "conflict",
         "collection_busy",
@@ -191,8 +185,6 @@ class TooLarge(SpillwayError):
     """413: the body or an item exceeds its limit."""
 
     http_status = 413
-    type = "invalid_request_error"
-    default_code = "too_large"
     codes = ("too_large", "body_too_large", "pages_too_large", "session_too_large")
 
 
@@ -200,8 +192,6 @@ class Unprocessable(SpillwayError):
     """422: understood, but it cannot be done with these values."""
 
     http_status = 422
-    type = "invalid_request_error"
-    default_code = "unprocessable"
     codes = ("unprocessable", "exceeds_depth", "not_embeddable")
 
 
@@ -210,7 +200,6 @@ class RateLimited(SpillwayError):
 
     http_status = 429
     type = "rate_limit_error"
-    default_code = "depth"
     codes = ("depth", "deadline", "quota", "tokens")
     retryable = True
 
@@ -219,21 +208,19 @@ class Cancelled(SpillwayError):
     """499: the client cancelled the request, or went away."""
 
     http_status = 499
-    type = "invalid_request_error"
-    default_code = "cancelled"
     codes = ("cancelled",)
 
 
 class InternalError(SpillwayError):
     """500: our fault."""
 
+    type = "server_error"
     codes: ClassVar[tuple[str, ...]] = ("internal_error",)
 
 
 class JobFailed(InternalError):
     """500: a job was convicted; the dead letter keeps error and trace."""
 
-    default_code = "job_failed"
     codes = ("job_failed", "bad_entry", "log_damaged", "log_gap", "model_error")
 
 
@@ -241,7 +228,7 @@ class Unavailable(SpillwayError):
     """503: not able now (draining, no worker, bus away or full)."""
 
     http_status = 503
-    default_code = "unavailable"
+    type = "server_error"
     codes = (
         "unavailable",
         "bus_down",
@@ -269,7 +256,6 @@ class DeadlineExceeded(SpillwayError):
 
     http_status = 504
     type = "timeout_error"
-    default_code = "deadline_exceeded"
     codes = ("deadline_exceeded",)
 
 
