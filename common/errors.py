@@ -33,8 +33,8 @@ _FOR_CLIENTS = {"bus_down": "the bus is away; try again"}  # its own words name 
 class SpillwayError(Exception):
     """Base of every error shown to a client.
 
-    `code` is stable, and one of `codes`: the first unless one is given; `param` names the offending field; `retry_after_s` is set where coming back
-    helps. ValueError for a code that the class does not list.
+    `code` is stable, and one of `codes`: the first unless one is given; `param` names the offending field;
+    `retry_after_s` is set where coming back helps. ValueError for a code that the class does not list.
     """
 
     http_status: int = 500

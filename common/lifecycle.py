@@ -6,19 +6,39 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import uvloop
 
 from common import log, tracing
+from common.arguments import parse
+from common.config import Common
 from common.errors import ConfigError
 
 # What a service may need after its own drain time to close connections and files.
 _CLOSE_S = 10.0
+Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+C = TypeVar("C", bound=Common)
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int:
+def run_service(
+    cls: type[C],
+    service: str,
+    serve: Callable[[C, str, asyncio.Event], Coroutine[Any, Any, None]],
+    prog: str | None = None,
+) -> int:
+    """Run a service with the configuration that its flags, environment and file give; return the exit status.
+
+    `serve(config, instance, stopping)` is the service, as `main` of `run` is; `prog` is its name in messages.
+    """
+    config, instance = parse(cls, sys.argv[1:], os.environ, prog or f"python -m services.{service}")
+    log.setup(service, config)
+    tracing.setup(service, os.environ)
+    return run(lambda stopping: serve(config, instance, stopping), config.drain_s)
+
+
+def run(main: Main, drain_s: float) -> int:
     """Run `main(stopping)` to its end and return the process' exit status.
 
     SIGTERM and SIGINT set `stopping`; `main` then drains within `drain_s` seconds and returns. A second signal
@@ -42,12 +62,12 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int
         tracing.stop()
 
 
-async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], drain_s: float) -> int:
+async def _supervised(main: Main, drain_s: float) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stopping)
-    work = asyncio.create_task(_call(main, stopping), name="main")
+    work = asyncio.create_task(main(stopping), name="main")
     stop = asyncio.create_task(stopping.wait(), name="stopping")
     await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -60,15 +80,6 @@ async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], drain_s:
         return 1
     work.result()
     return 0
-
-
-def _call(
-    main: Callable[[asyncio.Event], Awaitable[None]], stopping: asyncio.Event
-) -> Coroutine[Any, Any, None]:
-    async def call() -> None:
-        await main(stopping)
-
-    return call()
 
 
 def _on_signal(number: int, stopping: asyncio.Event) -> None:

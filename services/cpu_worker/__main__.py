@@ -9,11 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from common import log, tracing
-from common.arguments import parse
+from common import log
 from common.config import WorkerConfig
 from common.devices import detect, show_cores, torch_version, within_reach
-from common.lifecycle import run
+from common.lifecycle import run_service
 from common.placement import place
 from services.adapters.metrics import WorkMetrics
 from services.adapters.worker import serve
@@ -36,21 +35,16 @@ def placed(config: WorkerConfig) -> WorkerConfig:
     return msgspec.structs.replace(config, threads=threads, device=device)
 
 
+async def work(config: WorkerConfig, instance: str, stopping: asyncio.Event) -> None:
+    """Serve the CPU's lane on the cores that are chosen for it."""
+    await serve(
+        placed(config), instance, stopping, service=SERVICE, lane="cpu", metrics=WorkMetrics()
+    )
+
+
 def main() -> int:
     """Run the worker; returns the process' exit status."""
-    config, instance = parse(
-        WorkerConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
-    )
-    log.setup(SERVICE, config)
-    tracing.setup(SERVICE, os.environ)
-    metrics = WorkMetrics()
-
-    async def work(stopping: asyncio.Event) -> None:
-        await serve(
-            placed(config), instance, stopping, service=SERVICE, lane="cpu", metrics=metrics
-        )
-
-    return run(work, config.drain_s)
+    return run_service(WorkerConfig, SERVICE, work)
 
 
 if __name__ == "__main__":

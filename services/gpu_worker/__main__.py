@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
-from common import log, tracing
-from common.arguments import parse
 from common.config import WorkerConfig
-from common.lifecycle import run
+from common.lifecycle import run_service
 from services.adapters.generate.generator import Generator
 from services.adapters.generate.metrics import LANE
 from services.adapters.metrics import WorkMetrics
@@ -18,27 +15,23 @@ from services.adapters.worker import serve
 SERVICE = "gpu_worker"
 
 
+async def work(config: WorkerConfig, instance: str, stopping: asyncio.Event) -> None:
+    """Serve the accelerator's lane, with the encoders and the generator that the config names."""
+    metrics = WorkMetrics()
+    await serve(
+        config,
+        instance,
+        stopping,
+        service=SERVICE,
+        lane=LANE,
+        metrics=metrics,
+        beside=Generator.of(config, SERVICE, metrics),
+    )
+
+
 def main() -> int:
     """Run the worker; returns the process' exit status."""
-    config, instance = parse(
-        WorkerConfig, sys.argv[1:], os.environ, f"python -m services.{SERVICE}"
-    )
-    log.setup(SERVICE, config)
-    tracing.setup(SERVICE, os.environ)
-    metrics = WorkMetrics()
-
-    async def work(stopping: asyncio.Event) -> None:
-        await serve(
-            config,
-            instance,
-            stopping,
-            service=SERVICE,
-            lane=LANE,
-            metrics=metrics,
-            beside=Generator.of(config, SERVICE, metrics),
-        )
-
-    return run(work, config.drain_s)
+    return run_service(WorkerConfig, SERVICE, work)
 
 
 if __name__ == "__main__":
