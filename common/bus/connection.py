@@ -58,7 +58,7 @@ def _down(why: str) -> BusDown:
 
 
 class Connection:
-    """Runs commands and scripts on one Redis or one Cluster; `reachable_since` is a time of `clock.monotonic()`."""
+    """Runs commands and scripts on one Redis or one Cluster; `policy` knows for how long Redis has been reached."""
 
     def __init__(self, config: Common, clock: SystemClock) -> None:
         self.config = config
@@ -68,7 +68,7 @@ class Connection:
         self.address = RedisAddress(self.url, self.cluster, "SPILLWAY_REDIS_URL")
         self._scripts = Scripts()
         self._claims = False
-        self._policy = PersistPolicy(clock, down=_down)
+        self.policy = PersistPolicy(clock, down=_down)
         self._commands = self._client(TIMEOUT_S, CONNECTIONS, self._answered)
         self._blocking = self._client(BLOCK_MS / 1000 + TIMEOUT_S, 0, self._resync_when_due)
         self._resyncs: set[asyncio.Task[None]] = set()
@@ -79,21 +79,12 @@ class Connection:
     ) -> RedisClient:
         return RedisClient(
             self.address,
-            self._policy,
+            self.policy,
             self.clock,
             timeout_s=timeout_s,
             connections=connections,
             answered=answered,
         )
-
-    @property
-    def reachable_since(self) -> float | None:
-        """Time since which Redis has been reached without a break; None while Redis is away."""
-        return self._policy.reachable_since
-
-    @reachable_since.setter
-    def reachable_since(self, since: float | None) -> None:
-        self._policy.reachable_since = since
 
     @property
     def in_flight(self) -> int:
@@ -103,15 +94,7 @@ class Connection:
     @property
     def reachable(self) -> bool:
         """True if the last command reached Redis."""
-        return self.reachable_since is not None
-
-    def down_s(self) -> float:
-        """Seconds since Redis was last reached; 0.0 if it is reachable."""
-        return self._policy.down_s()
-
-    def reached_for(self) -> float:
-        """Seconds for which Redis has been reached without a break."""
-        return self._policy.reached_for()
+        return self.policy.reachable_since is not None
 
     async def connect(self, timeout_s: float = 30.0) -> None:
         """Wait until Redis answers and measure the offset to its clock; BusDown after `timeout_s`."""
@@ -139,10 +122,6 @@ class Connection:
                 f"ours are {self._scripts.version}); stop them"
             )
         self._claims = True
-
-    def suspect(self) -> None:
-        """Count anew for how long Redis has been reached: Redis, or the whole machine, may have stood still."""
-        self._policy.suspect()
 
     async def close(self) -> None:
         """Let commands in flight end, then close every connection."""

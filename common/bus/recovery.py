@@ -256,7 +256,7 @@ class Recovery:
         if record is not None and is_gone(record.place):
             await self._redis.call("DEL", heart)
             return True
-        return self._redis.reached_for() * 1000 >= TTL_MS and not await self._redis.call(
+        return self._redis.policy.reached_for() * 1000 >= TTL_MS and not await self._redis.call(
             "EXISTS", heart
         )
 

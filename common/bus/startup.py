@@ -62,7 +62,7 @@ async def open_bus(
 async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
     """Keep the health's condition `bus` up to date until the stop; from then on the service is not ready."""
     while not stopping.is_set():
-        down_s = bus.connection.down_s()
+        down_s = bus.connection.policy.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")
         await wait(stopping, _WATCH_S)
     health.draining()

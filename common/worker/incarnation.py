@@ -121,14 +121,6 @@ class Incarnation:
         self.record = msgspec.structs.replace(record, worker=self.name, place=self.record.place)
         await self.beat("keep")
 
-    def working(self, predicted_s: float) -> None:
-        """Tell the heartbeat thread that a step began which should take `predicted_s`."""
-        self.heartbeat.working(predicted_s)
-
-    def idle(self) -> None:
-        """Tell the heartbeat thread that no step is running."""
-        self.heartbeat.idle()
-
     def ran(self, items: int, tokens: int, seconds: float) -> None:
         """Count a batch that was run; the next heartbeat publishes the counts."""
         batches, total, *_ = self._ran

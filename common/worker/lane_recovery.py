@@ -63,7 +63,7 @@ class LaneRecovery:
             turn += 1
             if self._bus.clock.unix_ns() - last_ns > _STALL_S * 1e9:
                 # This process or the machine stood still, and other workers may have too.
-                self._bus.connection.suspect()
+                self._bus.connection.policy.suspect()
             try:
                 await self._recover(adopt=turn % 2 == 0)
             except BusDown:

@@ -159,7 +159,7 @@ class JobServer:
             self._poked.clear()
             self._step_all = False
             for worker in self._workers:
-                worker.incarnation.working(PREDICTED_S)
+                worker.incarnation.heartbeat.working(PREDICTED_S)
                 try:
                     await self._step_worker(worker, every=due)
                 except BusDown:

@@ -189,14 +189,14 @@ class QueryLoop:
                 self._arrived.clear()
                 await wait(self._arrived, _WAIT_S)
                 continue
-            self.worker.incarnation.working(_PREDICTED_S)
+            self.worker.incarnation.heartbeat.working(_PREDICTED_S)
             try:
                 await self._run(batch)
             finally:
                 self._queue.done(batch)
                 self._arrived.set()
                 if not self._queue.running:
-                    self.worker.incarnation.idle()
+                    self.worker.incarnation.heartbeat.idle()
                 self._room.set()
 
     async def _run(self, batch: list[SearchJob]) -> None:
@@ -212,7 +212,7 @@ class QueryLoop:
         outcomes = await self._compute(execute, batch[0].handle, [job.work for job in batch])
         span.end()
         took_s = self._clock.perf_s() - began_s
-        self.worker.incarnation.idle()
+        self.worker.incarnation.heartbeat.idle()
         self.worker.incarnation.ran(sum(job.lease.items for job in batch), 0, took_s)
         if took_s > _ASK_FIRST_S:
             batch, outcomes = await self._without_stopped(batch, outcomes)

@@ -140,7 +140,7 @@ class Hand:
 
 def reached(bus: Any, seconds: float = 60.0) -> None:
     """Pretend that Redis has been reached for so long without a break."""
-    bus.connection.reachable_since = bus.clock.monotonic() - seconds
+    bus.connection.policy.reachable_since = bus.clock.monotonic() - seconds
 
 
 def new_job(family: Family = EMBED, items: int = 1, tokens: int = 10) -> NewJob:

@@ -102,7 +102,7 @@ class Scene:
         self.pieces += fresh
         data = encode(Delta(pieces=self.pieces if fold else fresh))
         event = Event(index=self.index, kind="progress", data=data)
-        self.consumer.incarnation.working(60)
+        self.consumer.incarnation.heartbeat.working(60)
         self.stopped = self.lease.job in await self.consumer.outbox.emit(
             [self.lease], {self.lease.job: event}, fold=fold
         )

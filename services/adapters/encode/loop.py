@@ -215,7 +215,7 @@ class EmbeddingLoop:
             batch = await self._drop_stopped(batch, doing)
             if not batch:
                 return
-        self._worker.incarnation.working(predicted_s)
+        self._worker.incarnation.heartbeat.working(predicted_s)
         started_s = self._clock.monotonic()
         for job in batch:
             self._metrics.batch_wait.observe(started_s - job.read_s)
@@ -224,7 +224,7 @@ class EmbeddingLoop:
         wanted = batch if ask_first else await self._drop_stopped(batch, doing)
         ran = await computing
         span.end()
-        self._worker.incarnation.idle()
+        self._worker.incarnation.heartbeat.idle()
         self._observe(batch, ran, self._clock.monotonic() - started_s)
         if self._finishing is not None:
             await self._finishing

@@ -171,10 +171,10 @@ class GenerationLoop:
             await self._follow_drift()
 
     async def _step(self, step: RunningStep) -> None:
-        self._worker.incarnation.working(step.predicted_s)
+        self._worker.incarnation.heartbeat.working(step.predicted_s)
         self._note_waits(generation.id for generation in step.generations)
         result = await step.handle.result()
-        self._worker.incarnation.idle()
+        self._worker.incarnation.heartbeat.idle()
         self._observe(step, result)
         for progress in self.engine.commit(step, result):
             self._note_progress(progress)

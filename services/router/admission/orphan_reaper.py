@@ -39,7 +39,7 @@ class OrphanReaper:
 
         After an outage of Redis no router counts as dead before every router had time to state that it lives.
         """
-        if self._bus.connection.reached_for() * 1000 < DEAD_MS:
+        if self._bus.connection.policy.reached_for() * 1000 < DEAD_MS:
             return []
         cancelled: list[str] = []
         for router, silent_ms in (await self._requests.silent_routers(DEAD_MS)).items():

@@ -88,7 +88,7 @@ class MeshMonitor:
         self._lanes.end_round()
 
     def _note_bus(self) -> None:
-        down_s = self._bus.connection.down_s()
+        down_s = self._bus.connection.policy.down_s()
         metrics.BUS_DOWN.set(down_s)
         why = "" if down_s < DOWN_S else f"Redis has been away for {down_s:.0f} s"
         self._health.set("bus", not why, why)

@@ -211,7 +211,7 @@ async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.Monkey
     await consumer.start()
     (job,) = await must(bus, new_job())
     (lease,) = await read_until(consumer, 1)
-    consumer.incarnation.working(0.01)
+    consumer.incarnation.heartbeat.working(0.01)
     hand = await Hand(bus, EMBED, "hand").join()
     async with asyncio.timeout(60):
         while await bus.connection.call("EXISTS", keys.heart(EMBED, "gpu-hung")):
@@ -222,7 +222,7 @@ async def test_a_hung_step_loses_its_leases(bus: Bus, monkeypatch: pytest.Monkey
     found = await bus.jobs.get(job.id)
     assert found is not None
     assert found.suspicions == 1
-    consumer.incarnation.idle()
+    consumer.incarnation.heartbeat.idle()
     assert await consumer.outbox.finish(lease, RESULT) == "fenced"
     await until(lambda: consumer.generation == 1)
     await consumer.stop()

@@ -43,8 +43,8 @@ async def test_nobody_is_declared_dead_after_an_outage(bus: Bus, family: Family)
     for seconds, settled in ((0.0, 0), (4.9, 0), (5.1, 1)):
         reached(bus, seconds)
         assert len(await bus.recovery.settle(family, "gpu", "good")) == settled
-    bus.connection.suspect()
-    assert bus.connection.reached_for() < 1
+    bus.connection.policy.suspect()
+    assert bus.connection.policy.reached_for() < 1
 
 
 async def test_a_process_that_is_gone_is_not_waited_for(bus: Bus, family: Family) -> None:
@@ -57,7 +57,7 @@ async def test_a_process_that_is_gone_is_not_waited_for(bus: Bus, family: Family
         await hand.join()
         await must(bus, new_job(family), prefer=None)
         assert len(await hand.pull()) == 1
-    bus.connection.suspect()
+    bus.connection.policy.suspect()
     done = await bus.recovery.settle(family, "gpu", "good")
     assert [(each.entry.holder, each.verdict) for each in done] == [("gone", "returned")]
     assert [record.worker for record in await bus.workers.living(family)] == ["alive"]
