@@ -22,10 +22,6 @@ MAX_ERRORS = 3
 SessionPart = tuple[Turn, SessionTurn]
 
 
-def _part(turn: Turn | None, session: SessionTurn | None) -> SessionPart | None:
-    return (turn, session) if turn is not None and session is not None else None
-
-
 class RunningBatch(NamedTuple):
     """The batch a worker runs: when the batch should be over, its number in the lane's plan, and its size."""
 
@@ -109,17 +105,16 @@ class Outbox:
         result: Result,
         *,
         index: int = 0,
-        turn: Turn | None = None,
-        session: SessionTurn | None = None,
+        part: SessionPart | None = None,
     ) -> str:
         """End a job with its result; "fenced" if the lease was another worker's by then, and nothing was written.
 
-        `index` is where the log should end; where the log ends elsewhere, the event takes the log's index. `turn` is
-        appended to the `session` in the same script; "deleted" or "changed" if the session does not wait for the turn
-        any more: the job then ended with the error `session_deleted` or `session_changed` instead of its result.
+        `index` is where the log should end; where the log ends elsewhere, the event takes the log's index. The turn of
+        `part` is appended to its session in the same script; "deleted" or "changed" if the session does not wait for
+        the turn any more: the job then ended with the error `session_deleted` or `session_changed`, not its result.
         """
         event = Event(index=index, kind="result", data=encode(result))
-        return await self._end(lease, event, part=_part(turn, session))
+        return await self._end(lease, event, part=part)
 
     async def refuse(
         self,
@@ -127,17 +122,16 @@ class Outbox:
         error: SpillwayError,
         *,
         index: int = 0,
-        turn: Turn | None = None,
-        session: SessionTurn | None = None,
+        part: SessionPart | None = None,
     ) -> str:
         """End a job with an error that another try would not change.
 
-        `turn` is the part of the answer that the session keeps, if the client asked for that.
+        The turn of `part` is the part of the answer that the session keeps, if the client asked for that.
         """
         kind: Literal["expired", "error"] = (
             "expired" if error.code == "deadline_exceeded" else "error"
         )
-        return await self._end(lease, error_event(index, kind, error), part=_part(turn, session))
+        return await self._end(lease, error_event(index, kind, error), part=part)
 
     async def expire(self, lease: Lease) -> None:
         """End a job whose deadline passed before it ran; while Redis is away the lease is only forgotten."""

@@ -117,7 +117,7 @@ class Scene:
         """Finish with the counts of what was said; a turn with the answer and its tokens."""
         if self.stopped:
             return
-        work, turn = self.work, None
+        work, part = self.work, None
         output = [token for piece in self.pieces for token in piece.tokens]
         result = GenerateResult(
             prompt_tokens=sum(map(len, work.prompts)), completion_tokens=len(output)
@@ -137,9 +137,8 @@ class Scene:
                 at_ms=0,
                 shown=work.turn.shown,
             )
-        await self.consumer.outbox.finish(
-            self.lease, result, index=self.index, turn=turn, session=work.turn
-        )
+            part = (turn, work.turn)
+        await self.consumer.outbox.finish(self.lease, result, index=self.index, part=part)
 
 
 Script = Callable[[Scene], Awaitable[None]]

@@ -80,9 +80,9 @@ async def end(bus: Bus, hand: Hand, lease: Lease, record: SessionRecord, text: s
     """Stream `text` and finish the turn."""
     event = Event(index=0, kind="progress", data=text.encode())
     await hand.step([lease], {lease.job: event})
-    turn, part = turn_of(lease.job, record, text), part_of(record)
+    part = (turn_of(lease.job, record, text), part_of(record))
     result = GenerateResult(prompt_tokens=3, completion_tokens=2)
-    assert await hand.finish(lease, result, index=1, turn=turn, session=part) == "ok"
+    assert await hand.finish(lease, result, index=1, part=part) == "ok"
 
 
 async def lived(bus: Bus, hand: Hand, text: str) -> SessionRecord:

@@ -11,6 +11,7 @@ from common.wire.message import BadMessage, encode
 from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delta
 from common.wire.sessions import Turn
 from common.worker.leases import Lease
+from common.worker.outbox import SessionPart
 from engine.decoder.executor.interface import Executor
 from engine.decoder.executor.step import StepFailure
 from engine.decoder.generation import Generation, GenerationRequest
@@ -121,13 +122,13 @@ class GenerationJob:
             "gen_ai.usage.cache_read.input_tokens": result.cached_tokens,
         }
 
-    def turn(self, now_ms: int, *, partial: bool = False) -> Turn | None:
+    def turn(self, now_ms: int, *, partial: bool = False) -> SessionPart | None:
         """Return the session's turn: the answer and its tokens, for a partial one as far as they are logged."""
         asked, choice = self.work.turn, self.choices[0]
         if asked is None:
             return None
         logged = sum(len(piece.tokens) for piece in self.pieces)
-        return Turn(
+        turn = Turn(
             job=self.id,
             history=asked.history,
             messages=asked.messages,
@@ -140,6 +141,7 @@ class GenerationJob:
             partial=partial,
             retrieval=asked.retrieval,
         )
+        return turn, asked
 
 
 def _piece(at: int, choice: int, output: ChoiceOutput) -> Piece:

@@ -11,8 +11,8 @@ from common.bus import BusDown, BusFull
 from common.clock import Clock
 from common.tasks import wait
 from common.wire.results import Event
-from common.wire.sessions import SessionTurn, Turn
 from common.worker.leases import Lease
+from common.worker.outbox import SessionPart
 from common.worker.worker import Worker
 from services.adapters.generate.cache_announcer import CacheAnnouncer
 from services.adapters.generate.job import GenerationJob
@@ -153,10 +153,8 @@ class OutputEmitter:
         return stopped
 
     async def _emit_group(self, jobs: Mapping[str, GenerationJob], *, fold: bool) -> set[str]:
-        def partial_turn(lease: Lease) -> tuple[Turn, SessionTurn] | None:
-            job = jobs[lease.job]
-            turn = job.turn(self._clock.now_ms(), partial=True)
-            return (turn, job.work.turn) if turn is not None and job.work.turn else None
+        def partial_turn(lease: Lease) -> SessionPart | None:
+            return jobs[lease.job].turn(self._clock.now_ms(), partial=True)
 
         leases = [lease for job in jobs.values() if (lease := self._lease(job)) is not None]
         events: dict[str, Event] = {}
@@ -219,17 +217,13 @@ class OutputEmitter:
             if job.failure is not None:
                 await self._worker.outbox.fail(lease, *job.failure)
                 return
-            session, index, now_ms = job.work.turn, job.next_index, self._clock.now_ms()
+            index, now_ms = job.next_index, self._clock.now_ms()
             if job.refusal is not None:
-                keeps = session is not None and session.keep_partial
-                turn = job.turn(now_ms, partial=True) if keeps else None
-                await self._worker.outbox.refuse(
-                    lease, job.refusal, index=index, turn=turn, session=session
-                )
+                keeps = job.work.turn is not None and job.work.turn.keep_partial
+                part = job.turn(now_ms, partial=True) if keeps else None
+                await self._worker.outbox.refuse(lease, job.refusal, index=index, part=part)
                 return
-            turn = job.turn(now_ms)
-            await self._worker.outbox.finish(
-                lease, job.result(), index=index, turn=turn, session=session
-            )
+            part = job.turn(now_ms)
+            await self._worker.outbox.finish(lease, job.result(), index=index, part=part)
         except BusDown:
             return

@@ -57,7 +57,7 @@ async def lease_of(bus: Bus, hand: Hand, record: SessionRecord) -> Lease:
 async def end(hand: Hand, lease: Lease, record: SessionRecord, **more: Any) -> str:
     """Finish a leased turn."""
     turn = turn_of(lease.job, record.tokens)
-    return await hand.finish(lease, DONE, turn=turn, session=part(record), **more)
+    return await hand.finish(lease, DONE, part=(turn, part(record)), **more)
 
 
 async def now(bus: Bus, record: SessionRecord) -> SessionRecord:
@@ -139,8 +139,8 @@ async def test_a_failed_turn_frees_the_lock(bus: Bus, family: Family, way: str) 
             assert await bus.control.cancel(job.id) == "flagged"
             assert await hand.step([lease], partial=lambda _: None) == {job.id}
         elif way == "error":
-            turn, session = turn_of(job.id), part(record)
-            await hand.refuse(lease, InternalError("no"), turn=turn, session=session)
+            kept = (turn_of(job.id), part(record))
+            await hand.refuse(lease, InternalError("no"), part=kept)
         else:
             for _ in range(3):
                 await hand.fail(lease, "model_error", "it raised")
@@ -160,13 +160,13 @@ async def test_partial_turns(bus: Bus, family: Family) -> None:
     assert await state(bus, lease.job) == "cancelled"
     record = await now(bus, record)
     lease = await lease_of(bus, hand, record)
-    turn = turn_of(lease.job, record.tokens)
-    await hand.refuse(lease, InternalError("no"), turn=turn, session=part(record, keep=True))
+    kept = (turn_of(lease.job, record.tokens), part(record, keep=True))
+    await hand.refuse(lease, InternalError("no"), part=kept)
     record = await now(bus, record)
     lease = await lease_of(bus, hand, record)
     await bus.control.cancel(lease.job)  # the answer was whole, and the cancellation first
-    turn = turn_of(lease.job, record.tokens)
-    said = await hand.finish(lease, DONE, turn=turn, session=part(record, keep=True))
+    kept = (turn_of(lease.job, record.tokens), part(record, keep=True))
+    said = await hand.finish(lease, DONE, part=kept)
     assert said == "cancelled"
     record = await now(bus, record)
     assert [t.partial for t in await Sessions(bus).turns(record.id)] == [True] * 3
