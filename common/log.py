@@ -19,13 +19,9 @@ _SECRET_NAMES = frozenset({"authorization", "password", "secret", "api_key", "to
 _SECRET_TEXT = re.compile(r"(sk-sw-[A-Za-z0-9]+-)[A-Za-z0-9_-]+|(://[^:/@\s]*:)[^@\s]+(?=@)")
 
 
-def _mask(match: re.Match[str]) -> str:
-    return f"{match.group(1) or match.group(2)}***"
-
-
 def mask(text: str) -> str:
     """Return the text without the secrets of API keys and of URLs with passwords."""
-    return _SECRET_TEXT.sub(_mask, text)
+    return _SECRET_TEXT.sub(r"\1\2***", text)
 
 
 def _without_secrets(
@@ -48,12 +44,8 @@ def _with_trace(
     return event
 
 
-def _use_json(log_format: str) -> bool:
-    return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
-
-
-def setup(service: str, config: Common) -> structlog.stdlib.BoundLogger:
-    """Send this process' logs to stderr, from its own code and from libraries; return its logger.
+def setup(service: str, config: Common) -> None:
+    """Send this process' logs to stderr, from its own code and from libraries.
 
     Lines written while a request's work is under way have its `trace_id`, where it has one.
     """
@@ -65,7 +57,7 @@ def setup(service: str, config: Common) -> structlog.stdlib.BoundLogger:
         structlog.processors.StackInfoRenderer(),
     ]
     render: list[structlog.typing.Processor]
-    if _use_json(config.log_format):
+    if config.log_format == "json" or (config.log_format == "auto" and not sys.stderr.isatty()):
         json = structlog.processors.JSONRenderer(default=repr, ensure_ascii=False)
         render = [structlog.processors.format_exc_info, _without_secrets, json]
     else:
@@ -93,7 +85,6 @@ def setup(service: str, config: Common) -> structlog.stdlib.BoundLogger:
     root.setLevel(max(level, logging.WARNING))  # libraries: warnings only
     logging.getLogger("spillway").setLevel(level)
     structlog.contextvars.bind_contextvars(service=service)
-    return get(service)
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:

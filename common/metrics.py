@@ -31,7 +31,6 @@ SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 TOKENS = tuple(float(4**power) for power in range(14))
 ITEMS = tuple(float(2**power) for power in range(13))
-BYTES = tuple(float(4**power) for power in range(5, 16))
 ATTEMPTS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from prometheus_client import Counter
 
@@ -24,6 +25,7 @@ RESTARTS = Counter(
     "spillway_task_restarts_total",
     "Times a background task of one thing, such as a family's journal, failed and was begun again.",
 )
+T = TypeVar("T")
 _log = log.get("lifecycle")
 
 
@@ -143,6 +145,11 @@ class Supervisor:
             self._failure = TaskEnded(f"the task {task.get_name()!r} {how} before the stop")
             self._failure.__cause__ = error
         self._stopping.set()
+
+
+async def in_pool(pool: Executor, function: Callable[..., T], *args: Any) -> T:
+    """Return what a function gives on a pool of threads; a caller that is cancelled leaves the function running."""
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, function, *args))
 
 
 async def wait(event: asyncio.Event, seconds: float) -> None:

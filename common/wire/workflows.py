@@ -200,7 +200,6 @@ class GroundPlan(Struct, frozen=True, tag="ground"):
 
 
 Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Plan)
 
 
@@ -212,4 +211,4 @@ def decode_plan(raw: bytes) -> Plan:
 
 def encode_plan(plan: Plan) -> bytes:
     """Encode a plan for RequestWork.body."""
-    return _encoder.encode(plan)
+    return msgspec.msgpack.encode(plan)

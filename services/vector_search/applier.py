@@ -7,7 +7,6 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
 
 from common import log
 from common.bus import Bus, BusDown, BusFull
@@ -15,7 +14,7 @@ from common.bus.writes import Shard as Key
 from common.bus.writes import id_pair
 from common.errors import SpillwayError
 from common.ids import Family
-from common.tasks import wait
+from common.tasks import in_pool, wait
 from common.wire.message import BadMessage
 from common.wire.search import Write
 from services.vector_search import metrics
@@ -29,7 +28,6 @@ _LOST_S = 0.2
 _IDLE_S = 30.0
 _CHECK_LOOKS = 10  # empty looks after which a listener makes sure that Redis has not gone back
 Entry = tuple[str, Write | BadMessage]
-T = TypeVar("T")
 _log = log.get("vector_search")
 
 
@@ -174,7 +172,7 @@ class Applier:
         """Apply a batch; False if it must be tried again later, which routers are told."""
         try:
             with metrics.APPLY_SECONDS.time():
-                await self._run(apply_batch, shard, batch)
+                await in_pool(self._writer, apply_batch, shard, batch)
         except SpillwayError as error:
             metrics.DISK_FULL.inc()
             _log.error("writes_put_off", collection=key[0], code=error.code, why=error.message)
@@ -184,10 +182,6 @@ class Applier:
         if self._put_off.pop(key, None) is not None:
             await self._flag(key, "")
         return True
-
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._writer, function, *args))
 
     # -- telling
 

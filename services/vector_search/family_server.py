@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from common.bus import Bus, BusDown, BusFull
 from common.config import SearchConfig
 from common.cost.linear import Probe, fit
 from common.ids import Family
-from common.tasks import HEALTHY_S, RESTARTS, wait
+from common.tasks import HEALTHY_S, RESTARTS, in_pool, wait
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
@@ -32,7 +32,6 @@ _DEPTH_TOKENS = 1 << 30
 _PROBES = (1, 32)
 _TIMES = 3
 _DEPTH_ITEMS = (256, 10_000)
-T = TypeVar("T")
 _log = log.get("vector_search")
 
 
@@ -118,10 +117,6 @@ class FamilyServer:
         open_ones = (each.shard for each in mine if each.shard is not None)
         return max(open_ones, key=lambda shard: shard.chunks, default=None)
 
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._pool, function, *args))
-
     async def _measure(self, shard: Shard | None) -> SearchCosts:
         """Probe two batch sizes; the depth is what the SLO allows by the line through them.
 
@@ -131,7 +126,7 @@ class FamilyServer:
             return SearchCosts()
         chunks = shard.chunks
         try:
-            seconds = [await self._run(_probe, shard, queries) for queries in _PROBES]
+            seconds = [await in_pool(self._pool, _probe, shard, queries) for queries in _PROBES]
         except Exception:  # noqa: BLE001 - a shard's fault must not stop the others from being served
             _log.exception("calibration_failed", collection=shard.record.id)
             return SearchCosts()

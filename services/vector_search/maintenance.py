@@ -12,7 +12,7 @@ from typing import TypeVar
 from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
-from common.tasks import wait
+from common.tasks import in_pool, wait
 from services.vector_search.shard_manager import ShardManager
 
 _SNAPSHOT_S = 30.0
@@ -103,8 +103,7 @@ class ShardMaintenance:
     ) -> T | None:
         """Call a shard's function on a thread; its error is logged, and None returned, since other shards go on."""
         try:
-            loop = asyncio.get_running_loop()
-            return await asyncio.shield(loop.run_in_executor(pool or self._pool, function))
+            return await in_pool(pool or self._pool, function)
         except Exception:  # noqa: BLE001 - tidying one shard must not end the service
             _log.exception("tidying_failed")
             return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from common import log
 from common.bus import BusDown
@@ -18,7 +18,7 @@ from common.errors import (
     TooLarge,
     Unavailable,
 )
-from common.tasks import wait
+from common.tasks import in_pool, wait
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Result
@@ -37,7 +37,6 @@ _PREDICTED_S = 1.0
 _WAIT_S = 1.0
 _ASK_FIRST_S = 0.05
 _log = log.get("vector_search")
-T = TypeVar("T")
 
 
 class QueryLoop:
@@ -209,7 +208,7 @@ class QueryLoop:
             return
         began_s = self._clock.perf_s()
         span = self.worker.leases.spans.batch(job.lease for job in batch)
-        outcomes = await self._compute(execute, batch[0].handle, [job.work for job in batch])
+        outcomes = await in_pool(self._pool, execute, batch[0].handle, [job.work for job in batch])
         span.end()
         took_s = self._clock.perf_s() - began_s
         self.worker.incarnation.heartbeat.idle()
@@ -231,10 +230,6 @@ class QueryLoop:
         pairs = zip(batch, outcomes, strict=True)
         kept = [(job, outcome) for job, outcome in pairs if job.lease.job not in stopped]
         return [job for job, _ in kept], [outcome for _, outcome in kept]
-
-    async def _compute(self, function: Callable[..., T], *args: object) -> T:
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._pool, function, *args))
 
     async def _end(self, job: SearchJob, outcome: Result | SpillwayError) -> None:
         if isinstance(outcome, SpillwayError):

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
 
 from common import log
 from common.bus import Bus, BusDown
@@ -15,6 +14,7 @@ from common.bus.writes import Shard as Key
 from common.config import SearchConfig
 from common.errors import NotFound, SpillwayError, Unavailable
 from common.registry.collections import Collections
+from common.tasks import in_pool
 from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.replica_directory import ReplicaDirectory
@@ -24,7 +24,6 @@ from services.vector_search.shard_handle import ShardHandle
 _AGAIN_S = 60.0
 _COMPARE_S = 30.0
 _HELD_UP_S = 5.0
-T = TypeVar("T")
 _log = log.get("vector_search")
 
 
@@ -62,13 +61,9 @@ class ShardManager:
         self._compared = -_COMPARE_S
         self._again: dict[Key, float] = {}
 
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._writer, function, *args))
-
     async def start(self) -> None:
         """Open what the disk holds and the registry knows; put back what the registry lost."""
-        for record in await self._run(self._directory.records):
+        for record in await in_pool(self._writer, self._directory.records):
             self.records[record.id] = record
         await self.refresh()
         self.all_open.set()
@@ -158,7 +153,7 @@ class ShardManager:
 
     async def _hold(self, record: CollectionRecord) -> None:
         if self.records.get(record.id) != record or not self._directory.holds(record.id):
-            await self._run(self._directory.save_record, record)
+            await in_pool(self._writer, self._directory.save_record, record)
         self.records[record.id] = record
         for number in range(record.shards):
             if (record.id, number) not in self.handles:
@@ -183,7 +178,7 @@ class ShardManager:
     async def _loaded(self, record: CollectionRecord, number: int) -> Shard | SpillwayError:
         directory = self._directory.shard(record.id, number)
         try:
-            return await self._run(self._load, directory, record)
+            return await in_pool(self._writer, self._load, directory, record)
         except SpillwayError as error:
             _log.error("shard_not_opened", path=str(directory), why=error.message)
             metrics.DAMAGED.labels(what="shard").inc()
@@ -218,15 +213,15 @@ class ShardManager:
             shard = handle.drop()
             self._dropped(handle)
             if shard is not None:
-                await self._run(shard.close)
+                await in_pool(self._writer, shard.close)
             await remove_former(self._bus, *key)
             await self._bus.writes.drop_shard(*key)
         if record is not None:
-            await self._run(self._directory.remove, collection)
+            await in_pool(self._writer, self._directory.remove, collection)
             _log.info("collection_dropped", id=collection, name=record.name)
 
     async def close(self) -> None:
         """Close every shard."""
         for handle in self.handles.values():
             if handle.shard is not None:
-                await self._run(handle.shard.close)
+                await in_pool(self._writer, handle.shard.close)

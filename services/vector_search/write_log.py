@@ -16,7 +16,6 @@ import xxhash
 from services.vector_search import metrics
 
 EntryId = tuple[int, int]
-ZERO: EntryId = (0, 0)
 _MAGIC = b"SPWLOG1\n"
 _HEAD = struct.Struct("<IQQQ")
 MAX_RECORD_BYTES = 16 * 1024 * 1024

@@ -14,7 +14,8 @@ import asyncio, sys
 from common import lifecycle, log
 from common.config import Common
 from common.errors import ConfigError
-logger = log.setup("test", Common(log_format="json"))
+log.setup("test", Common(log_format="json"))
+logger = log.get("test")
 async def main(stopping):
 {body}
 sys.exit(lifecycle.run(main, 0.2))
