@@ -113,7 +113,7 @@ async def assemble(
         core.admission, bus, core.notifications, core.cards, core.pool, config.search_ack
     )
     workflows = WorkflowRunner(context, config.partitions)
-    core.runner.on_flagged = workflows.step_now
+    core.runner.on_flagged = lambda: workflows.server.step_now(every=True)
     active, streams, history = ActiveRequests(), OpenStreams(), MeshHistory(bus, core.cards)
     keys_on = keys_needed(config)
     app = application(
@@ -145,7 +145,7 @@ def _monitor(config: RouterConfig, core: Core, health: Health) -> MeshMonitor:
 
 async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
     name, latency = incarnation_name("router"), DeliveryLatency()
-    notifications = Notifications(bus.connection, name, latency.heard, bus.supervisor)
+    notifications = Notifications(bus.connection, name, latency.heard.add, bus.supervisor)
     await notifications.start()
     stack.push_async_callback(notifications.stop)
     stack.push_async_callback(bus.supervisor.settle, CLOSE_S)

@@ -66,7 +66,7 @@ async def _drain(router: RouterProcess, health: Health, drain_s: float) -> None:
     _log.info("drain_began", active=router.active.count)
     loop = asyncio.get_running_loop()
     until = loop.time() + drain_s
-    await router.workflows.drain(max(until - loop.time() - CLOSE_S, 0.0))
+    await router.workflows.server.drain(max(until - loop.time() - CLOSE_S, 0.0))
     for end in (router.streams.end_all, None):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(until - loop.time() - CLOSE_S, 0.1 if end else 1.0)):
@@ -101,11 +101,9 @@ async def _serve(
         stack.push_async_callback(bus.close)
         router = await assemble(config, bus, health, stack)
         await router.workflows.start()
-        router.history.start()
-        stack.push_async_callback(router.history.stop)
+        stack.push_async_callback(supervisor.end, *router.history.start())
         port = await _listen(router, config, health, tls, stack)
-        router.monitor.start()
-        stack.push_async_callback(router.monitor.stop)
+        stack.push_async_callback(supervisor.end, router.monitor.start())
         await _warn_without_keys(router, config)
         _log.info(
             "router_started", host=config.host, port=port, tls=tls is not None, keys=router.keys_on

@@ -21,7 +21,7 @@ from services.router.admission.affinity import Preference, preferred
 from services.router.admission.job_spec import NO_PROMPT, JobSpec, Prompt, RequestContext
 from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import LanePolicy
-from services.router.admission.queue import AdmissionQueue, Ticket
+from services.router.admission.queue import AdmissionQueue
 from services.router.admission.refusals import refusal, retry_after
 from services.router.admission.request_store import RequestStore
 
@@ -46,7 +46,7 @@ class AdmissionController:
     ) -> None:
         self.policy, self.router, self.draining = policy, notifications.router, False
         self._bus, self._notifications, self._quotas = bus, notifications, quotas
-        self._queue, self._store, self._orphans = queue, store, orphans
+        self.queue, self._store, self._orphans = queue, store, orphans
         self._own_consumers: dict[Family, str] = {}
         self._used: dict[Family, float] = {}
 
@@ -86,8 +86,7 @@ class AdmissionController:
             if charge is not None:
                 await self._quotas.refund(charge)
             if caller.idempotency_key:
-                claims = Idempotency(self._bus)
-                await claims.release(caller.tenant, caller.idempotency_key, request)
+                await Idempotency(self._bus).release(caller.tenant, caller.idempotency_key, request)
             raise
         if caller.resume_s > 0:
             await self._orphans.hold(request, caller.resume_s, caller.deadline_ms)
@@ -224,14 +223,6 @@ class AdmissionController:
         )
         await self._note(jobs, admission)
         return admission
-
-    def ticket(self, family: Family, share: float) -> Ticket:
-        """Return a ticket that waits in the admission queue after a refusal with `waits`."""
-        return self._queue.ticket(family, share)
-
-    async def ask_for_room(self, family: Family) -> None:
-        """Ask for a notification when a worker starts or a job ends, as a refusal with `waits` does."""
-        await self._bus.admission.ask_for_room(family)
 
     async def _preferred(self, family: Family, prompt: Prompt) -> Preference:
         if own := self._own_consumers.get(family):

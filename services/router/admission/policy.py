@@ -42,21 +42,14 @@ class DeliveryLatency:
     """The time from the end of a job to its client: p99 of the notification's delay + p99 of writing the response."""
 
     def __init__(self) -> None:
-        self._heard = Lateness(0.99, window=1000, prior=_HOP_PRIOR_S)
-        self._replied = Lateness(0.99, window=1000)
-
-    def heard(self, seconds: float) -> None:
-        """Note the time from the end of a job until its router was notified."""
-        self._heard.add(seconds)
-
-    def replied(self, seconds: float) -> None:
-        """Note the time from the notification to the response."""
-        self._replied.add(seconds)
+        # From the end of a job until its router was notified, and from there to the response.
+        self.heard = Lateness(0.99, window=1000, prior=_HOP_PRIOR_S)
+        self.replied = Lateness(0.99, window=1000)
 
     @property
     def p99_s(self) -> float:
         """The seconds that an admission must allow for; bounded, so that one stall does not close lanes for long."""
-        return min(self._heard.value + self._replied.value, _HOP_MOST_S)
+        return min(self.heard.value + self.replied.value, _HOP_MOST_S)
 
 
 class LanePolicy:

@@ -27,10 +27,6 @@ class AdmissionQueue:
         self.trying: defaultdict[Family, set[Ticket]] = defaultdict(set)
         notifications.on_room = self.wake
 
-    def ticket(self, family: Family, share: float) -> Ticket:
-        """Return a ticket for one submission; it stands in the line from its first `wait` until `leave`."""
-        return Ticket(self, family, share)
-
     def wake(self, family: Family) -> None:
         """Wake the first of each line of a family, and every submission that is being tried at this moment."""
         for ticket in self.trying.get(family, ()):
@@ -41,7 +37,10 @@ class AdmissionQueue:
 
 
 class Ticket:
-    """One submission's place in the queue: `begin` before each try, `wait` after a refusal, `leave` at the end."""
+    """One submission's place in the queue: `begin` before each try, `wait` after a refusal, `leave` at the end.
+
+    It stands in the line from its first `wait` until `leave`.
+    """
 
     def __init__(self, queue: AdmissionQueue, family: Family, share: float) -> None:
         self._queue, self._family, self._line = queue, family, (family, share)

@@ -24,10 +24,6 @@ from services.router.responses.outcomes import result_of
 _log = log.get("router")
 
 
-def _nothing() -> None:
-    return
-
-
 class RequestRunner:
     """Runs requests and follows them to their outcomes; one a router.
 
@@ -43,7 +39,7 @@ class RequestRunner:
         store: RequestStore,
         orphans: OrphanReaper,
     ) -> None:
-        self.on_flagged: Callable[[], None] = _nothing
+        self.on_flagged: Callable[[], None] = lambda: None
         self._bus, self._notifications, self._quotas = bus, notifications, quotas
         self._admission, self._store, self._orphans = admission, store, orphans
         self._readers: dict[str, int] = {}
@@ -104,8 +100,7 @@ class RequestRunner:
         if caller.idempotency_key and event.kind != "result" and event.index >= 0:
             # A request without a result: the next try under this key is a new request, not the same failure again.
             with contextlib.suppress(BusDown):
-                claims = Idempotency(self._bus)
-                await claims.release(caller.tenant, caller.idempotency_key, request)
+                await Idempotency(self._bus).release(caller.tenant, caller.idempotency_key, request)
 
     def settled(self, caller: RequestContext, request: str, event: Event) -> None:
         """Stop answering for a resumable request that has ended, once any of its readers knows the outcome."""

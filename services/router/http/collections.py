@@ -15,7 +15,7 @@ from common.ids import ulid
 from common.registry.collections import Collections
 from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
-from common.wire.search import DocumentsResult, DocumentsWork, Write
+from common.wire.search import DocumentsResult, DocumentsWork
 from common.wire.workflows import ReembedPlan, ResponseOptions
 from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec, RequestContext
@@ -30,7 +30,7 @@ from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
 from services.router.text.tokens import Spec
 from services.router.workflows.planned_jobs import PlannedJobs
-from services.router.workflows.write import await_served
+from services.router.workflows.write import await_served, drop_shards
 
 _SUMMED = frozenset({"documents", "chunks", "bytes", "vectors", "deleted"})
 
@@ -147,11 +147,7 @@ class CollectionsApi:
         """Delete a collection with everything in it."""
         record = await self._records.collection(request)
         await self._collections.remove(record)
-        for shard in range(record.shards):
-            write = Write(
-                request=f"drop-{record.id}", index=1 << 20, router=self._admission.router, drop=True
-            )
-            await self._bus.writes.append(record.id, shard, write)
+        await drop_shards(self._bus, record, f"drop-{record.id}", self._admission.router)
         return reply_json({"object": "collection", "name": record.name, "deleted": True})
 
 

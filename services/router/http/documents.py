@@ -21,7 +21,7 @@ from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies
 from services.router.http.parcel_limits import ParcelLimits
-from services.router.http.receiver import MODEL, Receiver
+from services.router.http.receiver import MODEL, Receiver, page_limit
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply
 from services.router.responses import json_bodies
@@ -35,7 +35,6 @@ from services.router.workflows.write import shard_of
 
 DOCUMENTS = "/v1/collections/{name}/documents"
 PARTS = ("text", "metadata", "vectors")
-_MOST = 1000
 _BYTES_PER_TOKEN = 4
 
 
@@ -69,7 +68,7 @@ class DocumentsApi:
             collection=record.id,
             op="list",
             cursor=cursor,
-            limit=_limit(request),
+            limit=page_limit(request),
             filter=_query_filter(request),
             with_text="text" in include,
             with_vectors="vectors" in include,
@@ -221,15 +220,6 @@ def _query_filter(request: web.Request) -> dict[str, Any] | None:
         ) from None
     check_json(value, "filter")
     return value
-
-
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", "100")
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= _MOST):
-        raise InvalidRequest(
-            f"limit is {text[:40]!r}: expected 1 to {_MOST}", code="invalid_value", param="limit"
-        )
-    return int(text)
 
 
 def _cursor(text: str, record: CollectionRecord) -> tuple[int, str | None]:

@@ -54,7 +54,7 @@ class JobReplies:
         name, result = await self.run(request, caller, spec)
         began = self._clock.monotonic()
         body = await self._writer.json(name, result, spec.view)
-        self._latency.replied(self._clock.monotonic() - began)
+        self._latency.replied.add(self._clock.monotonic() - began)
         jobs = list(result.jobs) if isinstance(result, RequestResult) else []
         self._runner.delivered(caller, name, jobs)
         return reply(body)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from common.config import RouterConfig
+from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from services.router.cards import Cards
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.text.bodies import RequestLimits
-
-PARCEL_ITEMS = 32
-PARCEL_TOKENS = 8192
 
 
 class ParcelLimits:

@@ -27,6 +27,7 @@ BEGAN_S = web.RequestKey("began_s", float)  # by the clock's `perf_s`
 
 MAX_RESUME_S = 300.0
 GENERATION_S = 300.0
+MOST_LISTED = 1000
 _BROKEN = (web.RequestPayloadError, HttpProcessingError, ClientError)
 
 
@@ -100,6 +101,18 @@ class Receiver:
         config = self._config
         default_s = min(max(config.request_timeout_s, GENERATION_S), config.max_timeout_s)
         return self.context(request, raw, default_timeout_s=default_s)
+
+
+def page_limit(request: web.Request) -> int:
+    """Return how many items a client asks for in one page of a list."""
+    text = request.query.get("limit", "100")
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MOST_LISTED):
+        raise InvalidRequest(
+            f"limit is {text[:40]!r}: expected 1 to {MOST_LISTED}",
+            code="invalid_value",
+            param="limit",
+        )
+    return int(text)
 
 
 def _broken(error: Exception) -> InvalidRequest:

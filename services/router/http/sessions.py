@@ -20,7 +20,7 @@ from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import SESSION_CLASSES, SESSIONS
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies
-from services.router.http.receiver import MODEL, Receiver
+from services.router.http.receiver import MODEL, Receiver, page_limit
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply, reply_json
 from services.router.text.bodies import (
@@ -33,8 +33,6 @@ from services.router.text.bodies import (
 from services.router.text.passages import with_citations
 from services.router.text.requests import Parcel, choose
 from services.router.text.tokens import Spec
-
-_MOST = 1000
 
 
 class SessionsApi:
@@ -154,20 +152,14 @@ class SessionsApi:
 
     async def list_page(self, request: web.Request) -> web.Response:
         """List the tenant's sessions, last used first."""
-        text = request.query.get("limit", "100")
-        if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= _MOST):
-            raise InvalidRequest(
-                f"limit is {text[:40]!r}: expected 1 to {_MOST}",
-                code="invalid_value",
-                param="limit",
-            )
+        limit = page_limit(request)
         after = request.query.get("after") or None
         if after is not None and (len(after) > 300 or not after.isprintable()):
             raise InvalidRequest(
                 "after: expected `next` of the page before", code="invalid_cursor", param="after"
             )
         caller = self._receiver.context(request)
-        return reply(await self._work(request, caller, "list", cursor=after, limit=int(text)))
+        return reply(await self._work(request, caller, "list", cursor=after, limit=limit))
 
     async def export(self, request: web.Request) -> web.Response:
         """Return a session as one document."""

@@ -21,20 +21,15 @@ class MeshHistory:
     def __init__(self, bus: Bus, cards: Cards) -> None:
         self._bus, self._cards = bus, cards
         self.counts, self.batches = RecentCounts(bus.clock), RecentBatches(bus.clock)
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Begin to note."""
+    def start(self) -> list[asyncio.Task[None]]:
+        """Begin to note, until the tasks that are returned are ended."""
         self.counts.note()
         supervisor = self._bus.supervisor
-        self._tasks = [
+        return [
             supervisor.process(self._note_metrics(), "window"),
             supervisor.process(self._note_batches(), "batches"),
         ]
-
-    async def stop(self) -> None:
-        """Stop noting."""
-        await self._bus.supervisor.end(*self._tasks)
 
     async def _note_metrics(self) -> None:
         while True:

@@ -38,18 +38,12 @@ class MeshMonitor:
     ) -> None:
         self._bus, self._health, self._cards, self._pool = bus, health, cards, pool
         self._depths, self._lanes, self._store, self._orphans = depths, lanes, store, orphans
-        self._task: asyncio.Task[None] | None = None
         self._restarts = 0
         self._rounds = 0
 
-    def start(self) -> None:
-        """Begin to monitor."""
-        self._task = self._bus.supervisor.process(self._run(), "mesh monitor")
-
-    async def stop(self) -> None:
-        """Stop monitoring."""
-        if self._task is not None:
-            await self._bus.supervisor.end(self._task)
+    def start(self) -> asyncio.Task[None]:
+        """Begin to monitor, until the task that is returned is ended."""
+        return self._bus.supervisor.process(self._run(), "mesh monitor")
 
     async def _run(self) -> None:
         while True:

@@ -108,7 +108,7 @@ def _prompts(body: CompletionBody, spec: Spec, most_tokens: int) -> list[list[in
                 code="invalid_value",
                 param="prompt",
             )
-        _check_prompt(ids, index, encoder.vocabulary)
+        encoder.check_ids(ids, index, "prompt")
         prompts.append(ids)
     total = sum(map(len, prompts))
     if total > most_tokens:
@@ -118,18 +118,3 @@ def _prompts(body: CompletionBody, spec: Spec, most_tokens: int) -> list[list[in
             param="prompt",
         )
     return prompts
-
-
-def _check_prompt(ids: list[int], index: int, vocabulary: int) -> None:
-    if not ids:
-        raise InvalidRequest(
-            f"prompt[{index}] is empty: expected at least one token",
-            code="empty_input",
-            param="prompt",
-        )
-    if min(ids) < 0 or max(ids) >= vocabulary:
-        raise InvalidRequest(
-            f"prompt[{index}] holds a token id outside 0..{vocabulary - 1}",
-            code="invalid_token",
-            param="prompt",
-        )

@@ -150,7 +150,7 @@ def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> li
                 code="invalid_value",
                 param="input",
             )
-        encoder.check_ids(item, index, spec.max_tokens)
+        encoder.check_ids(item, index, "input", spec.max_tokens)
         lists.append(item)
     return lists
 

@@ -158,21 +158,23 @@ class TextEncoder:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def check_ids(self, ids: Sequence[int], index: int, limit: int) -> None:
+    def check_ids(
+        self, ids: Sequence[int], index: int, param: str, limit: int | None = None
+    ) -> None:
         """Refuse token ids the model does not know, and lists that are empty or over `limit`."""
         if not ids:
             raise InvalidRequest(
-                f"input[{index}] is empty: expected at least one token",
+                f"{param}[{index}] is empty: expected at least one token",
                 code="empty_input",
-                param="input",
+                param=param,
             )
-        if len(ids) > limit:
-            raise too_long(index, len(ids), limit, "input")
+        if limit is not None and len(ids) > limit:
+            raise too_long(index, len(ids), limit, param)
         if min(ids) < 0 or max(ids) >= self.vocabulary:
             raise InvalidRequest(
-                f"input[{index}] holds a token id outside 0..{self.vocabulary - 1}",
+                f"{param}[{index}] holds a token id outside 0..{self.vocabulary - 1}",
                 code="invalid_token",
-                param="input",
+                param=param,
             )
 
 

@@ -23,6 +23,7 @@ from common.wire.sessions import Turn
 from common.wire.workflows import GroundPlan, RequestResult
 from services.router.admission.job_spec import Prompt
 from services.router.admission.policy import GENERATE_CLASSES
+from services.router.admission.queue import Ticket
 from services.router.admission.refusals import refusal
 from services.router.responses.outcomes import result_of
 from services.router.text.chats import SessionHistory
@@ -115,7 +116,7 @@ async def _generate(
     A busy session and full lanes are refused; where no worker is up, or the bus is full, the job waits for them.
     """
     context, pause_s = workflow.context, _FIRST_S
-    ticket = context.admission.ticket(family_of(job), 1.0)
+    ticket = Ticket(context.admission.queue, family_of(job), 1.0)
     try:
         while True:
             made = await _prepare(workflow, plan, job, found)

@@ -81,7 +81,7 @@ class JobGroup:
         family = family_of(job.id)
         subscription = context.notifications.bell(job.id, family)
         self._subscriptions.append(subscription)
-        self._ticket = self._ticket or context.admission.ticket(family, self._caller.share)
+        self._ticket = self._ticket or Ticket(context.admission.queue, family, self._caller.share)
         self._ticket.begin()
         outcome = await self._outcome(job)
         if outcome != "admitted":  # then the log is read at once: the job may have ended already

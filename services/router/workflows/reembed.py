@@ -15,13 +15,19 @@ from common.registry.collections import Collections
 from common.wire.document_hash import document_hash
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, Write
+from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument
 from common.wire.workflows import ReembedPlan, RequestResult, StoreItem
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text.requests import Parcel
 from services.router.workflows.progress import StageProgress
 from services.router.workflows.workflow import Workflow
-from services.router.workflows.write import await_served, body_of, documents_of, store
+from services.router.workflows.write import (
+    await_served,
+    body_of,
+    documents_of,
+    drop_shards,
+    store,
+)
 
 PAGE = 50
 
@@ -58,7 +64,8 @@ async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> in
         if not isinstance(error, BusDown):
             await _undo(workflow, shadow, lock)
         raise
-    await drop_shards(workflow, old)
+    context = workflow.context
+    await drop_shards(context.bus, old, workflow.request, context.notifications.router)
     return done
 
 
@@ -86,21 +93,10 @@ async def _register(workflow: Workflow, shadow: CollectionRecord) -> None:
 
 
 async def _undo(workflow: Workflow, shadow: CollectionRecord, lock: RedisLock) -> None:
-    await Collections(workflow.context.bus).remove(shadow)
-    await drop_shards(workflow, shadow)
+    context = workflow.context
+    await Collections(context.bus).remove(shadow)
+    await drop_shards(context.bus, shadow, workflow.request, context.notifications.router)
     await lock.release()
-
-
-async def drop_shards(workflow: Workflow, record: CollectionRecord) -> None:
-    """Tell every replica that a collection is gone."""
-    for shard in range(record.shards):
-        write = Write(
-            request=workflow.request,
-            index=1 << 20,
-            router=workflow.context.notifications.router,
-            drop=True,
-        )
-        await workflow.context.bus.writes.append(record.id, shard, write)
 
 
 async def _copy(

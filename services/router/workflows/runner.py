@@ -37,7 +37,7 @@ class WorkflowRunner:
     def __init__(self, context: WorkflowContext, partitions: int) -> None:
         self._context, self._admission = context, context.admission
         self._families = request_families(partitions)
-        self._server = JobServer(
+        self.server = JobServer(
             context.bus.supervisor,
             self._begin,
             _LOG_NAMES,
@@ -59,20 +59,12 @@ class WorkflowRunner:
             )
             worker = Worker(self._context.bus, family, record, largest_items=1, largest_tokens=1)
             await worker.start()
-            self._server.add(worker)
+            self.server.add(worker)
             self._prefer(worker)
-
-    async def drain(self, seconds: float) -> None:
-        """Take no more requests, finish what runs within `seconds`, hand over the rest, deregister."""
-        await self._server.drain(seconds)
-
-    def step_now(self) -> None:
-        """Step every request at once: one of them may be cancelled."""
-        self._server.step_now(every=True)
 
     def _begin(self, worker: Worker, lease: Lease) -> _ServedWorkflow:
         served = _ServedWorkflow(self._context, worker, lease)
-        served.workflow.on_progress = self._server.step_now
+        served.workflow.on_progress = self.server.step_now
         return served
 
     def _prefer(self, worker: Worker) -> None:

@@ -27,6 +27,7 @@ from common.wire.search import (
 from common.wire.workflows import DeletePlan, RequestResult, StoreItem, WritePlan
 from services.router.admission.controller import AdmissionController
 from services.router.admission.policy import SEARCH_CLASSES
+from services.router.admission.queue import Ticket
 from services.router.text import collections as texts
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
@@ -56,16 +57,23 @@ async def _served(
     bus: Bus, admission: AdmissionController, record: CollectionRecord, shard: int
 ) -> None:
     family = bus.writes.search_family(record.id)
-    ticket = admission.ticket(family, 1.0)
+    ticket = Ticket(admission.queue, family, 1.0)
     try:
         while True:
             ticket.begin()
-            await admission.ask_for_room(family)  # first, so that a later start is notified
+            await bus.admission.ask_for_room(family)  # first, so that a later start is notified
             if await bus.writes.applied(record.id, shard):
                 return
             await ticket.wait(READY_S)
     finally:
         ticket.leave()
+
+
+async def drop_shards(bus: Bus, record: CollectionRecord, request: str, router: str) -> None:
+    """Tell every replica that a collection is gone."""
+    for shard in range(record.shards):
+        write = Write(request=request, index=1 << 20, router=router, drop=True)
+        await bus.writes.append(record.id, shard, write)
 
 
 async def known_of(

@@ -16,7 +16,7 @@ from common.wire.registry import CollectionRecord
 from services.router.admission.controller import AdmissionController
 from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import DeliveryLatency, LanePolicy
-from services.router.admission.queue import AdmissionQueue
+from services.router.admission.queue import AdmissionQueue, Ticket
 from services.router.admission.request_store import RequestStore
 from services.router.text.requests import Parcel
 from services.router.workflows.context import WorkflowContext
@@ -124,7 +124,7 @@ async def test_a_full_lane_is_not_asked_again_before_room_appears(
 
 async def test_waiters_are_woken_one_by_one(queue: AdmissionQueue) -> None:
     """A word wakes the oldest of each line; whoever leaves passes the turn on, admitted or not."""
-    first, second, bulk = (queue.ticket(EMBED, share) for share in (1.0, 1.0, 0.5))
+    first, second, bulk = (Ticket(queue, EMBED, share) for share in (1.0, 1.0, 0.5))
     woken: list[str] = []
 
     async def stand(name: str, ticket: Any) -> None:
@@ -149,7 +149,7 @@ async def test_waiters_are_woken_one_by_one(queue: AdmissionQueue) -> None:
 
 async def test_a_word_during_the_refusal_is_not_lost(queue: AdmissionQueue) -> None:
     """A word between the refusal in Redis and the router's waiting wakes the waiter at once."""
-    ticket = queue.ticket(EMBED, 1.0)
+    ticket = Ticket(queue, EMBED, 1.0)
     ticket.begin()
     queue.wake(EMBED)
     async with asyncio.timeout(60):
