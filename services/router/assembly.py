@@ -28,7 +28,7 @@ from services.router.http.chat import ChatApi
 from services.router.http.collections import CollectionsApi, ReembedApi
 from services.router.http.completions import CompletionsApi
 from services.router.http.documents import DocumentsApi, DocumentWritesApi
-from services.router.http.embeddings import EmbeddingsApi
+from services.router.http.encoders import EncodersApi
 from services.router.http.generations import Generations
 from services.router.http.grounded import GroundedChats, GroundedQuestions
 from services.router.http.job_replies import JobReplies, ParcelReplies
@@ -40,7 +40,6 @@ from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.request_events import RequestEventsApi
 from services.router.http.requests import RequestsApi
-from services.router.http.rerank import RerankApi
 from services.router.http.search import SearchApi
 from services.router.http.session_pages import SessionPagesApi
 from services.router.http.session_turns import SessionTurns
@@ -187,11 +186,12 @@ def http_apis(
     replies = JobReplies(core.runner, admission.policy.hops, writer, bus.clock)
     sources = AnswerSources(bus, core.notifications, cards)
     answers = AnswerWriter(core.runner, sources, streams, bus.clock)
+    parcels = ParcelReplies(cards, admission, planned, replies)
     snapshot = MeshSnapshot(bus, cards, config.partitions)
     ttl_s = config.session_ttl_s
     return [
         *_generation_apis(config, core, receiver, limits, planned, sources, answers),
-        *_encoder_apis(core, receiver, limits, planned, replies),
+        EncodersApi(receiver, limits, cards, core.pool, parcels),
         *_collection_apis(config, core, receiver, records, limits, planned, replies),
         ModelsApi(cards),
         SessionsApi(receiver, records, bus, cards, replies, ttl_s),
@@ -224,20 +224,6 @@ def _generation_apis(
     return [
         ChatApi(receiver, cards, pool, turns, generations, grounded),
         CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
-    ]
-
-
-def _encoder_apis(
-    core: Core,
-    receiver: Receiver,
-    limits: ParcelLimits,
-    planned: PlannedJobs,
-    replies: JobReplies,
-) -> list[Api]:
-    parcels = ParcelReplies(core.cards, core.admission, planned, replies)
-    return [
-        EmbeddingsApi(receiver, limits, core.cards, core.pool, parcels),
-        RerankApi(receiver, limits, core.cards, core.pool, parcels),
     ]
 
 

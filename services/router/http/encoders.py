@@ -1,6 +1,7 @@
-"""POST /v1/rerank and /rerank, in Cohere's and Jina's shape or in TEI's.
+"""The routes of encoders: POST /v1/embeddings in OpenAI's shape; /v1/rerank and /rerank in Cohere's, Jina's or TEI's.
 
-With a cross-encoder a score is its sigmoid; with an encoder it is the cosine similarity, in -1..1.
+A request is one job if its texts fit one parcel, else a request of several jobs. With a cross-encoder a score is its
+sigmoid; with an encoder it is the cosine similarity, in -1..1.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from services.router.text import requests
 from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 
 
-class RerankApi:
-    """Scores documents against a query, best first."""
+class EncodersApi:
+    """Embeds texts or token lists, and scores documents against a query, best first."""
 
     def __init__(
         self,
@@ -33,10 +34,33 @@ class RerankApi:
         self._cards, self._pool, self._replies = cards, pool, replies
 
     def routes(self) -> list[web.RouteDef]:
-        """Return both routes."""
-        return [web.post("/v1/rerank", self.create), web.post("/rerank", self.create)]
+        """Return the routes."""
+        return [
+            web.post("/v1/embeddings", self.embed),
+            web.post("/v1/rerank", self.rerank),
+            web.post("/rerank", self.rerank),
+        ]
 
-    async def create(self, request: web.Request) -> web.Response:
+    async def embed(self, request: web.Request) -> web.Response:
+        """Embed the input of a request."""
+        raw = await self._receiver.body(request)
+        caller = self._receiver.context(request, raw)
+        specs, default = await self._cards.specs(), await self._cards.embed_default()
+        call = partial(requests.embeddings, raw, specs, default, await self._limits.encoders())
+        ask = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
+        request[MODEL] = ask.spec.name
+        options = ResponseOptions(
+            kind="embed",
+            model=ask.spec.name,
+            base64=ask.base64,
+            dimensions=ask.dimensions,
+            tokens=ask.tokens,
+        )
+        return await self._replies.reply(
+            request, caller, "embeddings", ask.parcels, options, whole=ask.whole
+        )
+
+    async def rerank(self, request: web.Request) -> web.Response:
         """Score the documents of a request."""
         raw = await self._receiver.body(request)
         caller = self._receiver.context(request, raw)
