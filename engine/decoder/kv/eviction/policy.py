@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Protocol
 
 from common.pages.identity import PageId
-from engine.decoder.kv.eviction.history import History
-from engine.decoder.kv.eviction.node import PageRun, Watcher
+from engine.decoder.kv.eviction.history import History, PageRun, Watcher
 from engine.decoder.kv.eviction.value import Price, ValuePolicy
 
 NAMES = ("lru", "lru-conversation", "s3fifo", "pensieve", "spillway")

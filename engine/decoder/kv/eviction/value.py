@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.pages.identity import PageId
-from engine.decoder.kv.eviction.history import History
-from engine.decoder.kv.eviction.node import PageRun
+from engine.decoder.kv.eviction.history import History, PageRun
 
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Rates = Callable[[float], NDArray[np.float64]]
