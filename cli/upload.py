@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from spillway_client import AsyncSpillway, errors
 
 from cli.files import Found, Item, Problem, Skipped
-from common.wire.document_hash import document_hash
+from common.wire.search import document_hash
 
 BATCH_ITEMS = 32
 BATCH_BYTES = 96 * 1024

@@ -12,6 +12,14 @@ Owner = bytes
 _TOKENS = struct.Struct(f"<{PAGE}I")
 
 
+STRIDE = 8  # pages from one mark to the next
+
+
+def marks_of(ids: Sequence[PageId]) -> list[PageId]:
+    """Return the marks among a chain's pages; each mark stands for itself and the pages since the mark before it."""
+    return list(ids[STRIDE - 1 :: STRIDE])
+
+
 def root_id(fingerprint: str, scope: str) -> PageId:
     """Return the parent of all first pages of one model and one scope (a tenant)."""
     # The fingerprint is hexadecimal, so the zero byte cannot be part of it: no two pairs collide.

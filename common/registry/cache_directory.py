@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from common.bus import Bus, keys
 from common.ids import Family
-from common.pages.identity import PageId
-from common.pages.prefix_hashes import STRIDE
+from common.pages.identity import STRIDE, PageId
 from common.wire.message import decode, encode
 from common.wire.registry import Held
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from common.wire.message import Message
+
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class SearchWork(Message, frozen=True, tag="search"):
@@ -114,3 +118,21 @@ class Write(Message, frozen=True):
     upserts: list[Document] = []
     deletes: list[str] = []
     drop: bool = False
+
+
+def document_hash(
+    *,
+    text: str | None = None,
+    vector: Sequence[float] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> str:
+    """Return hex blake2b-128 of the canonical JSON of `{text|vector, metadata}` (keys sorted, UTF-8).
+
+    Absent metadata and `{}` are the same document. Vectors are hashed as given, before any normalisation.
+    """
+    source: dict[str, Any] = {"metadata": metadata or {}}
+    if text is not None:
+        source["text"] = text
+    if vector is not None:
+        source["vector"] = [float(x) for x in vector]
+    return hashlib.blake2b(_encoder.encode(source), digest_size=16).hexdigest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -90,3 +91,41 @@ class SessionRecord(Message, frozen=True):
     busy: str = ""
     deleted: bool = False
     pinned: bool = False
+
+
+def shown(record: SessionRecord) -> dict[str, Any]:
+    """Return a session without its turns as JSON values; `created` and `updated` are seconds since the epoch."""
+    return {
+        "object": "session",
+        "id": record.id,
+        "model": record.model,
+        "created": record.created_ms // 1000,
+        "updated": record.updated_ms // 1000,
+        "ttl_s": record.ttl_s,
+        "pinned": record.pinned,
+        "version": record.version,
+        "turns": record.turns,
+        "tokens": record.tokens,
+        "metadata": msgspec.json.decode(record.metadata),
+    }
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Return a conversation in OpenAI's shape, as its client sent it.
+
+    Answers say how they ended, and grounded ones what they rest on (`retrieval`, as their response did).
+    """
+    found: list[dict[str, Any]] = []
+    for turn in turns:
+        found += msgspec.json.decode(turn.shown or turn.messages)
+        answer: dict[str, Any] = {
+            "role": "assistant",
+            "content": turn.answer,
+            "finish_reason": turn.finish,
+        }
+        if turn.partial:
+            answer["partial"] = True
+        if turn.retrieval:
+            answer["retrieval"] = msgspec.json.decode(turn.retrieval)
+        found.append(answer)
+    return found

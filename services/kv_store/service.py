@@ -26,7 +26,7 @@ from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
 from services.kv_store.deletion.worker_eraser import WorkerEraser
 from services.kv_store.job_handler import AT_ONCE, LOG_NAMES, SessionJobHandler
-from services.kv_store.pages.limits import limits_of
+from services.kv_store.pages.eviction import limits_of
 from services.kv_store.pages.page_keeper import PageKeeper
 from services.kv_store.pages.page_locations import PageLocations
 from services.kv_store.pages.session_pins import SessionPins

@@ -12,13 +12,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
 
 from common import log
 from common.clock import SYSTEM
 from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
-from engine.decoder.executor.page_form import Int8Form
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
 
@@ -27,6 +28,42 @@ _log = log.get("engine")
 KINDS = ("load", "save", "get", "put")
 T = TypeVar("T")
 _WEIGHT = 0.2  # weight of the latest copy in the mean seconds of a copy
+
+
+_MOST = 127.0
+_SCALE_BYTES = 4
+
+
+class Int8Form:
+    """Writes a layer of a page, rows of `dim` numbers, as their scales and then their 8-bit values."""
+
+    def __init__(self, dtype: torch.dtype, dim: int) -> None:
+        self._dtype, self._dim = dtype, dim
+
+    def size(self, plain_bytes: int) -> int:
+        """Return the bytes of a layer in this form."""
+        numbers = plain_bytes // self._dtype.itemsize
+        return numbers + numbers // self._dim * _SCALE_BYTES
+
+    def shrink(self, layer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a layer's bytes in this form."""
+        rows = torch.from_numpy(layer).view(self._dtype).view(-1, self._dim).float()
+        scales = (rows.abs().amax(dim=1, keepdim=True) / _MOST).clamp_min(1e-30)
+        small = (rows / scales).round().to(torch.int8)
+        return np.concatenate([_bytes(scales), _bytes(small)])
+
+    def grow(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the bytes of a layer; each number is off by at most half a scale, plus the rounding of its type."""
+        count = len(data) // (self._dim + _SCALE_BYTES)
+        whole = torch.from_numpy(data.copy())
+        scales = whole[: count * _SCALE_BYTES].view(torch.float32).view(-1, 1)
+        rows = whole[count * _SCALE_BYTES :].view(torch.int8).view(-1, self._dim).float() * scales
+        return _bytes(rows.to(self._dtype))
+
+
+def _bytes(values: Tensor) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = values.contiguous().view(torch.uint8).reshape(-1).numpy()
+    return found
 
 
 class TorchPageLoads:

@@ -21,8 +21,7 @@ from common.types.model_card import ModelCard
 from common.types.pages import PageForm
 from engine.decoder.executor import interface as border
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
-from engine.decoder.executor.page_copier import TorchPageCopier, TorchPageLoads
-from engine.decoder.executor.page_form import Int8Form
+from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.sampling.sampler import draw_tokens
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
 from engine.memory import keep_memory

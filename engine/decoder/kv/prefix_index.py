@@ -6,8 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from common.pages.identity import PageId
-from common.pages.prefix_hashes import marks_of
+from common.pages.identity import PageId, marks_of
 
 MOST_PAGES = 1 << 17  # of all sessions' chains together
 MOST_MARKS = 1 << 12

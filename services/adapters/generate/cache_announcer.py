@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from common import log
 from common.bus import BusDown, BusFull
-from common.pages.identity import PAGE, PageId
-from common.pages.prefix_hashes import marks_of
+from common.pages.identity import PAGE, PageId, marks_of
 from common.registry.cache_directory import HELD_S, CacheDirectory
 from common.wire.registry import Held
 from common.worker.worker import Worker

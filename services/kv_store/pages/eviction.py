@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from common import log
 from common.pages import codec
-from common.pages.identity import Owner
+from common.pages.identity import Owner, owner_id
 from common.pages.keeper_client import KeeperClient, Room
 from common.pages.keys import PARTITIONS, PageKey
 from common.pages.store import FREE, PageStore
+from common.registry.api_keys import KeyStore
 from services.kv_store import metrics
 from services.kv_store.disk.disk import Disk
 from services.kv_store.pages.keeper_lease import KeeperLease
-from services.kv_store.pages.limits import Limits
 
 _AT_ONCE = 16
 _LOOK_AT = 256
 AHEAD = 0.05  # share of the room that is freed beyond need, so that one look serves many pages
 _log = log.get("kv_store")
+
+
+Limits = Mapping[Owner, int]
+AskLimits = Callable[[], Awaitable[Limits]]  # BusDown where the keys cannot be read now
+
+
+async def limits_of(keys: KeyStore) -> Limits:
+    """Return the limits of owners that have one: the largest of a tenant's keys, if all have one. Raises BusDown."""
+    found: dict[str, int] = {}
+    unlimited: set[str] = set()
+    for key in await keys.list():
+        found[key.tenant] = max(found.get(key.tenant, 0), key.page_bytes)
+        if not key.page_bytes:
+            unlimited.add(key.tenant)
+    return {owner_id(tenant): most for tenant, most in found.items() if tenant not in unlimited}
 
 
 class Eviction:

@@ -26,9 +26,8 @@ from common.pages.store import PageStore, TierDown
 from services.kv_store import metrics
 from services.kv_store.disk.disk import Disk
 from services.kv_store.disk.segments import InUse
-from services.kv_store.pages.eviction import Eviction, sound
+from services.kv_store.pages.eviction import AskLimits, Eviction, sound
 from services.kv_store.pages.keeper_lease import KeeperLease, LeaseLost
-from services.kv_store.pages.limits import AskLimits
 
 LEASE_MS = 6_000
 TICK_S = 1.0

@@ -20,7 +20,7 @@ from common.pages.store import FREE, PageStore, TierDown
 from common.registry.sessions import SessionEnds, Sessions
 from common.wire.sessions import SessionRecord
 from services.kv_store import metrics
-from services.kv_store.pages.limits import AskLimits
+from services.kv_store.pages.eviction import AskLimits
 from services.kv_store.pages.session_pages import session_pages
 
 RENEW_S = 5.0

@@ -14,8 +14,7 @@ from common.registry.models import Models
 from common.registry.sessions import SessionEnds, Sessions
 from common.types.model_card import ModelCard
 from common.wire.message import MAX_MESSAGE_BYTES, BadMessage, decode
-from common.wire.session_views import shown
-from common.wire.sessions import SessionRecord, SessionWork, Turn
+from common.wire.sessions import SessionRecord, SessionWork, Turn, shown
 from common.worker.leases import Lease
 from services.kv_store import metrics
 from services.kv_store.deletion.session_eraser import SessionEraser

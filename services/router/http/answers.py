@@ -10,10 +10,12 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from common import tracing
 from common.clock import Clock
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.results import Event, GenerateResult, Piece
 from common.wire.workflows import ResponseOptions
+from services.router import metrics
 from services.router.admission.job_spec import RequestContext
 from services.router.admission.request_runner import RequestRunner
 from services.router.http.active_requests import OpenStreams
@@ -23,10 +25,41 @@ from services.router.http.replies import reply
 from services.router.responses.answer_format import AnswerFormat, Position
 from services.router.responses.answer_sources import AnswerSources, SourceLookup
 from services.router.responses.outcomes import error_of, result_of
-from services.router.responses.token_latency import TokenLatency
 
 DONE = b"data: [DONE]\n\n"
 _MOST_DIGITS = 9
+
+
+class TokenLatency:
+    """The latencies of one answer; `began` is the request's time by the clock's `perf_s`.
+
+    Only the reader who sent the request `counts`.
+    """
+
+    def __init__(self, clock: Clock, model: str, began: float, *, counts: bool) -> None:
+        self._clock, self._model, self._began, self._counts = clock, model, began, counts
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
+
+    def note(self, piece: Piece) -> None:
+        """Note a piece that has arrived just now."""
+        if not piece.tokens or not self._counts:
+            return
+        now = self._clock.perf_s()
+        if not self._first:
+            tracing.current().add_event("first token")
+            metrics.FIRST_TOKEN.labels(self._model).observe(now - self._began)
+        self._first.setdefault(piece.choice, now)
+        self._last[piece.choice] = now
+        self._tokens[piece.choice] = self._tokens.get(piece.choice, 0) + len(piece.tokens)
+
+    def end(self) -> None:
+        """Count the answer, which is complete."""
+        for choice, tokens in self._tokens.items():
+            took_s = self._last[choice] - self._first[choice]
+            if tokens > 1 and took_s > 0:
+                metrics.PER_TOKEN.labels(self._model).observe(took_s / (tokens - 1))
 
 
 class ReaderAnswer(NamedTuple):

@@ -13,8 +13,7 @@ from common.ids import job_id, ulid
 from common.registry.idempotency import Idempotency
 from common.registry.sessions import Sessions
 from common.wire.message import encode
-from common.wire.session_views import messages, shown
-from common.wire.sessions import SessionRecord, SessionResult, SessionWork
+from common.wire.sessions import SessionRecord, SessionResult, SessionWork, messages, shown
 from common.wire.workflows import ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import SESSION_CLASSES, SESSIONS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
-from common.wire.document_hash import document_hash
+from common.wire.search import document_hash
 from common.wire.workflows import SearchRequest, StoreItem
 from services.router.text.bodies import (
     DocumentBody,

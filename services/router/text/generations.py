@@ -9,8 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
-from common.pages.identity import PageId, page_ids, root_id
-from common.pages.prefix_hashes import marks_of
+from common.pages.identity import PageId, marks_of, page_ids, root_id
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.message import encode

@@ -12,10 +12,9 @@ from common.bus.writes import START
 from common.errors import Conflict, SpillwayError, Unprocessable
 from common.redis.lock import RedisLock
 from common.registry.collections import Collections
-from common.wire.document_hash import document_hash
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument
+from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, document_hash
 from common.wire.workflows import ReembedPlan, RequestResult, StoreItem
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text.requests import Parcel

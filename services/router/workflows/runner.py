@@ -15,20 +15,49 @@ from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event
-from common.wire.workflows import RequestWork, decode_plan
+from common.wire.workflows import (
+    DeletePlan,
+    GroundPlan,
+    ParcelsPlan,
+    Plan,
+    RequestResult,
+    RequestWork,
+    SearchPlan,
+    WritePlan,
+    decode_plan,
+)
 from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
 from common.worker.serve_each import JobServer, LogNames
 from common.worker.worker import Worker
 from services.router.admission.policy import REQUEST_CLASSES, request_families
 from services.router.workflows.context import WorkflowContext
-from services.router.workflows.steps import perform
+from services.router.workflows.embed import parcels
+from services.router.workflows.grounded import ground
+from services.router.workflows.reembed import reembed
+from services.router.workflows.search import search
 from services.router.workflows.workflow import Workflow
+from services.router.workflows.write import delete, write
 
 AT_ONCE = 256
 _TOKENS = 1 << 40
 _LOG_NAMES = LogNames("router", "request_run_failed", "request_step_failed")
 _log = log.get("router")
+
+
+async def perform(workflow: Workflow, plan: Plan) -> RequestResult:
+    """Run the workflow of a plan; raises the error that its client gets."""
+    if isinstance(plan, ParcelsPlan):
+        return await parcels(workflow, plan)
+    if isinstance(plan, SearchPlan):
+        return await search(workflow, plan)
+    if isinstance(plan, WritePlan):
+        return await write(workflow, plan)
+    if isinstance(plan, DeletePlan):
+        return await delete(workflow, plan)
+    if isinstance(plan, GroundPlan):
+        return await ground(workflow, plan)
+    return await reembed(workflow, plan)
 
 
 class WorkflowRunner:

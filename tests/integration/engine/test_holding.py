@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.bus import Bus
-from common.pages.identity import PAGE, page_ids, root_id
-from common.pages.prefix_hashes import STRIDE, marks_of
+from common.pages.identity import PAGE, STRIDE, marks_of, page_ids, root_id
 from common.registry.cache_directory import CacheDirectory
 from common.registry.sessions import Sessions
 from common.wire.registry import WorkerRecord

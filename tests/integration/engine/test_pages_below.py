@@ -25,7 +25,7 @@ from common.pages.identity import PAGE
 from common.pages.store import PageStore
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
-from engine.decoder.executor.page_form import Int8Form
+from engine.decoder.executor.page_copier import Int8Form
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.scheduler import StepLimits
 from tests.support.engine import Desk, Worker, running, tokens_of

@@ -16,7 +16,7 @@ from spillway_client import AsyncSpillway
 from cli import main, upload
 from cli.files import Found, Item, Problem, Skipped
 from cli.upload import Counts, Stop, Upload
-from common.wire.document_hash import document_hash
+from common.wire.search import document_hash
 
 
 @dataclass

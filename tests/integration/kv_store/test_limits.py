@@ -19,9 +19,8 @@ from common.pages.reconcile import reconcile
 from common.pages.store import FREE, PageStore, sized
 from common.registry.api_keys import KeyStore
 from services.kv_store.pages import page_keeper as keepers
-from services.kv_store.pages.eviction import Eviction
+from services.kv_store.pages.eviction import Eviction, Limits, limits_of
 from services.kv_store.pages.keeper_lease import KeeperLease
-from services.kv_store.pages.limits import Limits, limits_of
 from services.kv_store.pages.page_keeper import PageKeeper
 from tests.integration.kv_store.test_pages import BUDGET, DISK, TTL_S, page, running, until
 from tests.integration.pages.test_store import counted, opened
