@@ -222,7 +222,7 @@ class Replay:
             return False
         lane.queue = [job for job in lane.queue if job not in lane.running]
         size = _size(lane.running)
-        lane.told_s = now + lane.pace.seconds(*size)
+        lane.told_s = now + lane.pace.cost.seconds(*size)
         lane.until_s = now + lane.device.cost.seconds(*size) * lane.noise(lane.ran)
         lane.ran += 1
         lane.began = max(lane.began, *(job.batch for job in lane.running))

@@ -15,7 +15,6 @@ from engine.decoder.executor.interface import Executor, PageLoads, SampledToken,
 from engine.decoder.executor.step import (
     StepFailure,
     StepHandle,
-    StepInput,
     StepQueue,
     StepResult,
     failure_of,
@@ -147,7 +146,7 @@ class DecoderEngine:
         predicted_s = self.capacity.cost.seconds(size)
         loading = self.offload.load()
         requests = [generation.id for generation in generations]
-        handle = self._steps.submit(StepInput(rows, requests, loading, predicted_s))
+        handle = self._steps.submit(rows, requests, loading, predicted_s)
         self._running = RunningStep(parts, generations, loading, size, predicted_s, handle)
         return self._running
 

@@ -182,7 +182,7 @@ class _Ledger:
 
     def __init__(self, table: PageTable) -> None:
         self._table = table
-        self.left = table.available()
+        self.left = [pool.available for pool in table.pools]
         self._dropped: list[Counter[int]] = [Counter() for _ in self.left]
         self._held: list[set[int]] = [set() for _ in self.left]
 

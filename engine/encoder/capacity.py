@@ -41,7 +41,7 @@ class EncoderCapacity:
 
         A worker that `takes_all` runs all that waits as one batch, as depths in queries suppose.
         """
-        self._online = OnlineCost(probes, fixed=known)
+        self.online = OnlineCost(probes, fixed=known)
         self.slo_s = slo_s
         self.limits = _ALL if takes_all else BatchLimits(_BATCH_ITEMS, self.cost.batch_tokens())
         self.queries: int | None = None  # the depth in queries that probes through the mesh found
@@ -51,7 +51,7 @@ class EncoderCapacity:
     @property
     def cost(self) -> LinearCost:
         """The cost model of a batch, as it is known now."""
-        return self._online.cost
+        return self.online.cost
 
     @property
     def depth(self) -> Depth:
@@ -68,23 +68,10 @@ class EncoderCapacity:
             min(self._late_share.value, _SHARE_MOST),
         )
 
-    def seconds(self, items: int, tokens: int) -> float:
-        """Predict a batch."""
-        return self.cost.seconds(items, tokens)
-
     def surely(self, items: int, tokens: int) -> float:
         """Return the seconds after which a batch that begins now is over, with the margin that predictions need."""
-        seconds = self.seconds(items, tokens)
+        seconds = self.cost.seconds(items, tokens)
         return seconds + margin(seconds, *self.late)
-
-    @property
-    def r2(self) -> float:
-        """The share of the variance of batch seconds that the cost model explains."""
-        return self._online.r2
-
-    def observe(self, items: int, tokens: int, seconds: float) -> float:
-        """Learn from a batch that ran undisturbed; return measured over predicted seconds."""
-        return self._online.observe(items, tokens, seconds)
 
     def ended(self, late_s: float, foreseen_s: float) -> None:
         """Note that a batch ended `late_s` later (or earlier) than the door had said `foreseen_s` before."""

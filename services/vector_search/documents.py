@@ -132,7 +132,7 @@ class Documents:
     def _load_state(self) -> None:
         state = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
         self.applied: EntryId = parse_id(state.get("applied", "0-0"))
-        self._next_number: int = state.get("next_number", 1)
+        self.next_number: int = state.get("next_number", 1)  # above all in use
         self._next_label: int = state.get("next_label", 1)
         self.count: int = self._writer.execute("SELECT count(*) FROM document").fetchone()[0]
 
@@ -146,18 +146,18 @@ class Documents:
     def savepoint(self) -> None:
         """Mark the point that `undo` returns to."""
         self._writer.execute("SAVEPOINT write")
-        self._mark = (self._next_number, self._next_label, self.count)
+        self._mark = (self.next_number, self._next_label, self.count)
 
     def undo(self) -> None:
         """Take back everything since `savepoint`."""
         self._writer.execute("ROLLBACK TO write")
-        self._next_number, self._next_label, self.count = self._mark
+        self.next_number, self._next_label, self.count = self._mark
 
     def commit(self, applied: EntryId) -> None:
         """Make the batch visible together with its applied id."""
         rows = [
             ("applied", format_id(applied)),
-            ("next_number", self._next_number),
+            ("next_number", self.next_number),
             ("next_label", self._next_label),
         ]
         self._writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", rows)
@@ -185,7 +185,7 @@ class Documents:
     def put(self, document: Document) -> Added:
         """Store a document, replacing its namesake with all its chunks."""
         replaced = self.delete(document.id)
-        number, self._next_number = self._next_number, self._next_number + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         text = None if document.text is None else document.text.encode()
         metadata = _json.encode(document.metadata)
         self._writer.execute(
@@ -339,11 +339,6 @@ class Documents:
         with self._readers.one() as reader:
             rows = reader.execute("SELECT label FROM chunk ORDER BY label")
             return np.fromiter((row[0] for row in rows), dtype=np.int64)
-
-    @property
-    def next_number(self) -> int:
-        """The number the next document will get: all in use are smaller."""
-        return self._next_number
 
     @property
     def size(self) -> int:

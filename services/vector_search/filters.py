@@ -7,7 +7,7 @@ them equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -107,7 +107,7 @@ class Filter:
             if not isinstance(value, list) or not value:
                 raise _bad(name, "expected a list of at least one filter")
             parts = [self._all(item, depth + 1) for item in value]
-            return self._and(parts) if name == "$and" else self._or(parts)
+            return self._and(parts) if name == "$and" else self._joined(parts, "UNION", any)
         if name == "$not":
             return self._not(self._all(value, depth + 1))
         if name.startswith("$"):
@@ -180,18 +180,16 @@ class Filter:
     def _and(self, parts: list[_Part]) -> _Part:
         if not parts:
             return self._table(_ALL), lambda _: True
-        if len(parts) == 1:
-            return parts[0]
-        tests = [test for _, test in parts]
-        sql = " INTERSECT ".join(f"SELECT document FROM {name}" for name, _ in parts)  # noqa: S608
-        return self._table(sql), lambda a: all(test(a) for test in tests)
+        return self._joined(parts, "INTERSECT", all)
 
-    def _or(self, parts: list[_Part]) -> _Part:
+    def _joined(
+        self, parts: list[_Part], word: str, which: Callable[[Iterable[bool]], bool]
+    ) -> _Part:
         if len(parts) == 1:
             return parts[0]
         tests = [test for _, test in parts]
-        sql = " UNION ".join(f"SELECT document FROM {name}" for name, _ in parts)  # noqa: S608
-        return self._table(sql), lambda a: any(test(a) for test in tests)
+        sql = f" {word} ".join(f"SELECT document FROM {name}" for name, _ in parts)  # noqa: S608
+        return self._table(sql), lambda a: which(test(a) for test in tests)
 
     def _not(self, part: _Part) -> _Part:
         name, test = part

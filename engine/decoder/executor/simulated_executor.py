@@ -23,6 +23,7 @@ from engine.decoder.executor.interface import (
     SamplingRequest,
     SequenceInput,
 )
+from engine.decoder.output.detokenizer import BYTE_OF
 
 NAME = "sim-chat"
 END, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259
@@ -96,8 +97,7 @@ class SimulatedExecutor:
 
     def tokenizer_json(self) -> bytes:
         """Return a tokenizer whose ids 0 to 255 are bytes, followed by the special tokens."""
-        vocabulary = {character: byte for byte, character in enumerate(_characters())}
-        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer = Tokenizer(models.BPE(BYTE_OF, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
@@ -108,12 +108,3 @@ def answer(prompt: Sequence[int], choice: int) -> bytes:
     """Return the phrase that the sim device repeats as its answer to a prompt."""
     digest = hashlib.blake2b(repr((list(prompt), choice)).encode(), digest_size=4).hexdigest()
     return f"simulated {digest} ".encode()
-
-
-def _characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    names = {byte: chr(byte) for byte in shown}
-    names |= {byte: chr(256 + number) for number, byte in enumerate(hidden)}
-    return [names[byte] for byte in range(256)]

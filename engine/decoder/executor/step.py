@@ -28,15 +28,6 @@ class StepFailure(NamedTuple):
     trace: str
 
 
-class StepInput(NamedTuple):
-    """A step to execute: the rows of each sequence, the request of each, and the page loads that the rows wait for."""
-
-    rows: Sequence[SequenceInput]
-    requests: Sequence[str]
-    loading: PageLoads | None = None
-    predicted_s: float = 0.0
-
-
 class StepResult(NamedTuple):
     """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone."""
 
@@ -62,17 +53,26 @@ class StepQueue:
     def __init__(self, executor: Executor, device: DeviceQueue, clock: Clock = SYSTEM) -> None:
         self._executor, self._device, self._clock = executor, device, clock
 
-    def submit(self, step: StepInput) -> StepHandle:
-        """Queue a step on the device and return at once."""
+    def submit(
+        self,
+        rows: Sequence[SequenceInput],
+        requests: Sequence[str],
+        loading: PageLoads | None = None,
+        predicted_s: float = 0.0,
+    ) -> StepHandle:
+        """Queue a step on the device and return at once.
+
+        A step is the rows of each sequence, the request of each, and the page loads that the rows wait for.
+        """
         result = self._device.submit(
             run_step,
             self._executor,
-            step.rows,
-            step.requests,
-            step.loading,
+            rows,
+            requests,
+            loading,
             self._clock,
             kind=KIND,
-            predicted_s=step.predicted_s,
+            predicted_s=predicted_s,
         )
         return StepHandle(result)
 

@@ -31,10 +31,6 @@ class PageTable:
         self.tiers = PageTiers(shape, keeping)
         self.pools = self.tiers.device
 
-    def available(self) -> list[int]:
-        """Return per group how many pages can be allocated now."""
-        return [pool.available for pool in self.pools]
-
     # -- reading ---------------------------------------------------------------------------------------
 
     def match(self, sequence: TokenSequence) -> PrefixMatch:

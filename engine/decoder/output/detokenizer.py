@@ -68,7 +68,7 @@ class Vocabulary:
     def _raw(self, name: str) -> bytes:
         if self._by_bytes:
             try:
-                return bytes(_BYTE_OF[character] for character in name)
+                return bytes(BYTE_OF[character] for character in name)
             except KeyError:  # an added token, written as it is
                 return name.encode()
         byte = _BYTE_TOKEN.match(name) if self._falls_back else None
@@ -142,4 +142,4 @@ def _byte_of() -> dict[str, int]:
     return table | {chr(256 + number): byte for number, byte in enumerate(hidden)}
 
 
-_BYTE_OF = _byte_of()
+BYTE_OF = _byte_of()

@@ -53,7 +53,7 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
         alpha_items_s=cost.alpha_items_s,
         alpha_tokens_s=cost.alpha_tokens_s,
         beta_s=cost.beta_s,
-        r2=capacity.r2,
+        r2=capacity.online.r2,
         limit_items=capacity.limits.items,
         limit_tokens=capacity.limits.tokens,
         late_s=late_s,
@@ -205,7 +205,7 @@ class EmbeddingLoop:
 
     async def _run(self, batch: list[EncodeJob]) -> None:
         items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
-        predicted_s = self._capacity.seconds(items, tokens)
+        predicted_s = self._capacity.cost.seconds(items, tokens)
         waited_s = self._clock.monotonic() - min(job.read_s for job in batch)
         ask_first = waited_s >= _ASK_FIRST_S
         number = max(job.batch for job in batch)
@@ -297,7 +297,7 @@ class EmbeddingLoop:
         if ran.isolated:
             metrics.isolated.inc()
             return
-        metrics.step_ratio.observe(self._capacity.observe(items, tokens, seconds))
+        metrics.step_ratio.observe(self._capacity.online.observe(items, tokens, seconds))
         record = self._worker.incarnation.record = with_capacity(
             self._worker.record, self._capacity
         )

@@ -33,8 +33,8 @@ class TurnLock:
         self._readers_waiting = 0
         self._owed = 0  # searches that waited for the last writer and have not begun
 
-    def acquire(self) -> None:
-        """Enter beside other searches; `release` when done."""
+    def __enter__(self) -> None:
+        """Enter beside other searches."""
         with self._condition:
             if self._writing or (self._writers_waiting and not self._owed):
                 self._readers_waiting += 1
@@ -47,8 +47,8 @@ class TurnLock:
     def _reader_may_enter(self) -> bool:
         return not self._writing and (self._owed > 0 or not self._writers_waiting)
 
-    def release(self) -> None:
-        """Leave after `acquire`."""
+    def __exit__(self, *_error: object) -> None:
+        """Leave, so that a writer may enter."""
         with self._condition:
             self._readers -= 1
             if self._writers_waiting and not self._readers:
@@ -109,11 +109,8 @@ class Graph:
 
     def layers(self) -> Layers:
         """Return a copy of the links; searches go on meanwhile."""
-        self.lock.acquire()
-        try:
+        with self.lock:
             (state,) = self._index.__getstate__()
-        finally:
-            self.lock.release()
         count, size = state["cur_element_count"], state["size_data_per_element"]
         nodes = state["data_level0"][: count * size].view(np.uint8).reshape(count, size)
         near, label = state["offset_data"], state["label_offset"]
@@ -131,11 +128,8 @@ class Graph:
 
     def save(self, path: str) -> None:
         """Write the graph to a file; searches go on meanwhile."""
-        self.lock.acquire()
-        try:
+        with self.lock:
             self._index.save_index(path)
-        finally:
-            self.lock.release()
 
     def set_ef(self, ef: int) -> None:
         """Set how many candidates a search keeps."""
@@ -180,11 +174,8 @@ class Graph:
         if ef is not None and ef < self.ef:
             labels, distances = self._with_ef(queries, k, max(ef, k))
         else:
-            self.lock.acquire()
-            try:
+            with self.lock:
                 labels, distances = self._search(queries, max(k, min(ef or 0, live)))
-            finally:
-                self.lock.release()
         scores = -np.sqrt(distances) if self.metric == "l2" else 1.0 - distances
         rows: Ints = labels.view(np.int64)
         return (rows, scores) if rows.shape[1] <= k else (rows[:, :k], scores[:, :k])
