@@ -231,7 +231,7 @@ class Replay:
     def _end(self, lane: _Lane, now: float) -> None:
         size = _size(lane.running)
         took = lane.device.cost.seconds(*size) * lane.noise(lane.ran - 1)
-        lane.pace.observe(*size, took)
+        lane.pace.online.observe(*size, took)
         last = max(lane.running, key=lambda job: job.finish_s)
         if last.finish_s:
             lane.pace.ended(now - last.finish_s, last.finish_s - last.admitted_s)
