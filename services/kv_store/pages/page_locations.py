@@ -8,16 +8,15 @@ from typing import Any
 import msgspec
 
 from common.bus import Bus
-from common.errors import NotFound
 from common.ids import family_of
 from common.pages.identity import PAGE, PageId
 from common.pages.keys import PageKey
 from common.pages.store import PageStore, TierDown
 from common.registry.cache_directory import CacheDirectory
-from common.registry.sessions import Sessions
 from common.wire.registry import Held
 from common.wire.sessions import SessionWork
 from services.kv_store.pages.session_pages import session_pages
+from services.kv_store.sessions.session_store import session_of
 
 _GROUPS = 2  # layer groups looked for: models mix full attention with at most one kind of window
 _AT_ONCE = 2000
@@ -34,15 +33,7 @@ class PageLocations:
 
         NotFound if the session is not the tenant's. Raises BusDown.
         """
-        try:
-            record = await Sessions(self._bus).get(work.session)
-        except ValueError:
-            record = None
-        if record is None or record.tenant != work.tenant:
-            raise NotFound(
-                f"no session {work.session[:200]!r}: it is unknown, deleted or expired",
-                code="session_not_found",
-            )
+        record = await session_of(self._bus, work)
         ids, held = await session_pages(self._bus, record.id), await self._held(record.id)
         redis, disk = await self._below(ids)
         found: dict[str, Any] = {

@@ -45,15 +45,6 @@ class SessionStore:
             return await self._pin(work)
         return await self._delete(work, lease, note)
 
-    async def _own(self, work: SessionWork) -> SessionRecord:
-        try:
-            record = await Sessions(self.bus).get(work.session)
-        except ValueError:
-            record = None
-        if record is None or record.tenant != work.tenant:
-            raise _unknown(work.session)
-        return record
-
     async def _list(self, work: SessionWork) -> bytes:
         limit = work.limit
         while True:
@@ -75,7 +66,7 @@ class SessionStore:
             limit = len(found) // 2  # large metadata: a shorter page
 
     async def _export(self, work: SessionWork, job: str) -> bytes:
-        record = await self._own(work)
+        record = await session_of(self.bus, work)
         await Sessions(self.bus).note_job(record.id, job)  # its result holds the conversation
         turns: list[session_documents.TurnDocument] = []
         size, at = 0, 0
@@ -123,14 +114,14 @@ class SessionStore:
         return msgspec.json.encode({**shown(record), "tokens_kept": tokens})
 
     async def _pin(self, work: SessionWork) -> bytes:
-        record = await self._own(work)
+        record = await session_of(self.bus, work)
         if self._pins is None:
             raise Conflict(
                 "no pages are kept below the workers (SPILLWAY_PAGES_URL is none): nothing can be pinned",
                 code="no_page_tier",
             )
         await (self._pins.pin(record) if work.op == "pin" else self._pins.unpin(record))
-        return msgspec.json.encode(shown(await self._own(work)))
+        return msgspec.json.encode(shown(await session_of(self.bus, work)))
 
     async def _vocabulary(self, card: ModelCard) -> int:
         """Return one more than the largest token id of a model's tokenizer."""
@@ -165,6 +156,17 @@ class SessionStore:
         except BadMessage:
             return None
         return events[-1].data if events else None
+
+
+async def session_of(bus: Bus, work: SessionWork) -> SessionRecord:
+    """Return the session that a job is about; NotFound if it is not the tenant's."""
+    try:
+        record = await Sessions(bus).get(work.session)
+    except ValueError:
+        record = None
+    if record is None or record.tenant != work.tenant:
+        raise _unknown(work.session)
+    return record
 
 
 def _ids(tokenizer: Any) -> list[int]:
