@@ -1,4 +1,4 @@
-"""Opening of a service's bus: wait for Redis, and for processes of another version to end.
+"""A service's life on its bus: it is opened once Redis is there and processes of another version have ended.
 
 The wait has no limit, but a stop of the process ends it. The condition `bus` of the service's health gives the reason.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 
 from redis.exceptions import RedisError
 
@@ -18,7 +19,7 @@ from common.config import Common
 from common.errors import ConfigError
 from common.health import Health
 from common.redis import durability
-from common.tasks import wait
+from common.tasks import Supervisor, wait
 
 _TRY_S = 5.0
 _PAUSE_S = 1.0
@@ -57,6 +58,42 @@ async def open_bus(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _PAUSE_S)
     return None
+
+
+async def serve_on_bus(
+    config: Common,
+    service: str,
+    instance: str,
+    stopping: asyncio.Event,
+    work: Callable[[Bus, Health], Awaitable[None]],
+    *,
+    waits_for: Iterable[str],
+    load: Callable[[Health], Awaitable[None]] | None = None,
+) -> None:
+    """Run the work of a service on an open bus, beside its health endpoints; `load` comes before the bus is opened.
+
+    ConfigError if the service cannot start; TaskEnded if a background task ended by itself.
+    """
+    async with Supervisor(stopping) as supervisor:
+        health = Health(
+            service,
+            instance=instance,
+            data_dir=config.data_dir,
+            waits_for=waits_for,
+            supervisor=supervisor,
+        )
+        runner = await health.serve(config.health_host, config.health_port)
+        try:
+            if load is not None:
+                await load(health)
+            bus = await open_bus(config, SystemClock(), health, stopping)
+            if bus is not None:
+                try:
+                    await work(bus, health)
+                finally:
+                    await bus.close()
+        finally:
+            await runner.cleanup()
 
 
 async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:

@@ -13,14 +13,12 @@ from typing import Protocol
 from common import log
 from common.bus import Bus
 from common.bus.metrics import lane_label
-from common.bus.startup import open_bus, watch_bus
-from common.clock import SystemClock
+from common.bus.startup import serve_on_bus, watch_bus
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.health import Health
 from common.ids import Family
 from common.registry.models import Models
-from common.tasks import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
@@ -120,15 +118,20 @@ async def serve(
     TaskEnded if a background task ended by itself.
     """
     sys.setswitchinterval(_SWITCH_S)
-    async with Supervisor(stopping) as supervisor:
-        health = Health(
+    worker = _Worker(config, service, stopping, lane, metrics, beside)
+    waits_for = ("model", "bus", "lane")
+    try:
+        await serve_on_bus(
+            config,
             service,
-            instance=instance,
-            data_dir=config.data_dir,
-            waits_for=("model", "bus", "lane"),
-            supervisor=supervisor,
+            instance,
+            stopping,
+            worker.run,
+            waits_for=waits_for,
+            load=worker.load,
         )
-        await _Worker(config, stopping, health, lane, metrics, beside).run()
+    finally:
+        worker.device.close()
 
 
 class _Worker:
@@ -137,47 +140,27 @@ class _Worker:
     def __init__(
         self,
         config: WorkerConfig,
+        service: str,
         stopping: asyncio.Event,
-        health: Health,
         lane: str,
         metrics: WorkMetrics,
         beside: ExtraModel | None,
     ) -> None:
-        self._config, self._stopping, self._health = config, stopping, health
+        self._config, self._service, self._stopping = config, service, stopping
         self._lane, self._metrics, self._beside = lane, metrics, beside
-        self._device = DeviceQueue(waited=metrics.device_waited)
+        self.device = DeviceQueue(waited=metrics.device_waited)
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []
 
-    async def run(self) -> None:
-        config = self._config
-        runner = await self._health.serve(config.health_host, config.health_port)
-        try:
-            await self._load()
-            bus = await open_bus(config, SystemClock(), self._health, self._stopping)
-            if bus is None:
-                return
-            try:
-                for model, capacity in self._encoders:
-                    await self._attach(bus, model, capacity)
-                if self._beside is not None:
-                    self._loops.append(await self._beside.attach(bus, self._device))
-                await self._serve(bus)
-            finally:
-                await bus.close()
-        finally:
-            self._device.close()
-            await runner.cleanup()
-
-    async def _load(self) -> None:
+    async def load(self, health: Health) -> None:
         """Load and measure all models, on the device's thread."""
-        config, health, device = self._config, self._health, self._device
+        config, device = self._config, self.device
         health.set("model", ready=False, why="loading weights, choosing the precision")
         models = await device.run(load_models, config, kind="start")
         if not models and self._beside is None:
             raise ConfigError(
-                f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {health.service} would serve "
+                f"SPILLWAY_EMBED_MODEL is {NONE!r} and no other model is configured: {self._service} would serve "
                 "nothing; expected an encoder, or for a gpu_worker a generator (SPILLWAY_CHAT_MODEL)"
             )
         health.set("model", ready=False, why="measuring its speed")
@@ -216,7 +199,7 @@ class _Worker:
             fingerprint=model.fingerprint,
             started_ms=bus.clock.now_ms(),
             pid=os.getpid(),
-            service=self._health.service,
+            service=self._service,
         )
         worker = Worker(bus, family, with_capacity(record, capacity))
         await worker.start()
@@ -226,13 +209,17 @@ class _Worker:
         metrics.publish(worker.record)
         self._loops.append(
             EmbeddingLoop(
-                worker, model, capacity, clock=bus.clock, device=self._device, metrics=metrics
+                worker, model, capacity, clock=bus.clock, device=self.device, metrics=metrics
             )
         )
 
-    async def _serve(self, bus: Bus) -> None:
-        """Run all loops until the stop and through the drain."""
-        health, finders = self._health, self._finders
+    async def run(self, bus: Bus, health: Health) -> None:
+        """Register, and run all loops until the stop and through the drain."""
+        for model, capacity in self._encoders:
+            await self._attach(bus, model, capacity)
+        if self._beside is not None:
+            self._loops.append(await self._beside.attach(bus, self.device))
+        finders = self._finders
         health.set("bus", ready=True)
         health.set("lane", ready=not finders, why="" if not finders else "probing its depth")
         watch = bus.supervisor.process(watch_bus(bus, health, self._stopping), "watch")

@@ -8,15 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from common.bus import Bus
-from common.bus.startup import open_bus, watch_bus
-from common.clock import SystemClock
+from common.bus.startup import serve_on_bus, watch_bus
 from common.config import StoreConfig
 from common.health import Health
 from common.ids import Family
 from common.pages.store import PageStore
 from common.registry.api_keys import KeyStore
 from common.registry.trace_index import TraceIndex
-from common.tasks import Supervisor
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.serve_each import serve_each
@@ -42,34 +40,11 @@ async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> 
 
     TaskEnded if a background task ended by itself.
     """
-    async with Supervisor(stopping) as supervisor:
-        await _serve(config, instance, stopping, supervisor)
+    work = partial(_work, config, stopping)
+    await serve_on_bus(config, SERVICE, instance, stopping, work, waits_for=("bus", "lane"))
 
 
-async def _serve(
-    config: StoreConfig, instance: str, stopping: asyncio.Event, supervisor: Supervisor
-) -> None:
-    health = Health(
-        SERVICE,
-        instance=instance,
-        data_dir=config.data_dir,
-        waits_for=("bus", "lane"),
-        supervisor=supervisor,
-    )
-    runner = await health.serve(config.health_host, config.health_port)
-    try:
-        bus = await open_bus(config, SystemClock(), health, stopping)
-        if bus is None:
-            return
-        try:
-            await _work(config, bus, health, stopping)
-        finally:
-            await bus.close()
-    finally:
-        await runner.cleanup()
-
-
-async def _work(config: StoreConfig, bus: Bus, health: Health, stopping: asyncio.Event) -> None:
+async def _work(config: StoreConfig, stopping: asyncio.Event, bus: Bus, health: Health) -> None:
     pages = PageStore.of(config, bus.clock)
     keys = KeyStore(bus)
     keeper = pins = None
