@@ -90,13 +90,8 @@ def load(times_s: Sequence[float], counts: Sequence[int], slo_s: float) -> Offer
     return OfferedLoad(queries, duration_s, rate, peak(times_s, counts, slo_s))
 
 
-def gain(accelerator: PricedDevice, cpu: PricedDevice, slo_s: float) -> float:
-    """Return G = C_cpu / C_acc: how much more one instance holds with spill; the accelerator has a depth."""
-    return cpu.depth(slo_s) / accelerator.depth(slo_s)
-
-
 def saving(more: float) -> float:
-    """Return S = G / (1 + G) = C_cpu / (C_cpu + C_acc): what spill saves of many instances sized by peak."""
+    """Return what spill saves of many instances sized by peak: S = G / (1 + G), where G = C_cpu / C_acc is `more`."""
     return more / (1 + more)
 
 

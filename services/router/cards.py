@@ -7,6 +7,8 @@ import hashlib
 import os
 from pathlib import Path
 
+import msgspec
+
 from common.bus import Bus
 from common.errors import NotFound, Unavailable
 from common.ids import Family
@@ -130,23 +132,7 @@ class Cards:
         path = self._directory / f"{digest.hexdigest()}.json"
         text = await Models(self._bus).tokenizer(card.name)
         path = await asyncio.to_thread(_write_unless_there, path, text)
-        return Spec(
-            name=card.name,
-            kind=card.kind,
-            fingerprint=card.fingerprint,
-            path=str(path),
-            max_tokens=card.max_tokens,
-            dimension=card.dimension,
-            cross=card.kind == "rerank",
-            query_prompt=card.query_prompt,
-            document_prompt=card.document_prompt,
-            chat_template=card.chat_template,
-            grounding_template=card.grounding_template,
-            bos=card.bos,
-            eos=card.eos,
-            stop_ids=tuple(card.stop_ids),
-            sampling=card.sampling,
-        )
+        return Spec(**msgspec.structs.asdict(card), path=str(path))
 
 
 def _write_unless_there(path: Path, text: bytes) -> Path:

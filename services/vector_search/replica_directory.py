@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from common.ids import ulid
 from common.wire.message import BadMessage, decode, encode
 from common.wire.registry import CollectionRecord
+from services.vector_search.snapshot import settle
 from services.vector_search.write_log import sync_directory
 
 _RECORD = "collection.msgpack"
@@ -98,10 +99,6 @@ class ReplicaDirectory:
 
 
 def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    path.with_name(path.name + ".tmp").write_bytes(data)
+    settle(path)
     sync_directory(path.parent)

@@ -55,7 +55,7 @@ def _file_sum(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def _settle(path: Path) -> None:
+def settle(path: Path) -> None:
     """Sync a file written under a temporary name and give it its own."""
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_RDONLY)
@@ -90,7 +90,7 @@ def save(directory: Path, graph: Graph, labels: Ints, applied: str, recall: floa
         with temporary[1].open("wb") as file:
             np.save(file, labels)
         for path in names:
-            _settle(path)
+            settle(path)
         manifest = Manifest(
             applied=applied,
             ef=graph.ef,
@@ -106,7 +106,7 @@ def save(directory: Path, graph: Graph, labels: Ints, applied: str, recall: floa
         target.with_name(_MANIFEST + ".tmp").write_bytes(
             xxhash.xxh3_64_hexdigest(body).encode() + b"\n" + body
         )
-        _settle(target)
+        settle(target)
         sync_directory(directory)
     finally:
         for path in temporary:

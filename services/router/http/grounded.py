@@ -78,7 +78,7 @@ class GroundedChats:
         try:
             if finding.done():
                 finding.result()
-            answer = ReaderAnswer(caller, name, spec.view, lambda: _source(finding))
+            answer = ReaderAnswer(caller, name, spec.view, lambda: asyncio.shield(finding))
             response = await self._answers.deliver(request, answer)
             if finding.done() and not finding.exception():
                 self._runner.delivered(caller, finding.result().job)
@@ -99,10 +99,6 @@ class GroundedChats:
             await self._runner.ended(caller, request, progress)
             raise error_of(progress)
         return await self._sources.generating(progress)
-
-
-async def _source(finding: asyncio.Task[AnswerSource]) -> AnswerSource:
-    return await asyncio.shield(finding)
 
 
 class GroundedQuestions:

@@ -214,9 +214,9 @@ def rerank(
 def _rerank_parcels(
     spec: Spec, query: str, texts: list[str], limits: RequestLimits, *, truncate: bool, param: str
 ) -> list[Parcel]:
-    encoder = load(spec.path)
+    encoder, cross = load(spec.path), spec.kind == "rerank"
     fitting = _fit(texts, spec.max_tokens, truncate=truncate, param=param)
-    if spec.cross:
+    if cross:
         ids, types = encoder.pairs(query, fitting, spec.max_tokens, truncate=truncate)
         head: list[int] = []
     else:
@@ -227,7 +227,7 @@ def _rerank_parcels(
         types = []
     parcels: list[Parcel] = []
     first = 0
-    room = max(1, limits.parcel_items - (0 if spec.cross else 1))
+    room = max(1, limits.parcel_items - (0 if cross else 1))
     while first < len(ids):
         last, held = first, len(head)
         while (
@@ -239,9 +239,9 @@ def _rerank_parcels(
             last += 1
         work = (
             ScoreWork(fingerprint=spec.fingerprint, pairs=ids[first:last], types=types[first:last])
-            if spec.cross
+            if cross
             else ScoreWork(fingerprint=spec.fingerprint, query=head, documents=ids[first:last])
         )
-        parcels.append(Parcel(encode(work), last - first + (0 if spec.cross else 1), held))
+        parcels.append(Parcel(encode(work), last - first + (0 if cross else 1), held))
         first = last
     return parcels

@@ -14,28 +14,14 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest
-from common.types.generation import SamplingParams
+from common.types.model_card import ModelCard
 from services.router.text.chunks import TextPiece, split
 
 
-class Spec(NamedTuple):
-    """The facts of a model that the text processes use: the path of its tokenizer.json, limits, templates, defaults."""
+class Spec(ModelCard, frozen=True, kw_only=True):
+    """A model's card, and the path of its tokenizer.json, for the text processes."""
 
-    name: str
-    kind: str
-    fingerprint: str
     path: str
-    max_tokens: int
-    dimension: int
-    cross: bool = False
-    query_prompt: str = ""
-    document_prompt: str = ""
-    chat_template: str = ""
-    grounding_template: str = ""
-    bos: str = ""
-    eos: str = ""
-    stop_ids: tuple[int, ...] = ()
-    sampling: SamplingParams = SamplingParams()
 
 
 class Encoding(NamedTuple):

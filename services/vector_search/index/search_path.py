@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-# Comparing one row read in order, one row gathered, and keeping one candidate in the graph.
-ROW_S = 4e-8
+# Comparing one row gathered, and keeping one candidate in the graph.
 GATHERED_ROW_S = 1.5e-7
 CANDIDATE_S = 3e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.

@@ -130,7 +130,7 @@ def test_fleets(
         assert each.alone.cost_per_hour == 3 * each.alone.instances
         assert each.alone.cost_per_month == 730 * each.alone.cost_per_hour
         assert 0 <= each.saving < 1
-    expected = fleet.saving(fleet.gain(accelerator, cpu, slo_s))
+    expected = fleet.saving(cpu.depth(slo_s) / accelerator.depth(slo_s))
     assert by_peak.saving == pytest.approx(expected, abs=slots / peak + 1e-9)
 
 

@@ -82,8 +82,8 @@ def spec_of(directory: Path, source: str, specials: tuple[str, ...], context: in
     path = directory / f"{abs(hash((source, specials)))}.json"
     path.write_text(byte_tokenizer(specials).to_str())
     return Spec(
-        name="m", kind="generate", fingerprint=str(path), path=str(path), max_tokens=context, dimension=0,
-        chat_template=source, bos=specials[0], eos=specials[1],
+        name="m", kind="generate", family="generate", fingerprint=str(path), path=str(path), max_tokens=context,
+        dimension=0, chat_template=source, bos=specials[0], eos=specials[1],
     )  # fmt: skip
 
 

