@@ -16,7 +16,7 @@ from common.ids import ulid
 from common.wire.message import BadMessage, decode, encode
 from common.wire.registry import CollectionRecord
 from services.vector_search.snapshot import settle
-from services.vector_search.write_log import sync_directory
+from services.vector_search.write_log import sync_path
 
 _RECORD = "collection.msgpack"
 _log = log.get("vector_search")
@@ -101,4 +101,4 @@ class ReplicaDirectory:
 def _write(path: Path, data: bytes) -> None:
     path.with_name(path.name + ".tmp").write_bytes(data)
     settle(path)
-    sync_directory(path.parent)
+    sync_path(path.parent)

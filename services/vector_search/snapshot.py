@@ -6,7 +6,6 @@ Files are written beside, synced, renamed, and named with their checksum in a ma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from services.vector_search import metrics
 from services.vector_search.documents import Documents, StoredChunks
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
-from services.vector_search.write_log import sync_directory
+from services.vector_search.write_log import sync_path
 
 _MANIFEST = "snapshot.json"
 _READ_BYTES = 1 << 20
@@ -58,11 +57,7 @@ def _file_sum(path: Path) -> str:
 def settle(path: Path) -> None:
     """Sync a file written under a temporary name and give it its own."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_path(temporary)
     temporary.replace(path)
 
 
@@ -107,7 +102,7 @@ def save(directory: Path, graph: Graph, labels: Ints, applied: str, recall: floa
             xxhash.xxh3_64_hexdigest(body).encode() + b"\n" + body
         )
         settle(target)
-        sync_directory(directory)
+        sync_path(directory)
     finally:
         for path in temporary:
             path.unlink(missing_ok=True)

@@ -34,9 +34,9 @@ def format_id(entry: EntryId) -> str:
     return f"{entry[0]}-{entry[1]}"
 
 
-def sync_directory(directory: Path) -> None:
-    """Make names created or removed in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Make a file's bytes, or the names created and removed in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -122,7 +122,7 @@ class WriteLog:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._size = self._synced = 0
         self._write(_MAGIC)
-        sync_directory(self._directory)
+        sync_path(self._directory)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -176,7 +176,7 @@ class WriteLog:
             self._old_bytes -= path.stat().st_size
             path.unlink()
         self._old_bytes = max(self._old_bytes, 0)
-        sync_directory(self._directory)
+        sync_path(self._directory)
 
     def close(self) -> None:
         """Sync and close."""

