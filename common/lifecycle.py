@@ -15,6 +15,7 @@ from common import log, tracing
 from common.arguments import parse
 from common.config import Common
 from common.errors import ConfigError
+from common.tasks import stop_or_end
 
 # What a service may need after its own drain time to close connections and files.
 _CLOSE_S = 10.0
@@ -68,9 +69,7 @@ async def _supervised(main: Main, drain_s: float) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stopping)
     work = asyncio.create_task(main(stopping), name="main")
-    stop = asyncio.create_task(stopping.wait(), name="stopping")
-    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
+    await stop_or_end(stopping, work)
     if not work.done():
         await asyncio.wait({work}, timeout=drain_s + _CLOSE_S)
     if not work.done():

@@ -78,10 +78,7 @@ class Supervisor:
         """Wait up to `timeout_s` for the spawned tasks, then cancel those that still run."""
         if self._spawned:
             await asyncio.wait(self._spawned, timeout=timeout_s)
-        left = list(self._spawned)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await cancel(*self._spawned)
 
     async def end(self, *tasks: asyncio.Task[Any]) -> None:
         """Cancel tasks whose owner needs them no more, and wait for them; errors of theirs are logged."""
@@ -145,6 +142,23 @@ class Supervisor:
             self._failure = TaskEnded(f"the task {task.get_name()!r} {how} before the stop")
             self._failure.__cause__ = error
         self._stopping.set()
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and return once they have ended, however they did."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def stop_or_end(stopping: asyncio.Event, *tasks: asyncio.Task[Any]) -> set[asyncio.Task[Any]]:
+    """Wait for the stop or the end of a task, whichever comes first; return the tasks that have ended."""
+    stop: asyncio.Task[Any] = asyncio.create_task(stopping.wait(), name="stopping")
+    try:
+        done, _ = await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+    return done - {stop}
 
 
 async def in_pool(pool: Executor, function: Callable[..., T], *args: Any) -> T:

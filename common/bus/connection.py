@@ -21,6 +21,7 @@ from common.errors import Unavailable
 from common.redis.address import RedisAddress
 from common.redis.client import RedisClient, Work
 from common.redis.persist import PersistPolicy
+from common.tasks import cancel
 
 BLOCK_MS = 1000
 CONNECTIONS = 64
@@ -125,9 +126,7 @@ class Connection:
 
     async def close(self) -> None:
         """Let commands in flight end, then close every connection."""
-        for task in self._resyncs:
-            task.cancel()
-        await asyncio.gather(*self._resyncs, return_exceptions=True)
+        await cancel(*self._resyncs)
         for client in (self._commands, self._blocking):
             await client.close(_CLOSE_S)
 

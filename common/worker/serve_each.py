@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ import msgspec
 
 from common import log
 from common.bus import BusDown
-from common.tasks import Supervisor
+from common.tasks import Supervisor, cancel
 from common.wire.results import Event
 from common.worker.leases import Lease
 from common.worker.worker import Worker
@@ -104,7 +104,7 @@ class JobServer:
         if self._running:
             await asyncio.wait([run.task for run in self._running.values()], timeout=seconds)
         await self._supervisor.end(*self._tasks)
-        await _cancel(run.task for run in self._running.values())
+        await cancel(*(run.task for run in self._running.values()))
         for worker in self._workers:
             with contextlib.suppress(BusDown):
                 await worker.drain()
@@ -132,7 +132,7 @@ class JobServer:
 
     async def _drop(self, worker: Worker) -> None:
         """Cancel the tasks of leases that were lost with the worker's old name."""
-        await _cancel(run.task for run in self._running.values() if run.worker is worker)
+        await cancel(*(run.task for run in self._running.values() if run.worker is worker))
 
     def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
         run = self._running.get(lease.job)
@@ -185,7 +185,7 @@ class JobServer:
             self._unsent.pop(job, None)
         for job in stopped:
             if (run := self._running.get(job)) is not None:
-                await _cancel([run.task])
+                await cancel(run.task)
                 await run.served.stopped()
 
 
@@ -203,13 +203,6 @@ class _PlainJob:
 
     async def stopped(self) -> None:
         return
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def serve_each(

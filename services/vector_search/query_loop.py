@@ -18,7 +18,7 @@ from common.errors import (
     TooLarge,
     Unavailable,
 )
-from common.tasks import in_pool, wait
+from common.tasks import cancel, in_pool, stop_or_end, wait
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Result
@@ -73,9 +73,8 @@ class QueryLoop:
         """
         reader = asyncio.create_task(self._read())
         runners = [asyncio.create_task(self._work()) for _ in range(self._runners)]
-        stop = asyncio.create_task(stopping.wait())
         parts = (reader, *runners)
-        await asyncio.wait({*parts, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await stop_or_end(stopping, *parts)
         self._stopping = True
         self._arrived.set()
         self._room.set()
@@ -86,10 +85,7 @@ class QueryLoop:
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error))
         finally:
-            tasks = [*parts, stop, *self._waiting]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*parts, *self._waiting)
         for part in parts:
             if not part.cancelled():
                 part.result()

@@ -12,7 +12,7 @@ from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
 from common.config import SearchConfig
-from common.tasks import wait
+from common.tasks import stop_or_end, wait
 from services.vector_search.applier import Applier
 from services.vector_search.family_server import FamilyServer
 from services.vector_search.maintenance import ShardMaintenance
@@ -98,14 +98,12 @@ class Replica:
             parts.append((f"listen-{server.family}", self._applier.listen(server.family)))
             parts.append((f"query-{server.family}", server.run(self._stopping)))
         tasks = [loop.create_task(part, name=name) for name, part in parts]
-        stop = loop.create_task(stopping.wait())
         try:
-            await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            await stop_or_end(stopping, *tasks)
         finally:
             self._stopping.set()
             self._maintenance.wake()
             self._applier.wake()
-            stop.cancel()
             await self._drain(tasks)
         for task in tasks:
             if task.done() and not task.cancelled():

@@ -21,6 +21,7 @@ from common.cost.estimate import MOST, estimate, tune, tune_beside
 from common.cost.linear import PARCEL_ITEMS, QUERY_TOKENS
 from common.ids import Family, job_id, ulid
 from common.registry.measured_depths import MeasuredDepths
+from common.tasks import stop_or_end
 from common.wire.jobs import EmbedWork
 from common.wire.message import encode
 from common.wire.registry import DepthRecord, WorkerRecord
@@ -116,9 +117,7 @@ class DepthFinder:
             found = known
         else:
             task = asyncio.ensure_future(self._probe())
-            stop = asyncio.ensure_future(stopping.wait())
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
+            await stop_or_end(stopping, task)
             if not task.done():
                 task.cancel()
                 return

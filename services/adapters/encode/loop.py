@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from common.bus import BusDown
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
-from common.tasks import wait
+from common.tasks import cancel, stop_or_end, wait
 from common.wire.registry import WorkerRecord
 from common.wire.results import Result
 from common.worker.leases import Lease
@@ -94,9 +93,7 @@ class EmbeddingLoop:
         """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
         reader = asyncio.create_task(self._read(), name="read")
         worker = asyncio.create_task(self._work(), name="work")
-        stop = asyncio.create_task(stopping.wait(), name="stop")
-        tasks: set[asyncio.Task[Any]] = {reader, worker, stop}
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = await stop_or_end(stopping, reader, worker)
         self._stopping = True
         self._arrived.set()
         self._room.set()
@@ -108,12 +105,9 @@ class EmbeddingLoop:
             await self._worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
-        for task in (reader, worker, stop):
-            task.cancel()
-        await asyncio.gather(reader, worker, stop, return_exceptions=True)
-        for task in (reader, worker):
-            if task in done:
-                task.result()  # a loop that ended by itself has raised
+        await cancel(reader, worker)
+        for task in ended:
+            task.result()  # a loop that ended by itself has raised
 
     # -- reading ---------------------------------------------------------------------------------------
 

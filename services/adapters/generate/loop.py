@@ -15,7 +15,7 @@ from common import log, tracing
 from common.bus import BusDown
 from common.errors import DeadlineExceeded
 from common.registry.deletion import digest_of
-from common.tasks import wait
+from common.tasks import cancel, stop_or_end, wait
 from common.wire.registry import WorkerRecord
 from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity
@@ -80,10 +80,9 @@ class GenerationLoop:
             asyncio.create_task(self.announcer.run(), name="announce"),
             asyncio.create_task(self._invalidation.run(), name="invalidate"),
         ]
-        stop = asyncio.create_task(stopping.wait(), name="stop")
-        done, _ = await asyncio.wait([*loops, stop], return_when=asyncio.FIRST_COMPLETED)
+        ended = await stop_or_end(stopping, *loops)
         self._stopping = True
-        if stop in done:
+        if not ended:
             await self._drain(drain_s)
         self._halted = True
         self.engine.wake()
@@ -97,13 +96,10 @@ class GenerationLoop:
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._jobs))
         await self.engine.offload.drain(_CLOSE_S)
-        for task in (*loops, stop):
-            task.cancel()
-        await asyncio.gather(*loops, stop, return_exceptions=True)
+        await cancel(*loops)
         await self.emitter.close()
-        for task in loops:
-            if task in done:
-                task.result()  # a loop that ended by itself has raised
+        for task in ended:
+            task.result()  # a loop that ended by itself has raised
 
     async def _drain(self, drain_s: float) -> None:
         """Publish that no job is taken any more, give back jobs that have not begun, and wait for the rest."""

@@ -9,7 +9,7 @@ from functools import partial
 from common import log
 from common.bus import BusDown, BusFull
 from common.clock import Clock
-from common.tasks import wait
+from common.tasks import cancel, wait
 from common.wire.results import Event
 from common.worker.leases import Lease
 from common.worker.outbox import SessionPart
@@ -126,9 +126,7 @@ class OutputEmitter:
 
     async def close(self) -> None:
         """Cancel the calls that end jobs."""
-        for task in self._ending:
-            task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await cancel(*self._ending)
 
     # -- events ----------------------------------------------------------------------------------------
 
