@@ -85,7 +85,7 @@ class Turns:
     def end_of(self, job: str) -> dict[str, Any]:
         """Return what `finish` and `refuse` are told of a job's turn."""
         part = self.parts.get(job)
-        return {"turn": turn_of(job, part.history), "session": part} if part else {}
+        return {"part": (turn_of(job, part.history), part)} if part else {}
 
     def partial(self, job: str) -> tuple[Turn, SessionTurn] | None:
         """Return what `step` is told of a cancelled job's turn."""
