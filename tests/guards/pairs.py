@@ -1,4 +1,4 @@
-"""Rows of the benchmarks, measured by this checkout and another one in turns, and how they compare."""
+"""Rows of the benchmarks, each measured by this checkout and another one in turns, and how they compare."""
 
 from __future__ import annotations
 
@@ -38,31 +38,6 @@ def e2(samples: dict[str, Any]) -> Costs:
     }
 
 
-def p1(samples: dict[str, Any]) -> Costs:
-    """Return the latency by token of our server with all tiers, by rate."""
-    return {
-        f"{key} at {point['rate']:.2f}/s": point["normalized_s"]
-        for key, points in samples["points"].items()
-        if key.endswith("ours, all tiers")
-        for point in points
-        if point["normalized_s"]  # none where no request ended
-    }
-
-
-def c1(samples: dict[str, Any]) -> Costs:
-    """Return the median seconds a token after the first one, by load."""
-    found = {}
-    for key, rows in samples.items():
-        paces = [
-            (done - first) / (output - 1)
-            for _, _, first, done, status, _, _, _, _, output, _ in rows
-            if status == 200 and output > 1
-        ]
-        if paces:
-            found[key] = statistics.median(paces)
-    return found
-
-
 @dataclass(frozen=True)
 class Row:
     """A row: how one side of a pair is asked for, and what its document says."""
@@ -74,8 +49,6 @@ class Row:
 ROWS = {
     "R1": Row(("--count", "10"), r1),
     "E2": Row(("--count", "20"), e2),
-    "P1": Row(("--quick", "--count", "10"), p1),
-    "C1": Row(("--count", "10"), c1),
 }
 QUICK = ("--quick",)
 

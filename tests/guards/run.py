@@ -1,8 +1,9 @@
 """Runs every guard: `make guards ARGS="--against PATH [--quick] [--only tests F1A R1]"`.
 
 The tests of this folder, 20 kills of F1A, and R1, E2, P1 and C1 in pairs against another checkout: a row passes if the
-median of its pairs is at least 0.98. A quiet machine needs some hours; --quick tries whether the guards
-themselves work, with 2 kills and 2 short pairs a row whose figures nobody should quote.
+median of its pairs is at least 0.98. R1 and E2 run as whole benchmarks one after the other, P1 and C1 as short blocks
+of load with both checkouts up. A quiet machine needs two hours; --quick tries whether the guards themselves work, with
+2 kills and 2 short pairs a row whose figures nobody should quote.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.guards import pairs
+from tests.guards import pairs, side_by_side
 from tests.guards.checkout import ROOT, Checkout
 
 TESTS, KILLS = "tests", "F1A"
-GUARDS = (TESTS, KILLS, *pairs.ROWS)
+GUARDS = (TESTS, KILLS, *pairs.ROWS, *side_by_side.LOADS)
+BLOCK_S, QUICK_BLOCK_S = 15.0, 4.0
 
 
 def tests() -> bool:
@@ -36,8 +38,13 @@ def kills(count: int, *, quick: bool) -> bool:
 
 def row(name: str, against: Path, count: int, *, quick: bool) -> bool:
     """Measure a row in pairs, each printed as it comes."""
-    ratios = []
-    for ratio in pairs.compare(name, Checkout(), Checkout(against), count, quick=quick):
+    ours, theirs, ratios = Checkout(), Checkout(against), list[float]()
+    if name in pairs.ROWS:
+        found = pairs.compare(name, ours, theirs, count, quick=quick)
+    else:
+        seconds = QUICK_BLOCK_S if quick else BLOCK_S
+        found = side_by_side.compare(name, ours, theirs, count, seconds=seconds)
+    for ratio in found:
         ratios.append(ratio)
         print(f"{name}: pair {len(ratios)} of {count}: {ratio:.3f}", flush=True)
     low, high = pairs.interval(ratios)
@@ -56,7 +63,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help="kills of F1A (default 20; quick: 2)")
     parser.add_argument("--quick", action="store_true", help="only try the guards")
     args = parser.parse_args()
-    rows = [name for name in args.only if name in pairs.ROWS]
+    rows = [name for name in args.only if name not in {TESTS, KILLS}]
     if rows and args.against is None:
         parser.error(f"{', '.join(rows)} need --against PATH")
     failed = []

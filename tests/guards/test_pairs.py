@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guards import pairs
-
-# Due, sent, first, done, status, code, turn, prompt, cached and output tokens, gaps.
-REPLY = [0.0, 0.0, 1.0, 3.0, 200, "", 0, 5, 0, 11, []]
+from tests.guards import pairs, side_by_side
+from tests.guards.checkout import Checkout
 
 
 def test_costs_of_each_row() -> None:
-    """A row's figures come from its samples; failed requests and other systems are none."""
+    """A row's figures come from its samples; other rows have none."""
     assert pairs.r1(
         {"process/steady/nothing": [3.0, 1.0, 2.0], "machine/x": [9.0], "hops_s": {}}
     ) == {"process/steady/nothing": 2.0}
     assert pairs.e2({"32": {"pairs_s": [[3.0, 2.0], [4.0, 1.0]]}, "1": {"pairs_s": []}}) == {
         "32": 2.75
     }
-    point = {"rate": 2.0, "normalized_s": 0.5}
-    points = {"S: ours, all tiers": [point, {**point, "normalized_s": None}], "S: vllm": [point]}
-    assert pairs.p1({"points": points}) == {"S: ours, all tiers at 2.00/s": 0.5}
-    failed = [*REPLY[:4], 503, *REPLY[5:]]
-    assert pairs.c1({"a": [REPLY, failed], "b": [failed]}) == {"a": 0.2}
 
 
 def test_a_slower_side_fails() -> None:
@@ -46,3 +39,9 @@ def test_what_a_row_missed() -> None:
     """A row without a missed promise has passed."""
     assert pairs.missed({"met": {"nothing lost": "goal", "equal": "must"}}) == []
     assert pairs.missed({"met": {"nothing lost": "missed"}}) == ["nothing lost"]
+
+
+def test_two_checkouts_get_the_same_load_in_turns() -> None:
+    """Both sides run at once; each pair after the first gives one positive ratio."""
+    (found,) = side_by_side.compare("C1", Checkout(), Checkout(), 1, seconds=5.0)
+    assert found > 0.0

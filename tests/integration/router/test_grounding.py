@@ -14,6 +14,7 @@ from common.wire.jobs import GenerateWork
 from tests.support.chat import asks, post, stream, text_of
 from tests.support.mesh import Mesh
 from tests.support.scripted_generator import NAME, Generator, Scene, byte_tokenizer
+from tests.support.waiting import until
 
 DOCUMENTS = {
     "velmora.md": "The capital of Velmora is Oskari.",
@@ -279,14 +280,23 @@ async def test_full_lanes_are_a_status(
     model.script = wait
     consumer = model.consumer
     await consumer.incarnation.publish(msgspec.structs.replace(consumer.record, depth_items=1))
-    await asyncio.sleep(1.2)  # the router reads who is there once a second
     first = asyncio.create_task(post(http, grounded(pages)))
-    async with asyncio.timeout(60):
-        while not model.works:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: model.works, "the first request generates")
+    taken = [first]
+
+    async def full() -> bool:
+        # The router may not have read the new depth yet: it takes such a request, which waits as the first one does.
+        works = len(model.works)
+        asked = asyncio.create_task(post(http, grounded(pages)))
+        await until(lambda: asked.done() or len(model.works) > works)
+        if not asked.done():
+            taken.append(asked)
+        return asked.done()
+
+    await until(full, "the lane is full")
     status, error, headers = await post(http, {**grounded(pages), "stream": True})
     go.set()
 
     assert (status, error["error"]["code"]) == (429, "depth")
     assert int(headers["Retry-After"]) >= 1
-    assert (await first)[0] == 200
+    assert [(await asked)[0] for asked in taken] == [200] * len(taken)

@@ -14,6 +14,7 @@ from common.ids import Family
 from services.router.admission.orphan_reaper import OrphanReaper
 from tests.support.bus import Hand, must, new_job, state
 from tests.support.mesh import Mesh
+from tests.support.waiting import until
 
 MANY = {"input": [f"text {index}" for index in range(600)], "encoding_format": "base64"}
 
@@ -101,6 +102,15 @@ async def _left(http: aiohttp.ClientSession, mesh: Mesh, key: str, **headers: st
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     return running.pop()
+
+
+async def _begun(mesh: Mesh, before: set[str]) -> set[str]:
+    return set(await _running(mesh)) - before
+
+
+async def _unready(session: aiohttp.ClientSession) -> bool:
+    async with session.get("/readyz") as response:
+        return response.status == 503
 
 
 async def _running(mesh: Mesh) -> list[str]:
@@ -216,7 +226,6 @@ async def test_a_killed_router_loses_no_request(
         async with asyncio.timeout(60):
             while not await _running(mesh):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)
         victim.kill()
         assert await sent is None
     async with http.post(path, json=body, headers=headers) as response:
@@ -246,17 +255,16 @@ async def test_a_stopping_router_finishes_what_it_began(mesh: Mesh) -> None:
     mesh.wait_ready(url)
     assert leaving.process is not None
     async with aiohttp.ClientSession(url) as session:
+        before = set(await _running(mesh))
         running = asyncio.create_task(_post(session, MANY))
-        await asyncio.sleep(0.15)
+        await until(lambda: _begun(mesh, before), "the request has begun")
         leaving.process.terminate()
-        await asyncio.sleep(0.1)
-        async with session.get("/readyz") as response:
-            ready = response.status
+        await until(lambda: _unready(session), "the router is unready")
         async with session.post("/v1/embeddings", json={"input": "late"}) as response:
             refused = response.status, (await response.json())["error"]["code"]
             assert response.headers["Connection"] == "close"
         status, answer = await running
 
-    assert (ready, refused) == (503, (503, "draining"))
+    assert refused == (503, "draining")
     assert (status, len(answer["data"])) == (200, 600)
     assert leaving.process.wait(timeout=60) == 0
