@@ -7,9 +7,10 @@ import contextlib
 import random
 import statistics
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.document import BenchOptions
 from bench.rivals.completion_servers import Weights, weights
@@ -37,7 +38,7 @@ class Load:
     """A load on one instance: the instance's settings, and a function of url, seed and seconds that returns costs."""
 
     settings: Mapping[str, str]
-    costs: Callable[[str, int, float], Awaitable[Costs]]
+    costs: Callable[[str, int, float], Coroutine[Any, Any, Costs]]
 
 
 def p1() -> Load:

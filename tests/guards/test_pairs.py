@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guards import pairs, side_by_side
-from tests.guards.checkout import Checkout
+from tests.guards import pairs
 
 
 def test_costs_of_each_row() -> None:
@@ -39,9 +38,3 @@ def test_what_a_row_missed() -> None:
     """A row without a missed promise has passed."""
     assert pairs.missed({"met": {"nothing lost": "goal", "equal": "must"}}) == []
     assert pairs.missed({"met": {"nothing lost": "missed"}}) == ["nothing lost"]
-
-
-def test_two_checkouts_get_the_same_load_in_turns() -> None:
-    """Both sides run at once; each pair after the first gives one positive ratio."""
-    (found,) = side_by_side.compare("C1", Checkout(), Checkout(), 1, seconds=5.0)
-    assert found > 0.0
