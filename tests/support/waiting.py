@@ -6,16 +6,22 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 LIMIT_S = 90.0  # ends a test that has failed; a condition that comes true is never timed
 AGAIN_S = 0.02
 
 
+@overload
 async def until(
-    condition: Callable[[], T | Awaitable[T]], what: str = "", *, seconds: float = LIMIT_S
-) -> T:
+    condition: Callable[[], Awaitable[T]], what: str = "", *, seconds: float = LIMIT_S
+) -> T: ...
+@overload
+async def until(condition: Callable[[], T], what: str = "", *, seconds: float = LIMIT_S) -> T: ...
+async def until(
+    condition: Callable[[], object], what: str = "", *, seconds: float = LIMIT_S
+) -> object:
     """Return the first true value of a condition, which may be a coroutine function.
 
     AssertionError with the condition's last value if none is true within `seconds`.
@@ -26,7 +32,7 @@ async def until(
         if inspect.isawaitable(value):
             value = await value
         if value:
-            return cast("T", value)
+            return value
         if time.monotonic() > give_up:
             raise AssertionError(_never(what, seconds, value))
         await asyncio.sleep(AGAIN_S)

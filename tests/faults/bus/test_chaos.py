@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -421,14 +422,14 @@ class Driver(Chaos):
             await self.settle("")
             for cls in ("gpu", "cpu"):
                 idle = not last.held
-                await self.step(Act("take"), lambda c=cls, i=idle: last.take(20, c, idle=i))
+                await self.step(Act("take"), partial(last.take, 20, cls, idle=idle))
                 if not any(x.alone for x in last.held.values()):
-                    await self.step(Act("pull"), lambda c=cls: last.pull(20, c))
+                    await self.step(Act("pull"), partial(last.pull, 20, cls))
                 for lease in list(last.held.values()):
                     jobs = frozenset({lease.job})
                     act = Act("result", last.worker, jobs, ends=frozenset({"result"}))
                     end, turn = last.finish, self.turns.end_of(lease.job)
-                    await self.step(act, lambda x=lease, e=end, t=turn: e(x, RESULT, **t))
+                    await self.step(act, partial(end, lease, RESULT, **turn))
         if self.live:
             raise Violation(f"never ended: {self.live}")
         await self.judge(list(self.ears.values()))

@@ -11,9 +11,10 @@ from common.pages.reconcile import reconcile
 from common.pages.server import AGAIN_S
 from common.pages.store import PageKey, PageStore, TierDown
 from tests.conftest import PROFILE
-from tests.integration.kv_store.test_pages import BUDGET, TTL_S, kept, page, put_all, so, until
+from tests.integration.kv_store.test_pages import BUDGET, TTL_S, kept, page, put_all, so
 from tests.integration.pages.test_store import counted, opened
 from tests.support.servers import Server
+from tests.support.waiting import until
 
 ACTS = 20_000 if PROFILE == "soak" else 400
 PAGES = [page(n) for n in range(400)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from services.kv_store.pages import page_keeper as keepers
 from services.kv_store.pages.eviction import Eviction, Limits, limits_of
 from services.kv_store.pages.keeper_lease import KeeperLease
 from services.kv_store.pages.page_keeper import PageKeeper
-from tests.integration.kv_store.test_pages import BUDGET, DISK, TTL_S, page, running, until
+from tests.integration.kv_store.test_pages import BUDGET, DISK, TTL_S, page, running
 from tests.integration.pages.test_store import counted, opened
+from tests.support.waiting import until
 
 ONE, OTHER, FREE_ONE = map(owner_id, ("one", "other", "free"))
 LIMIT = BUDGET // 4
@@ -104,7 +106,7 @@ async def test_a_flood_takes_nothing_from_others(store: PageStore, tmp_path: Pat
         assert await put(store, OTHER, slice(0, 4)) == ["stored"] * 4
         for owner in (ONE, FREE_ONE, ONE, FREE_ONE):
             for key, value in PAGES[owner]:
-                await until(lambda k=key, v=value, o=owner: stored(store, k, v, o))  # type: ignore[misc]
+                await until(partial(stored, store, key, value, owner))
         assert await store.where([key for key, _ in mine]) == ["redis"] * 4
         await until(lambda: within(store, ONE))
         where = await store.where([key for key, _ in PAGES[ONE]])
@@ -130,7 +132,7 @@ async def test_limits_beyond_what_there_is(store: PageStore, tmp_path: Path) -> 
     async with limited(store, tmp_path, dict.fromkeys((ONE, OTHER), BUDGET)):
         for owner in (ONE, OTHER):
             for key, value in PAGES[owner]:
-                await until(lambda k=key, v=value, o=owner: stored(store, k, v, o))  # type: ignore[misc]
+                await until(partial(stored, store, key, value, owner))
         where = await store.where([key for key, _ in PAGES[ONE]])
         assert where[0] == "disk"
 

@@ -29,13 +29,13 @@ from tests.integration.kv_store.test_pages import (
     on_disk,
     put_all,
     so,
-    until,
     written,
 )
 from tests.integration.pages.test_store import opened
 from tests.support.servers import Server
 from tests.support.session_traces import FAMILY
 from tests.support.turns import made, turn_of
+from tests.support.waiting import until
 
 ROOT = root_id("f", "t")
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put_all(store: PageStore, pages: list[tuple[PageKey, bytes]]) -> None:
     """Put pages one after the other, each until there is room for it."""
     for key, value in pages:
-        await until(lambda key=key, value=value: taken(store, key, value))  # type: ignore[misc]
+        await until(partial(taken, store, key, value))
 
 
 async def taken(store: PageStore, key: PageKey, value: bytes) -> bool:
@@ -276,7 +277,7 @@ async def test_dropped_is_off_the_disk(store: PageStore, tmp_path: Path) -> None
         await until(lambda: on_disk(store, pages[1][0]))
         assert await store.drop([key for key, _ in pages]) == 30
         for key, _ in pages:
-            await until(lambda key=key: nowhere(store, key))  # type: ignore[misc]
+            await until(partial(nowhere, store, key))
         data = written(tmp_path)
         assert data
         assert not any(value[100:200] in data or key.id in data for key, value in pages)
@@ -319,7 +320,7 @@ async def test_nonsense_in_the_lists(store: PageStore, tmp_path: Path) -> None:
 
 async def test_nonsense_in_the_index(store: PageStore, tmp_path: Path) -> None:
     """Members of an index that name no page, and sizes that are none, stop neither eviction nor counting."""
-    nonsense = ["no page", "zz:0", f"{16 * 'ab'}:0", b"\xff\xfe"]
+    nonsense: list[str | bytes] = ["no page", "zz:0", f"{16 * 'ab'}:0", b"\xff\xfe"]
     pages = [page(n, partition=1) for n in range(40)]
     await store.server.call("ZADD", names.index(1), *flat(nonsense))
     await store.server.call("ZADD", names.pins(1), *flat(nonsense))
@@ -436,7 +437,7 @@ async def erased(store: PageStore, directory: Path, pages: list[tuple[PageKey, b
     """Keep the pages until no byte of these is on disk."""
     async with kept(store, directory):
         for key, _ in pages:
-            await until(lambda key=key: nowhere(store, key))  # type: ignore[misc]
+            await until(partial(nowhere, store, key))
         await until(lambda: asked_to_erase(store, 0, at_most=True))
         data = written(directory)
         assert data

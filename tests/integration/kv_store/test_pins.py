@@ -23,7 +23,8 @@ from services.kv_store.pages.session_pins import SessionPins
 from services.kv_store.sessions.session_store import SessionStore
 from tests.integration.kv_store.test_limits import _quick  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
-from tests.integration.kv_store.test_pages import DISK, put_all, running, until
+from tests.integration.kv_store.test_pages import DISK, put_all, running
+from tests.support.waiting import until
 
 TENANT = owner_id("t")
 

@@ -16,9 +16,10 @@ from common.wire.registry import Held
 from common.wire.sessions import SessionWork
 from services.kv_store.pages.page_locations import PageLocations
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
-from tests.integration.kv_store.test_pages import kept, on_disk, put_all, until
+from tests.integration.kv_store.test_pages import kept, on_disk, put_all
 from tests.support.bus import Hand
 from tests.support.session_traces import FAMILY
+from tests.support.waiting import until
 
 
 async def told(places: PageLocations, name: str, tenant: str = "t") -> dict[str, object]:

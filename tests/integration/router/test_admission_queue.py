@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +103,15 @@ async def test_a_full_lane_is_not_asked_again_before_room_appears(
     count = 5
     parcels = [Parcel(WORK, 1, 10)] * count
     gathering = asyncio.create_task(workflow.gather("embed", [EMBED], ["gpu"], parcels, bulk=False))
-    for done in range(count):
-        await until(
-            lambda done=done: (
-                asked.said.count("admitted") == done + 1
-                and (done == count - 1 or asked.said[-1] == "refused")
-            )
+
+    def admitted(number: int) -> bool:
+        """So many parcels are admitted, and the next one is refused."""
+        return asked.said.count("admitted") == number and (
+            number == count or asked.said[-1] == "refused"
         )
+
+    for done in range(count):
+        await until(partial(admitted, done + 1))
         for _ in range(300):
             await bus.connection.call("PING")
         (lease,) = await hand.pull()
@@ -175,7 +179,7 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
     monkeypatch.setattr(bus.writes, "applied", noted)
     waiting = asyncio.create_task(await_served(bus, admission, record))
     for shard in range(record.shards):
-        await until(lambda shard=shard: shard in looks)
+        await until(partial(contains, looks, shard))
         for _ in range(300):
             await bus.connection.call("PING")
         assert looks.count(shard) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -130,7 +131,7 @@ async def test_bad_entries_stop_nothing(
 
     await work(http, 1)
     for name in put:
-        await until(lambda name=name: _is_empty(bus, name), f"{name} is empty")
+        await until(partial(_is_empty, bus, name), f"{name} is empty")
     await work(http, 2)
 
     for family in {family_of_key(name) for name in put}:
