@@ -40,7 +40,7 @@ _skipped: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Fix the seed of all property tests, so that a failing run can be repeated."""
     if config.getoption("hypothesis_seed", None) is None:
-        hypothesis_core.global_force_seed = SEED
+        hypothesis_core.global_force_seed = SEED  # type: ignore[assignment]
 
 
 def pytest_report_header() -> str:
@@ -99,8 +99,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not os.environ.get("CI") or not _skipped or exitstatus not in {0, 1}:
         return
     can_install = os.geteuid() == 0 and Path("/usr/bin/apt-get").exists()
-    cannot = () if can_install else ("no server: redis-server", "is missing; `make setup-full`")
-    cannot += ("no AVX512", "kubectl is too old")  # the machine's, not ours to install
+    cannot = ["no AVX512", "kubectl is too old"]  # the machine's, not ours to install
+    if not can_install:
+        cannot += ["no server: redis-server", "is missing; `make setup-full`"]
     wrong = [line for line in _skipped if not any(reason in line for reason in cannot)]
     for line in wrong:
         print(f"skipped, but could have run: {line}")

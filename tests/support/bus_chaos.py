@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from common.bus import Bus, BusDown, NewJob, Notifications, keys
 from common.ids import Family
@@ -95,24 +95,19 @@ class Chaos:
 
     def snapshot(self) -> dict[str, Seen]:
         """Read every job that is not over, with its entries, leases and log; checks use against the streams."""
-        tag, use = "{" + str(self.family) + "}", self.raw.hgetall(keys.use(self.family))
+        tag, use = "{" + str(self.family) + "}", self._fields(keys.use(self.family))
         seen = {job: Seen() for job in self.live}
         classes = {k.decode().rsplit(":", 1)[0] for k in use if b":" in k}
         for cls in sorted(classes):
             lane, items, tokens = keys.lane(self.family, cls), 0, 0
-            owners = {}
-            if self.raw.exists(lane) and self.raw.xinfo_groups(lane):
-                rows = self.raw.xpending_range(lane, "workers", "-", "+", 10_000)
-                owners = {
-                    row["message_id"]: (row["consumer"].decode(), row["times_delivered"])
-                    for row in rows
-                }
-            for entry, fields in self.raw.xrange(lane):
+            owners = self._owners(lane)
+            entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.raw.xrange(lane))
+            for entry, fields in entries:
                 items, tokens = items + int(fields[b"i"]), tokens + int(fields[b"n"])
-                job = seen.setdefault(fields[b"j"].decode(), Seen())
-                job.entries += 1
-                job.lane = cls
-                job.holder, job.epoch = owners.pop(entry, (None, 0))
+                queued = seen.setdefault(fields[b"j"].decode(), Seen())
+                queued.entries += 1
+                queued.lane = cls
+                queued.holder, queued.epoch = owners.pop(entry, (None, 0))
             if owners:
                 raise Violation(f"leases of entries that are gone: {owners}")
             had = (
@@ -122,11 +117,9 @@ class Chaos:
             if had != (items, tokens):
                 raise Violation(f"use of {cls} is {had}, its stream holds {(items, tokens)}")
         for job, it in seen.items():
-            record = {
-                k.decode(): v.decode() for k, v in self.raw.hgetall(f"{tag}:job:{job}").items()
-            }
+            record = {k.decode(): v.decode() for k, v in self._fields(f"{tag}:job:{job}").items()}
             it.state = record.get("state", "none")
-            it.log = tuple(self.raw.lrange(f"{tag}:log:{job}", 0, -1))
+            it.log = tuple(cast("list[bytes]", self.raw.lrange(f"{tag}:log:{job}", 0, -1)))
             it.errors, it.suspicions = (
                 int(record.get("errors", 0)),
                 int(record.get("suspicions", 0)),
@@ -137,6 +130,19 @@ class Chaos:
             if it.entries and record["lane"] != it.lane:
                 raise Violation(f"{job} lies in {it.lane}, its record says {record['lane']}")
         return seen
+
+    def _fields(self, key: str) -> dict[bytes, bytes]:
+        return cast("dict[bytes, bytes]", self.raw.hgetall(key))
+
+    def _owners(self, lane: str) -> dict[bytes, tuple[str, int]]:
+        """Return who holds which entry of a lane, and how often it was leased."""
+        if not self.raw.exists(lane) or not self.raw.xinfo_groups(lane):
+            return {}
+        rows = self.raw.xpending_range(lane, "workers", "-", "+", 10_000)
+        return {
+            row["message_id"]: (row["consumer"].decode(), row["times_delivered"])
+            for row in cast("list[dict[str, Any]]", rows)
+        }
 
     # -- checking --------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def save(directory: Path, family: str, *, labels: int = 0, **changes: Any) -> An
     }
     if labels:
         settings["num_labels"] = labels
-    config_class, plain, classifier = (
+    classes: tuple[Any, Any, Any] = (
         (
             transformers.XLMRobertaConfig,
             transformers.XLMRobertaModel,
@@ -45,6 +45,7 @@ def save(directory: Path, family: str, *, labels: int = 0, **changes: Any) -> An
             transformers.BertForSequenceClassification,
         )
     )
+    config_class, plain, classifier = classes
     model = (classifier if labels else plain)(config_class(**settings)).eval()
     model.save_pretrained(directory)
     words = {"[UNK]": 0, **{f"w{number}": number for number in range(1, VOCABULARY)}}
@@ -84,4 +85,5 @@ def hidden(model: Any, text: list[int], types: list[int] | None = None) -> torch
     if types is not None:
         arguments["token_type_ids"] = torch.tensor([types])
     with torch.inference_mode():
-        return model(**arguments).last_hidden_state[0]
+        states: torch.Tensor = model(**arguments).last_hidden_state[0]
+    return states

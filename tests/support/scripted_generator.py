@@ -175,7 +175,7 @@ class Generator:
         work = decode_work(lease.payload)
         assert isinstance(work, GenerateWork)
         self.works.append(work)
-        logged = len(await self.consumer.bus.jobs.log(lease.job)) if lease.attempts > 1 else 0  # type: ignore[attr-defined]
+        logged = len(await self.consumer.bus.jobs.log(lease.job)) if lease.attempts > 1 else 0
         scene = Scene(self.consumer, lease, work, logged)
         try:
             await self.script(scene)

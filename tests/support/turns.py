@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -100,12 +100,12 @@ class Turns:
         """Return what does not hold of some session now, "" if all is well."""
         live: dict[str, int] = {}
         for job, part in self.parts.items():
-            state = (raw.hget(keys.job(job), "state") or b"").decode()
+            state = _state(raw, job)
             live[part.session] = live.get(part.session, 0) + (state in {"queued", "running"})
             if state == "result" and job not in self._jobs(raw, part.session):
                 return f"{job} ended with a result, its turn is not in {part.session}"
         for name, before in self.seen.items():
-            turns = raw.lrange(keys.turns(name), 0, -1)
+            turns = _turns(raw, name)
             if turns[: len(before)] != before:
                 return f"{name} lost turns"
             if name in self.deleted and len(turns) > len(before):
@@ -120,7 +120,7 @@ class Turns:
             if len(set(jobs)) < len(jobs):
                 return f"{name} holds a turn twice: {jobs}"
             for turn in (decode(turn, Turn) for turn in turns[len(before) :]):
-                state = (raw.hget(keys.job(turn.job), "state") or b"").decode()
+                state = _state(raw, turn.job)
                 if (state == "result") == turn.partial:
                     return f"{turn.job} ended as {state}, its turn is partial: {turn.partial}"
             if live.get(name, 0) > 1:
@@ -128,7 +128,15 @@ class Turns:
         return ""
 
     def _jobs(self, raw: redis.Redis, name: str) -> set[str]:
-        return {decode(turn, Turn).job for turn in raw.lrange(keys.turns(name), 0, -1)}
+        return {decode(turn, Turn).job for turn in _turns(raw, name)}
+
+
+def _state(raw: redis.Redis, job: str) -> str:
+    return cast("bytes", raw.hget(keys.job(job), "state") or b"").decode()
+
+
+def _turns(raw: redis.Redis, name: str) -> list[bytes]:
+    return cast("list[bytes]", raw.lrange(keys.turns(name), 0, -1))
 
 
 def _at(record: SessionRecord, version: int) -> SessionRecord:

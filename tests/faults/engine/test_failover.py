@@ -81,8 +81,9 @@ async def test_a_stopped_worker(bus: Any, desk: Desk, config: Any) -> None:
 async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path: Path) -> None:
     """kill -9 while tokens are drawn with penalties: the stream ends as it does undisturbed, under another worker."""
     random_models.write(tmp_path / "m", "llama", random_models.settings("llama", 1))
-    flags = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"), "--threads", "1")
-    flags += ("--device", "cpu", "--step-tokens", "16", "--kv-bytes", str(4 << 20))
+    flags: tuple[str, ...] = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"))
+    flags += ("--threads", "1", "--device", "cpu")
+    flags += ("--step-tokens", "16", "--kv-bytes", str(4 << 20))
     journal = Notifications(bus.connection, "r1")
     await journal.start()
     family = Family("chat.m")

@@ -112,8 +112,17 @@ async def test_full_load(
 
     port = free_port()
     monkeypatch.setenv("SPILLWAY_MAX_RUNNING", str(RUNNING))
-    flags = ("--embed-model", "none", "--chat-model", str(model), "--chat-dtype", "fp32")
-    flags += ("--device", "cpu", "--threads", "1", "--health-port", str(port))
+    flags: tuple[str, ...] = ("--embed-model", "none", "--chat-model", str(model))
+    flags += (
+        "--chat-dtype",
+        "fp32",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--health-port",
+        str(port),
+    )
     each = sum(solo.shape.page_bytes)
     flags += ("--kv-bytes", str(PAGES * each), "--host-kv-bytes", str(HOST_PAGES * each))
     ends, rss = Counter[str](), []

@@ -158,7 +158,8 @@ async def test_a_job_whose_end_cannot_be_told(
 ) -> None:
     """An unexpected error as a job is ended costs one more try of this job; its neighbours end as always."""
     async with running(bus) as worker:
-        finish, failed = worker.consumer.outbox.finish, []
+        finish = worker.consumer.outbox.finish
+        failed: list[str] = []
 
         async def breaks(lease: Any, result: Any) -> str:
             if not failed:

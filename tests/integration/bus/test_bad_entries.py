@@ -210,7 +210,7 @@ async def test_bad_dead_letters(bus: Bus, family: Family) -> None:
     await bus.connection.call("XADD", keys.dead(family), "*", "job", b"\xff", "items", "many")
     (job,) = await must(bus, new_job(family))
     for _ in range(3):
-        (lease,) = [*await hand.pull(), *await hand.take()]
+        (lease,) = await hand.pull() + await hand.take()
         await hand.fail(lease, "job_failed", "it raised")
 
     assert [x.job for x in await DeadLetters(bus).all(family)] == [job.id]

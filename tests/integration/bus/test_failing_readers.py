@@ -23,7 +23,8 @@ async def test_a_journals_reader_is_begun_again(
 
     supervisor, before = Supervisor(pause=pause), RESTARTS._value.get()
     journal = Notifications(bus.connection, "r1", supervisor=supervisor)
-    ring, failed = journal._ring, []
+    ring = journal._ring
+    failed: list[Any] = []
 
     def rings(*args: Any) -> None:
         if not failed:

@@ -303,7 +303,7 @@ async def test_the_heartbeat_thread(place: tuple[Server, int], tmp_path: Path) -
     await until(pulses[2].lost.is_set)
 
     async def renewed() -> bool:
-        left = [await bus.connection.call("PTTL", pulse.key) for pulse in pulses]
+        left: list[int] = [await bus.connection.call("PTTL", pulse.key) for pulse in pulses]
         return min(left[:2]) > 2500 and left[2] < 0
 
     await until(renewed)

@@ -70,6 +70,15 @@ class Spillway:
         self, *words: str, data_dir: Path | None = None, timeout: float = 60, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
+        return self._done(words, data_dir, env, timeout)
+
+    def _done(
+        self,
+        words: tuple[str, ...],
+        data_dir: Path | None,
+        env: dict[str, str],
+        timeout: float = 60,
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self._words(words, data_dir),
             cwd=self.cwd,
@@ -93,7 +102,7 @@ class Spillway:
 
     def up(self, *words: str, data_dir: Path | None = None, **env: str) -> str:
         """Start a detached instance and return its URL."""
-        done = self.run("up", "--detach", "--port", "0", *words, data_dir=data_dir, **env)
+        done = self._done(("up", "--detach", "--port", "0", *words), data_dir, env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.split("ready at ")[1].split()[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ async def test_commands_beside_one_that_closes_all_connections(asked: Asked) -> 
     """
     for _ in range(15):
         names = [f"{{{n}}}:key" for n in range(40)]
-        commands = [("SET", name, name) for name in names]
+        commands: list[tuple[Any, ...]] = [("SET", name, name) for name in names]
         commands[20:20] = [("EVAL", SAY, 1, KEY, AWAY[0])]
         found = await asyncio.gather(*map(once(asked), commands), return_exceptions=True)
         wrong = [f for f in found if f != b"OK" and not isinstance(f, asked.down)]
@@ -129,7 +129,7 @@ async def test_commands_beside_one_that_closes_all_connections(asked: Asked) -> 
         await answered(asked, "GET", KEY)
 
 
-def once(asked: Asked) -> Callable[[tuple[Any, ...]], Awaitable[Any]]:
+def once(asked: Asked) -> Callable[[tuple[Any, ...]], Coroutine[Any, Any, Any]]:
     """Run one command given as a tuple."""
 
     async def run(command: tuple[Any, ...]) -> Any:

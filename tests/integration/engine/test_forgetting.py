@@ -55,6 +55,7 @@ async def test_what_others_refer_to_stays(bus: Bus, desk: Desk) -> None:
             await say(desk, record, record.id * 3, anyone=True)
         worker.runner.beta_s = 0.01
         current = await Sessions(bus).get(ours.id)
+        assert current is not None
         stopped = await begin(desk, current, asked(current, [], "stopped" * 20, max_new=900))
         await desk.until(stopped, 5)
         await bus.control.cancel(stopped)

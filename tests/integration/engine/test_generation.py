@@ -10,6 +10,7 @@ import pytest
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
 from engine.decoder.executor.simulated_executor import END, answer
 from engine.decoder.scheduler import StepLimits
 from services.adapters.generate import job as job_module
@@ -58,7 +59,8 @@ async def test_a_job_whose_end_cannot_be_told(
 ) -> None:
     """An unexpected error as a generation is ended costs one more try: its client gets the same answer, and its end."""
     async with running(bus) as worker:
-        finish, failed = worker.consumer.outbox.finish, []
+        finish = worker.consumer.outbox.finish
+        failed: list[str] = []
 
         async def breaks(lease: Any, result: Any, **more: Any) -> str:
             if not failed:
@@ -144,7 +146,7 @@ async def test_refusals(bus: Any, desk: Desk) -> None:
     """Work that cannot be done ends at once with a sentence, without tries and without a dead letter."""
     runner = HeldRunner(kv_bytes=16 * 4096)
     async with running(bus, runner) as worker:
-        asked = {
+        asked: dict[str, tuple[GenerateWork | bytes, str, str]] = {
             "junk": (b"\xc1junk", "invalid_request", "no work"),
             "other": (work("x", fingerprint="0" * 32), "unavailable", "replaced"),
             "long": (work("x", max_new=9000), "invalid_request", "8192 in all"),

@@ -53,8 +53,9 @@ def pages() -> Iterator[Server]:
 
 def loaded(model: Path, **more: Any) -> TorchExecutor:
     """A worker's runner: nothing of it is shared with another's."""
-    memory = {"kv_bytes": 4 << 20, "host_bytes": 4 << 20}
-    return TorchExecutor.load(str(model), device="cpu", dtype="fp32", **memory, **more)
+    return TorchExecutor.load(
+        str(model), device="cpu", dtype="fp32", kv_bytes=4 << 20, host_bytes=4 << 20, **more
+    )
 
 
 @asynccontextmanager

@@ -166,9 +166,9 @@ def test_certificates(tmp_path: Path) -> None:
                 tls_context(RouterConfig(tls_cert=str(one), tls_key=str(two)))
             _one_sentence(str(caught.value), str(one), str(two))
         pairs = []
-    for half in ({"tls_cert": str(cert)}, {"tls_key": str(key)}):
+    for half in (RouterConfig(tls_cert=str(cert)), RouterConfig(tls_key=str(key))):
         with pytest.raises(ConfigError, match="both or neither"):
-            tls_context(RouterConfig(**half))
+            tls_context(half)
 
 
 # -- the data directory

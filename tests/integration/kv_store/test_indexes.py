@@ -19,8 +19,10 @@ from tests.support.bus import Hand
 from tests.support.session_traces import EMBEDS, FAMILY, REQUESTS, holding, lived
 from tests.support.turns import made
 
-READS = ("exists", "get", "hget", "hmget", "hgetall", "lrange", "smembers", "type", "xrange")
-READS = (*READS, "zrange", "zrangebyscore", "zscan", "scan", "xtrim")
+READS = (
+    "exists", "get", "hget", "hmget", "hgetall", "lrange", "smembers", "type", "xrange",
+    "zrange", "zrangebyscore", "zscan", "scan", "xtrim",
+)  # fmt: skip
 WRITES = ("del", "unlink", "xdel", "hdel", "zrem", "hset", "persist")
 LONG_MS = 3_600_000
 

@@ -30,7 +30,7 @@ class Two:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="spillway-two-"))
         self.redis = Server("valkey").start()
-        started = [("router", "0", "--port", "0", "--drain-s", "3")]
+        started: list[tuple[str, ...]] = [("router", "0", "--port", "0", "--drain-s", "3")]
         started += [("gpu_worker", name, "--beta", "0.0001", *SIM) for name in ("a", "b")]
         self.processes = [
             Process(service, self.directory, self.redis.url, name, *flags).start()

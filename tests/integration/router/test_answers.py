@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from services.router.http import event_stream
 
 
-async def _serve(handler: web.RequestHandler) -> tuple[web.AppRunner, str]:  # type: ignore[type-arg]
+async def _serve(handler: Handler) -> tuple[web.AppRunner, str]:
     app = web.Application()
-    app.router.add_get("/", handler)  # type: ignore[arg-type]
+    app.router.add_get("/", handler)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -41,9 +42,9 @@ async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) 
         await event_stream.copy(frames(), response)
         return response
 
-    runner, url = await _serve(handler)  # type: ignore[arg-type]
+    runner, url = await _serve(handler)
     async with aiohttp.ClientSession() as http, http.get(url) as response:
-        found = []
+        found: list[bytes] = []
         for end in (b"data: 1", b"data: 2"):
             assert await response.content.readuntil(b"\n\n") == b": ping\n\n"
             go.set()
@@ -72,7 +73,7 @@ async def test_a_reader_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyP
         ended.set()
         return response
 
-    runner, url = await _serve(handler)  # type: ignore[arg-type]
+    runner, url = await _serve(handler)
     async with aiohttp.ClientSession(read_bufsize=1024) as http, http.get(url) as response:
         async with asyncio.timeout(60):
             await ended.wait()

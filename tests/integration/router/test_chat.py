@@ -172,6 +172,7 @@ async def test_options_reach_the_worker(http: aiohttp.ClientSession, model: Gene
     end = byte_tokenizer().token_to_id("<|im_end|>")
 
     assert status == 200
+    assert end is not None
     s = given.sampling
     assert (s.temperature, s.top_p, s.top_k, s.min_p) == (0, 0.5, 3, 0.1)
     assert (s.presence, s.frequency, s.repetition, s.bias) == (1, -1, 1.5, {5: -100})
@@ -241,8 +242,10 @@ async def test_what_cannot_be_done_is_refused_clearly(
                 if status != 200:
                     error = (await response.json())["error"]
                     assert (error["code"], error["param"]) == (code, param), (change, error)
-    wrong = [{"prompt": prompt} for prompt in ([], ["a", 1], [[]], [70000], None, "x" * 2001)]
-    for change in [{"suffix": "x"}, {"echo": True, "logprobs": 1}, {"best_of": 3}, *wrong]:
+    prompts: list[Any] = [[], ["a", 1], [[]], [70000], None, "x" * 2001]
+    wrong: list[dict[str, Any]] = [{"suffix": "x"}, {"echo": True, "logprobs": 1}, {"best_of": 3}]
+    wrong += [{"prompt": prompt} for prompt in prompts]
+    for change in wrong:
         body = {"model": NAME, "prompt": "x", **change}
         status, error, _ = await post(http, body, "/v1/completions")
         assert (status, set(error["error"])) == (400, {"message", "type", "param", "code"}), error

@@ -80,8 +80,9 @@ POSTS = (
     "/rerank",
     "/v1/collections",
     "/v1/collections/{c}/documents",
+    "/v1/collections/{c}/search",
+    "/v1/collections/{c}/documents/delete",
 )
-POSTS += ("/v1/collections/{c}/search", "/v1/collections/{c}/documents/delete")
 
 
 @pytest.mark.parametrize(("body", "code"), BODIES)
@@ -296,9 +297,8 @@ async def test_tls(mesh: Mesh) -> None:
     cert, key = mesh.directory / "cert.pem", mesh.directory / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    await asyncio.to_thread(
-        subprocess.run, [*command, "-keyout", key, "-out", cert], check=True, capture_output=True
-    )
+    command += ["-keyout", str(key), "-out", str(cert)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     for bad in (("x", ""), ("", "x"), ("/nowhere", str(key)), (str(key), str(key))):
         with pytest.raises(ConfigError, match="SPILLWAY_TLS"):
             tls_context(RouterConfig(tls_cert=bad[0], tls_key=bad[1]))

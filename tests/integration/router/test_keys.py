@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import aiohttp
 import openai
@@ -238,7 +238,15 @@ def keyed(mesh: Mesh) -> Iterator[str]:
     assert router.stop() == 0
 
 
-async def _key(mesh: Mesh, tenant: str, **quota: int) -> str:
+class _Quota(TypedDict, total=False):
+    """What a key may use."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrency: int
+
+
+async def _key(mesh: Mesh, tenant: str, **quota: Unpack[_Quota]) -> str:
     bus = await Bus.open(Common(redis_url=mesh.redis.url), SystemClock())
     _, secret = await KeyStore(bus).create(tenant, **quota)
     await bus.close()

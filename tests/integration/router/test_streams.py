@@ -43,9 +43,10 @@ class Told:
 
 
 async def begun(
-    http: aiohttp.ClientSession, url: str = "", count: int = 5, **headers: str
+    http: aiohttp.ClientSession, url: str = "", count: int = 5, resume: str = ""
 ) -> tuple[aiohttp.ClientResponse, list[tuple[str, Any]]]:
     """Open a stream, and read its first `count` frames."""
+    headers = {"Spillway-Resume": resume} if resume else {}
     response = await http.post(f"{url}{CHAT}", json=asks(stream=True), headers=headers)
     assert response.status == 200, await response.text()
     found: list[tuple[str, Any]] = []
@@ -138,7 +139,7 @@ async def test_what_a_disconnect_does(http: aiohttp.ClientSession, model: Genera
     assert told.stopped
 
     told = Told(model)
-    response, found = await begun(http, **{"Spillway-Resume": "60"})
+    response, found = await begun(http, resume="60")
     name = response.headers["x-request-id"]
     response.close()
     told.go.set()
@@ -146,7 +147,7 @@ async def test_what_a_disconnect_does(http: aiohttp.ClientSession, model: Genera
     assert (text_of(found), told.stopped) == (TEXT, False)
 
     told = Told(model)
-    response, _ = await begun(http, **{"Spillway-Resume": "0.3"})
+    response, _ = await begun(http, resume="0.3")
     response.close()
     async with asyncio.timeout(60):
         await told.over.wait()
@@ -158,7 +159,7 @@ async def test_who_comes_back_and_leaves_again_holds_the_request(
 ) -> None:
     """The grace counts anew from the last reader, and only when it has left."""
     told = Told(model)
-    response, found = await begun(http, **{"Spillway-Resume": "0.5"})
+    response, found = await begun(http, resume="0.5")
     name = response.headers["x-request-id"]
     response.close()
     again = await http.get(f"/v1/requests/{name}/events", headers={"Last-Event-ID": found[-1][0]})
@@ -233,9 +234,9 @@ async def test_a_killed_router_breaks_no_answer(
     """Its stream goes on at another router; what nobody comes back for ends with its grace."""
     router, url = second
     left = Told(model)
-    gone, _ = await begun(http, url, **{"Spillway-Resume": "2"})
+    gone, _ = await begun(http, url, resume="2")
     told = Told(model)
-    response, found = await begun(http, url, **{"Spillway-Resume": "60"})
+    response, found = await begun(http, url, resume="60")
     name = response.headers["x-request-id"]
     router.kill()
     with pytest.raises(aiohttp.ClientError):

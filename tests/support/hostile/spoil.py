@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -21,13 +21,14 @@ def spoil(path: Path) -> Iterator[str]:
         _remove(path)
         path.write_bytes(content)
         yield name
-    for name, make in (
+    makers: tuple[tuple[str, Callable[[], object]], ...] = (
         ("a directory", path.mkdir),
         ("a pipe", lambda: os.mkfifo(path)),
         ("a link to itself", lambda: path.symlink_to(path.name)),
         ("a device without end", lambda: path.symlink_to("/dev/zero")),
         ("nothing", lambda: None),
-    ):
+    )
+    for name, make in makers:
         _remove(path)
         make()
         yield name

@@ -194,7 +194,7 @@ def test_traces_as_they_are_found(case: str, tmp_path: Path) -> None:
 
     found = read(path, unit)  # type: ignore[arg-type]
 
-    assert found == RecordedLoad([0.0, pytest.approx(1.5)], [1, 1], guessed)
+    assert found == RecordedLoad([0.0, pytest.approx(1.5)], [1, 1], guessed)  # type: ignore[list-item]
 
 
 @given(

@@ -49,7 +49,10 @@ def test_a_character_in_parts_is_held_back() -> None:
             else list(tokenizer.encode("🎈").ids)
         )
         stream = kind.stream()
-        pieces = [stream.push(token) for token in ids]
+        pieces = []
+        for token in ids:
+            assert token is not None
+            pieces.append(stream.push(token))
         assert pieces[:-1] == [""] * (len(ids) - 1)
         assert pieces[-1] + stream.flush() == "🎈"
 

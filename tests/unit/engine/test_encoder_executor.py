@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ class TinyReranker(TinyModel):
     def reranks(self) -> bool:
         return True
 
-    def score(self, pairs: list[list[int]], types: list[list[int]]) -> np.ndarray:
+    def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> np.ndarray:
         kinds = types or [[0] * len(pair) for pair in pairs]
         assert [len(pair) for pair in pairs] == [len(kind) for kind in kinds]
         return np.array(

@@ -16,6 +16,7 @@ from engine.decoder.executor.interface import SamplingRequest, SequenceInput, St
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
+from engine.models.decoders.cuda_graphs import GraphedDecoder
 
 TOLERANCE = 1e-4
 LENGTH = 200
@@ -154,8 +155,9 @@ def test_mixed_batches(runner: TorchExecutor) -> None:
         chosen = draw.sample(open_, draw.randrange(1, len(open_) + 1))
         batch = [lines[n].next_rows(draw.choice((1, 1, 1, 5, 40))) for n in chosen]
         logits = runner.logits(batch)
-        for n, rows in zip(chosen, logits.split([len(rows.tokens) for rows in batch]), strict=True):
-            found[n].append(rows)
+        counts = [len(rows.tokens) for rows in batch]
+        for n, part in zip(chosen, torch.split(logits, counts), strict=True):
+            found[n].append(part)
             lines[n].leave_windows(runner.shape.windows)
 
     for text, rows in zip(texts, found, strict=True):
@@ -273,8 +275,10 @@ def test_numbers_that_are_not_finite_are_named_and_leave_nothing_behind(tmp_path
     runner = TorchExecutor.load(
         str(tmp_path), device="cpu", dtype="fp32", threads=1, kv_bytes=1 << 20
     )
+    decoder = runner._decoder
+    assert not isinstance(decoder, GraphedDecoder)
     with torch.inference_mode():
-        runner._decoder._embed[7] = float("nan")  # files with such weights are refused
+        decoder._embed[7] = float("nan")  # files with such weights are refused
     scatter = Scatter(runner, random.Random(8))
     good, bad = Line(scatter, [1, 2, 3]), Line(scatter, [4, 5, 7, 6])
     sample = SamplingRequest(GREEDY, 0, 3, [], [])

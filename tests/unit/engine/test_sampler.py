@@ -47,7 +47,8 @@ def _slow(logits: list[float], draw: SamplingRequest) -> int:
     kept = [token for token in order if chances[token] >= sampling.min_p * max(chances)]
     kept = kept[: sampling.top_k or None]
     mass = sum(chances[token] for token in kept)
-    fewest, reached = [], 0.0
+    fewest: list[int] = []
+    reached = 0.0
     for token in kept:
         if fewest and reached >= sampling.top_p * mass:
             break

@@ -18,6 +18,9 @@ from engine.decoder.sequence import TokenSequence
 from tests.support.engine_simulator import Ask, Simulation, alone, prompts
 
 LONGEST = 200
+WINDOWS: list[list[int | None]] = [
+    [None], [None], [40], [7], [None, 33], [20, None], [None, 32, 100],
+]  # fmt: skip
 
 
 def shape(pages: int, windows: list[int | None], host_pages: int = 0) -> ModelShape:
@@ -27,9 +30,7 @@ def shape(pages: int, windows: list[int | None], host_pages: int = 0) -> ModelSh
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ModelShape, StepLimits, list[Ask]]:
     """Random arrivals, lengths, page counts, windows and limits; every ask fits the pools alone."""
-    windows = draw(
-        st.sampled_from([[None], [None], [40], [7], [None, 33], [20, None], [None, 32, 100]])
-    )
+    windows = draw(st.sampled_from(WINDOWS))
     rng = random.Random(draw(st.integers(0, 2**32)))
     tokens = draw(st.sampled_from([1, 3, 16, 40, 100, 512]))
     count = draw(st.integers(1, 10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,11 +47,17 @@ def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp(family)
     random_models.write(directory, family, chosen | windows.get(family, {}))
     compiled = kind != "torch"
-    options = {"dtype": kind if compiled else "fp32", "compiled": compiled, "threads": 2}
-    oracle = TorchExecutor.load(str(directory), device="cpu", kv_bytes=8 << 20, **options)
+    load = partial(
+        TorchExecutor.load,
+        str(directory),
+        device="cpu",
+        dtype=kind if compiled else "fp32",
+        compiled=compiled,
+        threads=2,
+    )
+    oracle = load(kv_bytes=8 << 20)
     each = sum(oracle.shape.page_bytes)
-    memory = {"kv_bytes": DEVICE * each, "host_bytes": HOST * each}
-    return Sides(TorchExecutor.load(str(directory), device="cpu", **memory, **options), oracle)
+    return Sides(load(kv_bytes=DEVICE * each, host_bytes=HOST * each), oracle)
 
 
 class Pages:

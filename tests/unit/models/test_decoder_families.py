@@ -51,7 +51,8 @@ def _reload(directory: Path, dtype: torch.dtype) -> Any:
     """Return transformers' model in `dtype`; `model.to` would round the rotation's frequencies too."""
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+    return model.eval()
 
 
 def _whole(runner: TorchExecutor, tokens: list[int]) -> torch.Tensor:

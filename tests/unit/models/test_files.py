@@ -31,8 +31,8 @@ def _config(**changes: object) -> Callable[[Path], None]:
     return change
 
 
-def _write(name: str, content: str) -> Callable[[Path], None]:
-    return lambda directory: (directory / name).write_text(content) and None
+def _write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / name).write_text(content)
 
 
 def _truncate(directory: Path) -> None:

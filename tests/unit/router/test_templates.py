@@ -95,7 +95,7 @@ def test_prompts_are_transformers(tmp_path: Path, name: str, count: int) -> None
 
     source, specials = TEMPLATES[name]
     spec = spec_of(tmp_path, source, specials)
-    oracle = PreTrainedTokenizerFast(
+    oracle = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_file(spec.path),
         bos_token=specials[0],
         eos_token=specials[1],
