@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.internal.conjecture.optimiser  # noqa: F401 - else compiled deep in some test's stack, where CPython 3.11 may fail
 import pytest
@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import core as hypothesis_core
 
 from tests.support.servers import Cluster, Server
+
+if TYPE_CHECKING:
+    from common.bus import Bus
+    from common.config import Common
 
 PROFILE = os.environ.get("SPILLWAY_PROFILE", "test")
 SEED = int(os.environ.get("SPILLWAY_SEED") or random.SystemRandom().randint(1, 2**31))
@@ -170,7 +174,7 @@ def shared_cluster(request: pytest.FixtureRequest, _shared_servers: dict[str, An
 
 
 @pytest.fixture
-def config(redis_server: Server, tmp_path: Path) -> Any:
+def config(redis_server: Server, tmp_path: Path) -> Common:
     """A Common config for `redis_server`, with this test's directory as data directory."""
     from common.config import Common
 
@@ -178,7 +182,7 @@ def config(redis_server: Server, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-async def bus(config: Any) -> AsyncIterator[Any]:
+async def bus(config: Common) -> AsyncIterator[Bus]:
     """An open bus on `redis_server`."""
     from common.bus import Bus
     from common.clock import SystemClock

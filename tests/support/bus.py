@@ -138,7 +138,7 @@ class Hand:
         await self.parts.beat_once()
 
 
-def reached(bus: Any, seconds: float = 60.0) -> None:
+def reached(bus: Bus, seconds: float = 60.0) -> None:
     """Pretend that Redis has been reached for so long without a break."""
     bus.connection.policy.reachable_since = bus.clock.monotonic() - seconds
 

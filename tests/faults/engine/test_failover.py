@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from bench.engine import random_models
-from common.bus import Notifications
+from common.bus import Bus, Notifications
+from common.config import Common
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from common.registry.models import Models
@@ -29,7 +29,7 @@ SIM = ("--device", "sim", "--embed-model", "none", "--chat-model", "sim")
 
 
 @contextmanager
-def process(config: Any, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(config: Common, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a gpu_worker as an operator starts it."""
     env = {**os.environ, "SPILLWAY_REDIS_URL": config.redis_url, "SPILLWAY_LOG_FORMAT": "json"}
     command = [sys.executable, "-m", "services.gpu_worker", "--data-dir", config.data_dir, *flags]
@@ -43,14 +43,14 @@ def process(config: Any, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
         made.wait()
 
 
-async def live(bus: Any, family: Family, count: int) -> None:
+async def live(bus: Bus, family: Family, count: int) -> None:
     """Wait until so many workers live."""
     async with asyncio.timeout(60):
         while len(await bus.workers.living(family)) < count:  # noqa: ASYNC110 - the registry has no event
             await asyncio.sleep(0.05)
 
 
-async def test_a_stopped_worker(bus: Any, desk: Desk, config: Any) -> None:
+async def test_a_stopped_worker(bus: Bus, desk: Desk, config: Common) -> None:
     """SIGSTOP in mid-stream: another goes on where the log ends; the woken one changes nothing, and takes over then."""
     flags = (*SIM, "--beta", "0.02")
     with process(config, *flags, "--instance", "a") as one:
@@ -78,7 +78,7 @@ async def test_a_stopped_worker(bus: Any, desk: Desk, config: Any) -> None:
     assert await DeadLetters(bus).all(FAMILY) == []
 
 
-async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path: Path) -> None:
+async def test_a_killed_worker_with_a_real_model(bus: Bus, config: Common, tmp_path: Path) -> None:
     """kill -9 while tokens are drawn with penalties: the stream ends as it does undisturbed, under another worker."""
     random_models.write(tmp_path / "m", "llama", random_models.settings("llama", 1))
     flags: tuple[str, ...] = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"))
@@ -118,7 +118,7 @@ async def test_a_killed_worker_with_a_real_model(bus: Any, config: Any, tmp_path
     assert result.completion_tokens == 300
 
 
-async def test_redis_restarts_and_stands_still(bus: Any, desk: Desk, redis_server: Server) -> None:
+async def test_redis_restarts_and_stands_still(bus: Bus, desk: Desk, redis_server: Server) -> None:
     """Redis killed and restarted in mid-stream, then stopped: generation pauses, and goes on without a gap."""
     async with running(bus, HeldRunner(beta_s=0.01)) as worker:
         jobs = {f"p{n}": await desk.admit(work(f"p{n}", max_new=200)) for n in range(4)}
@@ -139,7 +139,7 @@ async def test_redis_restarts_and_stands_still(bus: Any, desk: Desk, redis_serve
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_a_new_incarnation_drops_its_sequences(bus: Any, desk: Desk) -> None:
+async def test_a_new_incarnation_drops_its_sequences(bus: Bus, desk: Desk) -> None:
     """A worker whose heartbeat was lost begins anew: its pages are free, its jobs come back and go on."""
     worker: Worker
     async with running(bus, HeldRunner(beta_s=0.005)) as worker:
@@ -152,4 +152,6 @@ async def test_a_new_incarnation_drops_its_sequences(bus: Any, desk: Desk) -> No
         assert text_of(pieces) == said("x", 300)
         assert pieces[: len(before)] == before
         assert worker.no_page_held()
-    assert (await bus.jobs.get(job)).attempts <= 1
+    state = await bus.jobs.get(job)
+    assert state is not None
+    assert state.attempts <= 1

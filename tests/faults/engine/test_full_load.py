@@ -12,13 +12,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from bench.engine import random_models
 from bench.mesh import proc
-from common.bus import Notifications
+from common.bus import Bus, Notifications
+from common.config import Common
 from common.ids import Family, job_id, ulid
 from common.registry.dead_letters import DeadLetters
 from common.types.generation import SamplingParams
@@ -93,7 +94,7 @@ async def one(desk: Desk, expected: Alone, draw: random.Random) -> str:
 
 @pytest.mark.timeout(0 if SOAK else 120)
 async def test_full_load(
-    bus: Any, config: Any, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, config: Common, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory stays flat, nothing is left behind, and whatever ran beside it, a stream is what it is alone."""
     draw, model = random.Random(seed), tmp_path / "m"

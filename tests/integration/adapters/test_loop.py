@@ -102,7 +102,7 @@ def ended(outcome: str) -> float:
 
 
 @pytest.fixture
-async def desk(bus: Any) -> AsyncIterator[Desk]:
+async def desk(bus: Bus) -> AsyncIterator[Desk]:
     """Return a router's side of the bus."""
     journal = Notifications(bus.connection, "r1")
     await journal.start()
@@ -111,7 +111,7 @@ async def desk(bus: Any) -> AsyncIterator[Desk]:
 
 
 @contextlib.asynccontextmanager
-async def running(bus: Any) -> AsyncIterator[Worker]:
+async def running(bus: Bus) -> AsyncIterator[Worker]:
     """Run one worker and drain it at the end."""
     worker = await Worker(bus).start()
     try:
@@ -128,7 +128,7 @@ def rows(event: Event) -> list[list[float]]:
     return np.frombuffer(result.vectors, "<f4").reshape(-1, result.dimension).tolist()
 
 
-async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
+async def test_results_and_isolation(bus: Bus, desk: Desk) -> None:
     """Jobs get their own vectors; a poisoned text and a NaN become dead letters, their neighbours do not."""
     dead, ok = ended("dead"), ended("ok")
     async with running(bus) as worker:
@@ -154,7 +154,7 @@ async def test_results_and_isolation(bus: Any, desk: Desk) -> None:
 
 
 async def test_a_job_whose_end_cannot_be_told(
-    bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected error as a job is ended costs one more try of this job; its neighbours end as always."""
     async with running(bus) as worker:
@@ -176,7 +176,7 @@ async def test_a_job_whose_end_cannot_be_told(
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_refusals(bus: Any, desk: Desk) -> None:
+async def test_refusals(bus: Bus, desk: Desk) -> None:
     """Work that is not for this model ends at once, without tries and without a dead letter."""
     async with running(bus) as worker:
         junk = await desk.end(await desk.admit(payload=b"\xc1junk"))
@@ -188,7 +188,7 @@ async def test_refusals(bus: Any, desk: Desk) -> None:
     assert await DeadLetters(bus).all(FAMILY) == []
 
 
-async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) -> None:
+async def test_cancelled_and_expired_work_is_not_computed(bus: Bus, desk: Desk) -> None:
     """What was cancelled or ran out of time behind a long batch never reaches the model."""
     async with running(bus) as worker:
         worker.model.gate.clear()
@@ -212,7 +212,7 @@ async def test_cancelled_and_expired_work_is_not_computed(bus: Any, desk: Desk) 
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
+async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:
     """A drained worker ends its running batch; another one does the rest, and no job is charged."""
     one = await Worker(bus).start()
     one.model.gate.clear()
@@ -228,11 +228,12 @@ async def test_drain_hands_over_what_is_queued(bus: Any, desk: Desk) -> None:
 
     assert [rows(event) for event in events] == [[TinyModel.row([n])] for n in range(1, 12)]
     states = [await bus.jobs.get(job) for job in jobs]
-    assert max(state.attempts for state in states) <= 1
+    assert None not in states
+    assert max(state.attempts for state in states if state) <= 1
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
+async def test_two_workers_share_the_lane(bus: Bus, desk: Desk) -> None:
     """Many jobs over two workers: every one ends once, with its own vectors."""
     before = ended("ok")
     async with running(bus), running(bus):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -77,7 +77,7 @@ async def found(bus: Bus) -> list[DepthRecord]:
     ]
 
 
-async def test_probes_then_opens(bus: Any) -> None:
+async def test_probes_then_opens(bus: Bus) -> None:
     """While it probes nobody else gets in; then its depth is kept, published, and read at the next start."""
     async with Worker(bus, "gpu", 0.004, 0.01, 0.15) as first:
         finding = asyncio.create_task(first.finder.find(first.stopping))
@@ -102,7 +102,7 @@ async def test_probes_then_opens(bus: Any) -> None:
         assert second.consumer.record.depth_queries == kept.depth
 
 
-async def test_a_device_that_always_misses(bus: Any) -> None:
+async def test_a_device_that_always_misses(bus: Bus) -> None:
     """Where one query misses the objective the depth is 0, and nothing is admitted."""
     async with Worker(bus, "gpu", 0.01, 0.2, 0.1) as worker:
         await worker.finder.find(worker.stopping)
@@ -112,7 +112,7 @@ async def test_a_device_that_always_misses(bus: Any) -> None:
         assert await ask(bus) == "depth"
 
 
-async def test_the_overflow_is_tuned_beside_the_accelerator(bus: Any) -> None:
+async def test_the_overflow_is_tuned_beside_the_accelerator(bus: Bus) -> None:
     """The CPU's worker waits for the accelerator's depth and probes with both running."""
     async with (
         Worker(bus, "gpu", 0.004, 0.01, 0.15) as gpu,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.bus import NewJob, Notifications
-from common.config import WorkerConfig
+from common.bus import Bus, NewJob, Notifications
+from common.config import Common, WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family, job_id, ulid
 from common.registry.models import Models
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 START_S = 100.0
 
 
-def start(service: str, config: Any, *flags: str) -> subprocess.Popen[bytes]:
+def start(service: str, config: Common, *flags: str) -> subprocess.Popen[bytes]:
     """Start a worker as its own process, quiet and away from the network."""
     env = {**os.environ, "SPILLWAY_REDIS_URL": config.redis_url, "SPILLWAY_LOG_FORMAT": "json"}
     command = [sys.executable, "-m", f"services.{service}", "--data-dir", config.data_dir, *flags]
@@ -40,7 +40,7 @@ def start(service: str, config: Any, *flags: str) -> subprocess.Popen[bytes]:
     )
 
 
-async def embed(bus: Any, family: Family, fingerprint: str, tokens: list[list[int]]) -> EmbedResult:
+async def embed(bus: Bus, family: Family, fingerprint: str, tokens: list[list[int]]) -> EmbedResult:
     """Return the result of embedding `tokens` on either lane."""
     size = (len(tokens), sum(map(len, tokens)))
     result = await compute(bus, family, EmbedWork(fingerprint=fingerprint, tokens=tokens), size)
@@ -49,7 +49,7 @@ async def embed(bus: Any, family: Family, fingerprint: str, tokens: list[list[in
 
 
 async def compute(
-    bus: Any, family: Family, work: EmbedWork | ScoreWork, size: tuple[int, int]
+    bus: Bus, family: Family, work: EmbedWork | ScoreWork, size: tuple[int, int]
 ) -> Result:
     """Admit one job to either lane and return its result."""
     journal = Notifications(bus.connection, "r1")
@@ -70,7 +70,7 @@ async def compute(
     return decode_result(event.data)
 
 
-async def live(bus: Any, family: Family, count: int) -> list[Any]:
+async def live(bus: Bus, family: Family, count: int) -> list[Any]:
     """Wait until `count` workers live."""
     async with asyncio.timeout(START_S):
         while True:
@@ -80,7 +80,7 @@ async def live(bus: Any, family: Family, count: int) -> list[Any]:
             await asyncio.sleep(0.1)
 
 
-async def test_both_lanes_give_the_same_vectors(bus: Any, config: Any) -> None:
+async def test_both_lanes_give_the_same_vectors(bus: Bus, config: Common) -> None:
     """gpu_worker and cpu_worker with MiniLM answer alike, publish one card, and exit 0 on SIGTERM."""
     family = Family("embed.minilm")
     processes = [start("gpu_worker", config, "--device", "cpu", "--threads", "1")]
@@ -108,7 +108,7 @@ async def test_both_lanes_give_the_same_vectors(bus: Any, config: Any) -> None:
     assert json.loads(await Models(bus).tokenizer("minilm"))["truncation"] is None
 
 
-async def test_the_sim_device(bus: Any, config: Any) -> None:
+async def test_the_sim_device(bus: Bus, config: Common) -> None:
     """The sim device serves the real protocol under its own name, marked as simulated, by its stated costs."""
     process = start("gpu_worker", config, "--device", "sim", "--alpha", "0.001", "--beta", "0.004")
     try:
@@ -127,7 +127,7 @@ async def test_the_sim_device(bus: Any, config: Any) -> None:
     assert np.linalg.norm(rows[0], axis=1) == pytest.approx([1, 1], rel=1e-5)
 
 
-async def test_rerank_has_its_own_family(bus: Any, config: Any, tmp_path: Path) -> None:
+async def test_rerank_has_its_own_family(bus: Bus, config: Common, tmp_path: Path) -> None:
     """A configured cross-encoder serves `rerank.<name>` beside the encoder, with its own scores and a sigmoid."""
     for name, labels in (("small-encoder", 0), ("small-ranker", 1)):
         (tmp_path / name).mkdir()

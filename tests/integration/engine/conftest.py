@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
-from common.bus import Notifications
+from common.bus import Bus, Notifications
 from tests.support.engine import Desk
 
 
 @pytest.fixture
-async def desk(bus: Any) -> AsyncIterator[Desk]:
+async def desk(bus: Bus) -> AsyncIterator[Desk]:
     """A router's side of the bus."""
     journal = Notifications(bus.connection, "r1")
     await journal.start()

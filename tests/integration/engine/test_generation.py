@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.bus import Bus
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
 from common.types.generation import SamplingParams
@@ -35,7 +36,7 @@ def said(prompt: str, count: int, choice: int = 0) -> str:
     return (phrase * (count // len(phrase) + 1))[:count].decode()
 
 
-async def test_streams_of_many_jobs(bus: Any, desk: Desk) -> None:
+async def test_streams_of_many_jobs(bus: Bus, desk: Desk) -> None:
     """Each job's pieces are its own answer, in order, with usage; the lane is empty afterwards."""
     before = ended("ok")
     async with running(bus) as worker:
@@ -55,7 +56,7 @@ async def test_streams_of_many_jobs(bus: Any, desk: Desk) -> None:
 
 
 async def test_a_job_whose_end_cannot_be_told(
-    bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected error as a generation is ended costs one more try: its client gets the same answer, and its end."""
     async with running(bus) as worker:
@@ -79,7 +80,7 @@ async def test_a_job_whose_end_cannot_be_told(
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_work_of_all_kinds(bus: Any, desk: Desk) -> None:
+async def test_work_of_all_kinds(bus: Bus, desk: Desk) -> None:
     """One worker: several prompts and choices, every way to end, log probabilities."""
     async with running(bus) as worker:
         await choices_share_their_prompt(worker, desk)
@@ -142,7 +143,7 @@ async def logprobs_ride_with_their_tokens(desk: Desk) -> None:
         assert all(len(item.top) == 1 for item in piece.logprobs)
 
 
-async def test_refusals(bus: Any, desk: Desk) -> None:
+async def test_refusals(bus: Bus, desk: Desk) -> None:
     """Work that cannot be done ends at once with a sentence, without tries and without a dead letter."""
     runner = HeldRunner(kv_bytes=16 * 4096)
     async with running(bus, runner) as worker:
@@ -165,7 +166,7 @@ async def test_refusals(bus: Any, desk: Desk) -> None:
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_cancel_frees_pages_within_a_step(bus: Any, desk: Desk) -> None:
+async def test_cancel_frees_pages_within_a_step(bus: Bus, desk: Desk) -> None:
     """A cancelled stream, and one still in its prompt, end at the next step and give their pages back."""
     runner = HeldRunner(beta_s=0.005)
     async with running(bus, runner, bounds=StepLimits(32, 8)) as worker:
@@ -187,7 +188,7 @@ async def test_cancel_frees_pages_within_a_step(bus: Any, desk: Desk) -> None:
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_deadlines(bus: Any, desk: Desk) -> None:
+async def test_deadlines(bus: Bus, desk: Desk) -> None:
     """A choice runs at most to its job's deadline; what was delivered before stays, and the outcome is expired."""
     async with running(bus, HeldRunner(beta_s=0.02)) as worker:
         late = await desk.admit(work("x", max_new=500), seconds=1.5)
@@ -198,7 +199,7 @@ async def test_deadlines(bus: Any, desk: Desk) -> None:
         assert worker.no_page_held()
 
 
-async def test_an_error_charges_its_own_job(bus: Any, desk: Desk) -> None:
+async def test_an_error_charges_its_own_job(bus: Bus, desk: Desk) -> None:
     """A job that makes the model raise becomes a dead letter after three tries; its neighbours end well."""
     async with running(bus) as worker:
         worker.runner.gate.clear()
@@ -214,7 +215,7 @@ async def test_an_error_charges_its_own_job(bus: Any, desk: Desk) -> None:
     assert (letter.job, letter.attempts, letter.message) == (bad, 3, "RuntimeError: poisoned")
 
 
-async def test_preemption_under_few_pages(bus: Any, desk: Desk) -> None:
+async def test_preemption_under_few_pages(bus: Bus, desk: Desk) -> None:
     """With pages for two at a time, many streams all end with their own text."""
     runner = HeldRunner(kv_bytes=12 * 4096)
     async with running(bus, runner) as worker:
@@ -225,7 +226,7 @@ async def test_preemption_under_few_pages(bus: Any, desk: Desk) -> None:
         assert worker.value("spillway_preemptions_total") > 0
 
 
-async def test_a_long_log_is_folded(bus: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_log_is_folded(bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of a long stream stays short, and what it holds is everything, each piece with its own index."""
     monkeypatch.setattr(job_module, "FOLD_EVERY", 16)
     one = await Worker(bus, HeldRunner(beta_s=0.002)).start(drain_s=0.1)
@@ -243,7 +244,7 @@ async def test_a_long_log_is_folded(bus: Any, desk: Desk, monkeypatch: pytest.Mo
     assert [piece.at for piece in pieces] == list(range(event.index))
 
 
-async def test_hand_over_at_drain(bus: Any, desk: Desk) -> None:
+async def test_hand_over_at_drain(bus: Bus, desk: Desk) -> None:
     """A worker told to stop hands its streams over; the next goes on at the next token, uncharged and unchanged."""
     one = await Worker(bus, HeldRunner(beta_s=0.01)).start(drain_s=0.3)
     asked = work("x", max_new=300, n=2, sampling=SamplingParams(temperature=0.5, seed=3))
@@ -259,10 +260,11 @@ async def test_hand_over_at_drain(bus: Any, desk: Desk) -> None:
         assert pieces[: len(handed)] == handed
         assert result.completion_tokens == 600
     state = await bus.jobs.get(job)
+    assert state is not None
     assert state.attempts <= 1
 
 
-async def test_a_drain_lets_streams_end(bus: Any, desk: Desk) -> None:
+async def test_a_drain_lets_streams_end(bus: Bus, desk: Desk) -> None:
     """Within the drain time what runs is finished, and what has not begun goes to others at once."""
     one = await Worker(bus, HeldRunner(beta_s=0.005), bounds=StepLimits(64, 1)).start()
     job = await desk.admit(work("x", max_new=100))
@@ -277,7 +279,7 @@ async def test_a_drain_lets_streams_end(bus: Any, desk: Desk) -> None:
     assert one.generated() == 100
 
 
-async def test_two_workers_share_the_lane(bus: Any, desk: Desk) -> None:
+async def test_two_workers_share_the_lane(bus: Bus, desk: Desk) -> None:
     """Many streams over two workers: every one ends once, with its own text."""
     before = ended("ok")
     async with (

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.bus import Bus
+from common.config import Common
 from common.pages.identity import PAGE, STRIDE, marks_of, page_ids, root_id
 from common.registry.cache_directory import CacheDirectory
 from common.registry.sessions import Sessions
@@ -127,7 +128,7 @@ async def twin(desk: Desk, record: SessionRecord, tokens: list[int]) -> list[int
     return tokens_of(pieces)
 
 
-async def test_a_killed_holder(bus: Bus, desk: Desk, config: Any) -> None:
+async def test_a_killed_holder(bus: Bus, desk: Desk, config: Common) -> None:
     """kill -9 of the worker that has the pages: the next turn, sent there, is taken over and says the same."""
     with (
         process(config, *SIM, "--instance", "a") as one,

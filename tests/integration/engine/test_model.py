@@ -6,13 +6,12 @@ import asyncio
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from bench.engine import random_models
-from common.bus import Notifications
+from common.bus import Bus, Notifications
 from common.ids import Family
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
@@ -62,7 +61,7 @@ def works(runner: TorchExecutor) -> list[GenerateWork]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 async def test_mixed_batches_give_what_each_gives_alone(
-    bus: Any, tmp_path: Path, family: str
+    bus: Bus, tmp_path: Path, family: str
 ) -> None:
     """Tokens, texts and ends of jobs that share steps, pages and preemptions are those of jobs run one at a time."""
     torch.set_num_threads(1)

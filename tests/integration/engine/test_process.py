@@ -8,10 +8,11 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from common.bus import Bus
+from common.config import Common
 from common.ids import Family
 from common.registry.models import Models
 from tests.faults.engine.test_failover import ROOT, live, process
@@ -21,7 +22,7 @@ from tests.support.engine import FAMILY, Desk, text_of, work
 from tests.support.servers import free_port
 
 
-async def test_one_process_serves_both(bus: Any, desk: Desk, config: Any) -> None:
+async def test_one_process_serves_both(bus: Bus, desk: Desk, config: Common) -> None:
     """One process has a lane in each family, works on both at once, tells its metrics, and drains by SIGTERM."""
     port = free_port()
     flags = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from common.bus import Bus
 from common.ids import job_id, ulid
 from common.registry.sessions import Sessions
 from common.wire.jobs import GenerateWork
@@ -57,7 +58,7 @@ async def now(desk: Desk, record: SessionRecord) -> SessionRecord:
     return found
 
 
-async def test_turns(bus: Any, desk: Desk) -> None:
+async def test_turns(bus: Bus, desk: Desk) -> None:
     """A turn's answer and tokens are appended as its job ends, and the next turn finds its pages computed."""
     async with running(bus) as worker:
         record = await made(desk)
@@ -106,7 +107,7 @@ async def cancelled_turns(worker: Worker, desk: Desk, record: SessionRecord) -> 
     await desk.result(await begin(desk, record, asked(record, [], "again", max_new=2)))
 
 
-async def test_a_session_deleted_in_mid_turn(bus: Any, desk: Desk) -> None:
+async def test_a_session_deleted_in_mid_turn(bus: Bus, desk: Desk) -> None:
     """A turn of a session that is deleted meanwhile ends without appending anything."""
     async with running(bus, HeldRunner(beta_s=0.01)) as worker:
         record = await made(desk)

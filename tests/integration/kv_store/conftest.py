@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.bus import Bus
 from common.registry.models import Models
 from tests.integration.bus.conftest import bus  # noqa: F401 - a fixture
 from tests.support.bus import Hand
@@ -25,7 +26,7 @@ def place(request: pytest.FixtureRequest, _shared_servers: dict[str, Any]) -> An
 
 
 @pytest.fixture
-async def hand(bus: Any) -> Hand:  # noqa: F811
+async def hand(bus: Bus) -> Hand:  # noqa: F811
     """A generator's worker without loops, its card published."""
     await Models(bus).publish(card(), TOKENIZER)
     return await Hand(bus, FAMILY, "w", fingerprint="f").join()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -25,7 +24,7 @@ TEXT = "so long that it fills some pages, " * 8
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Any:
+def mesh() -> Iterator[tuple[Small, Server]]:
     """A router and a kv_store on one Redis, and one of pages."""
     pages = Server("valkey", appendonly="no").start()
     before = os.environ.get("SPILLWAY_PAGES_URL")
@@ -42,7 +41,7 @@ def mesh() -> Any:
 
 
 @pytest.fixture
-async def http(mesh: Any) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(mesh: tuple[Small, Server]) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of the router, while a generator says back what it is told."""
     small, _ = mesh
     async with (
@@ -55,14 +54,14 @@ async def http(mesh: Any) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def store(mesh: Any) -> AsyncIterator[PageStore]:
+async def store(mesh: tuple[Small, Server]) -> AsyncIterator[PageStore]:
     """The mesh's pages."""
     made = opened(mesh[1], budget=1 << 28)
     yield made
     await made.close()
 
 
-async def computed(mesh: Any, store: PageStore, session: str) -> list[PageKey]:
+async def computed(mesh: tuple[Small, Server], store: PageStore, session: str) -> list[PageKey]:
     """Put pages for what was said in a session, as a worker would; return their names."""
     bus = await mesh[0].bus()
     keys = [PageKey(page) for page in await session_pages(bus, session)]
@@ -86,7 +85,7 @@ async def spillway(url: str, *words: str, status: int = 0) -> tuple[str, str]:
 
 
 async def test_exported_and_imported_with_pages(
-    mesh: Any, http: aiohttp.ClientSession, store: PageStore, tmp_path: Path
+    mesh: tuple[Small, Server], http: aiohttp.ClientSession, store: PageStore, tmp_path: Path
 ) -> None:
     """Two files hold a session; of them a new one is made whose pages are there; without a file there is an error."""
     url, name = mesh[0].url, (await created(http))["id"]
@@ -108,7 +107,7 @@ async def test_exported_and_imported_with_pages(
 
 
 async def test_pinned_and_unpinned(
-    mesh: Any, http: aiohttp.ClientSession, store: PageStore
+    mesh: tuple[Small, Server], http: aiohttp.ClientSession, store: PageStore
 ) -> None:
     """A session says whether it is pinned, in a list, too; what the next turn adds is pinned in time."""
     url, name = mesh[0].url, (await created(http))["id"]

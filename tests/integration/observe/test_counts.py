@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prometheus_client import REGISTRY
 
+from common.bus import Bus
 from common.errors import InvalidRequest
 from common.ids import Family
 from common.registry.dead_letters import DeadLetters
@@ -25,7 +24,7 @@ def ends() -> dict[str, float]:
     return {name: count for name, count in found.items() if count}
 
 
-async def test_each_end_is_counted_once(bus: Any) -> None:
+async def test_each_end_is_counted_once(bus: Bus) -> None:
     """Results, refusals, convictions, cancellations of both kinds, and what recovery ends; a late result is fenced."""
     one = await Hand(bus, FAMILY, "one").join()
 
