@@ -58,6 +58,8 @@ class DeviceQueue:
     ) -> None:
         self._clock, self._waited = clock, waited
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # Tasks that have not begun. Both threads remove from it: whoever removes a task has it.
+        self._unbegun: set[asyncio.Future[Any]] = set()
         self._closed = False
         threading.Thread(target=self._work, name="compute", daemon=True).start()
 
@@ -96,8 +98,18 @@ class DeviceQueue:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         task = DeviceTask(kind, due_s, now_s)
+        self._unbegun.add(future)
         self._arriving.put(_Call(task, lambda: function(*args), future, loop))
         return future
+
+    def revoke(self, future: asyncio.Future[Any]) -> bool:
+        """Take a submitted task back and cancel its future; False if the task has begun or is over."""
+        try:
+            self._unbegun.remove(future)
+        except KeyError:
+            return False
+        future.cancel()
+        return True
 
     def close(self) -> None:
         """Let the thread end after the tasks that are in the queue."""
@@ -121,6 +133,10 @@ class DeviceQueue:
 
     def _execute(self, call: _Call) -> bool:
         """Run one task and settle its future; False if its loop is closed, since the process is ending."""
+        try:
+            self._unbegun.remove(call.future)
+        except KeyError:
+            return True  # revoked
         waited_s = self._clock.monotonic() - call.task.queued_s
         result: Any = None
         error: BaseException | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from common.pages.store import PageStore
 from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
 from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
 from engine.decoder.executor.step import (
+    Following,
     StepFailure,
     StepHandle,
     StepQueue,
@@ -47,9 +49,11 @@ class Progress(NamedTuple):
 class DecoderEngine:
     """Runs generations on one executor. A step is `plan`, `submit`, the handle's result, `commit`; `step` does all.
 
-    One step is in flight at a time. A generation that is aborted takes no part in any step from then on: the rows of a
-    planned step are not submitted, and the tokens of a running step are dropped. Its pages are free at once, which is
-    safe since no other rows are computed before the running step has ended. Not thread-safe: one event loop calls it.
+    While a step runs, `submit_ahead` may submit the one after it, whose rows get the tokens that the first one draws:
+    so the device does not wait for the event loop. A generation that is aborted takes no part in any step that is
+    planned from then on, and the tokens of submitted steps are dropped. Its pages are free at once, which is safe since
+    no page is given to other rows or copied to before the submitted steps have ended. Not thread-safe: one event loop
+    calls it.
     """
 
     def __init__(
@@ -78,8 +82,15 @@ class DecoderEngine:
         self._steps = StepQueue(executor, device, clock)
         self._clock = clock
         self._generations: dict[str, Generation] = {}
-        self._running: RunningStep | None = None
+        self._submitted: deque[RunningStep] = (
+            deque()
+        )  # the running step, and at most one ahead of it
         self._changed = asyncio.Event()  # a step may find more to compute than before
+
+    @property
+    def running(self) -> RunningStep | None:
+        """The oldest step that was submitted and is not committed."""
+        return self._submitted[0] if self._submitted else None
 
     @property
     def idle(self) -> bool:
@@ -91,6 +102,7 @@ class DecoderEngine:
         sequences = generation.sequences
         if sequences:
             self._generations[generation.id] = generation
+            self.recall()  # the next step is to have rows of it
         for sequence in sequences:
             self.scheduler.add(sequence)
         self.offload.begin(sequences)
@@ -100,6 +112,7 @@ class DecoderEngine:
         """Remove a generation and free its pages at once; no planned or running step gives it another token."""
         if self._generations.get(generation.id) is generation:
             del self._generations[generation.id]
+            self.recall()
         self.offload.drop([choice.sequence for choice in generation.choices])
 
     def wake(self) -> None:
@@ -129,7 +142,7 @@ class DecoderEngine:
 
     def plan(self) -> list[ScheduledRows] | None:
         """Schedule a step and return its parts: none if only pages move; None if there is nothing to do."""
-        if self._running is not None:
+        if self._submitted:
             raise InternalError("a step was planned while another one is in flight")
         self._changed.clear()
         decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
@@ -142,17 +155,56 @@ class DecoderEngine:
         parts = [part for part in parts if part.sequence.pages]
         generations = [self._generations[part.sequence.job] for part in parts]
         rows = [_rows(*each) for each in zip(generations, parts, strict=True)]
+        return self._submit(parts, generations, rows, self.offload.load())
+
+    def submit_ahead(self) -> bool:
+        """Submit the step after the running one, if that step is certain to draw tokens for the same sequences.
+
+        False if there is none: a sequence waits, pages move, or a prompt is not through.
+        """
+        if len(self._submitted) != 1:
+            return False
+        before = self._submitted[0]
+        ending = {
+            part.sequence
+            for generation, part in zip(before.generations, before.parts, strict=True)
+            if not generation.choices[part.sequence.choice].goes_on()
+        }
+        parts = self.scheduler.follow(before.parts, ending, now_s=self._clock.monotonic())
+        if not parts:
+            return False
+        places = {part.sequence: place for place, part in enumerate(before.parts)}
+        generations = [before.generations[places[part.sequence]] for part in parts]
+        rows = [_next_row(*each) for each in zip(generations, parts, strict=True)]
+        following = Following(before.handle, [places[part.sequence] for part in parts])
+        self._submit(parts, generations, rows, None, following)
+        return True
+
+    def recall(self) -> None:
+        """Take back the step that was submitted ahead, unless it has begun."""
+        if len(self._submitted) > 1 and self._submitted[1].handle.revoke():
+            self._submitted.pop()
+
+    def _submit(
+        self,
+        parts: list[ScheduledRows],
+        generations: list[Generation],
+        rows: list[SequenceInput],
+        loading: PageLoads | None,
+        following: Following | None = None,
+    ) -> RunningStep:
         size = size_of(rows, self.executor.shape.windows)
         predicted_s = self.capacity.cost.seconds(size)
-        loading = self.offload.load()
+        due_s = sum((step.predicted_s for step in self._submitted), predicted_s)
         requests = [generation.id for generation in generations]
-        handle = self._steps.submit(rows, requests, loading, predicted_s)
-        self._running = RunningStep(parts, generations, loading, size, predicted_s, handle)
-        return self._running
+        handle = self._steps.submit(rows, requests, loading, due_s, following)
+        step = RunningStep(parts, generations, loading, size, predicted_s, handle)
+        self._submitted.append(step)
+        return step
 
     def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
-        """Give the choices of an executed step their tokens; return the choices with a token and the failures."""
-        self._running = None
+        """Give the choices of the oldest submitted step their tokens; return choices with a token, and failures."""
+        self._submitted.popleft()
         if not result.isolated:
             self.capacity.cost.observe(step.size, result.seconds)
         self.offload.loaded(step.loading)
@@ -198,4 +250,14 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     """Return a part of a step as the executor takes it."""
     sequence = part.sequence
     sample = generation.choices[sequence.choice].draw() if part.draws else None
-    return SequenceInput(sequence.at(part.positions), part.positions, sequence.pages, sample)
+    # A copy: pages may be added for the next step while this one is laid out.
+    pages = [list(held) for held in sequence.pages]
+    return SequenceInput(sequence.at(part.positions), part.positions, pages, sample)
+
+
+def _next_row(generation: Generation, part: ScheduledRows) -> SequenceInput:
+    """Return the row of a token that the running step draws: the token is filled in when the step has ended."""
+    sequence = part.sequence
+    pages = [list(held) for held in sequence.pages]
+    sample = generation.choices[sequence.choice].draw(ahead=1)
+    return SequenceInput([], part.positions, pages, sample)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from common.pages.identity import PAGE
@@ -104,6 +104,35 @@ class Scheduler:
         room = rows < bounds.tokens and len(self.running) < bounds.running
         self.short = room and bool(self.waiting)
         return parts
+
+    def follow(
+        self,
+        parts: Sequence[ScheduledRows],
+        ending: Container[TokenSequence],
+        *,
+        now_s: float = 0.0,
+    ) -> list[ScheduledRows]:
+        """Plan the step after `parts`, which are being computed: one row for each token that they will draw.
+
+        Sequences in `ending` have no row. Empty unless `step` would plan nothing else: no sequence waits, no page is
+        copied, every running sequence draws, and there are pages for all rows.
+        """
+        if self.waiting or self.loads or len(parts) != len(self.running):
+            return []
+        if not all(part.draws and part.sequence.pages for part in parts):
+            return []
+        following = [
+            ScheduledRows(part.sequence, [part.sequence.length], draws=True)
+            for part in parts
+            if part.sequence not in ending
+        ]
+        wanted = sum(self.table.wants(part.sequence, part.positions) for part in following)
+        if wanted > min(pool.available for pool in self.table.pools):
+            return []
+        self.table.tiers.now_s = now_s
+        for part in following:
+            self.table.grow(part.sequence, part.positions)
+        return following
 
     def _apply(self, plan: StepPlan) -> None:
         for sequence in plan.preempt:

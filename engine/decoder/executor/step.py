@@ -39,12 +39,28 @@ class StepResult(NamedTuple):
 class StepHandle:
     """A submitted step. A caller that stops waiting does not stop the step."""
 
-    def __init__(self, result: asyncio.Future[StepResult]) -> None:
-        self._result = result
+    def __init__(self, device: DeviceQueue) -> None:
+        self._device = device
+        self.future: asyncio.Future[StepResult] | None = None
+        self.outcomes: Sequence[
+            SampledToken | StepFailure | None
+        ] = ()  # set on the device's thread
 
     async def result(self) -> StepResult:
         """Return the step's result once the device has executed it."""
-        return await asyncio.shield(self._result)
+        assert self.future is not None
+        return await asyncio.shield(self.future)
+
+    def revoke(self) -> bool:
+        """Take the step back; False if it has begun or is over."""
+        return self.future is not None and self._device.revoke(self.future)
+
+
+class Following(NamedTuple):
+    """The step that runs before this one, and for each row of this one the row whose drawn token it computes."""
+
+    step: StepHandle
+    rows: Sequence[int]
 
 
 class StepQueue:
@@ -59,43 +75,66 @@ class StepQueue:
         requests: Sequence[str],
         loading: PageLoads | None = None,
         predicted_s: float = 0.0,
+        following: Following | None = None,
     ) -> StepHandle:
         """Queue a step on the device and return at once.
 
-        A step is the rows of each sequence, the request of each, and the page loads that the rows wait for.
+        A step is the rows of each sequence, the request of each, and the page loads that the rows wait for. A step
+        may be submitted before the one it is `following` has ended: its rows then get the tokens drawn there.
         """
-        result = self._device.submit(
-            run_step,
-            self._executor,
-            rows,
-            requests,
-            loading,
-            self._clock,
-            kind=KIND,
-            predicted_s=predicted_s,
-        )
-        return StepHandle(result)
+        handle = StepHandle(self._device)
+
+        def run() -> StepResult:
+            given = _followed(rows, following)
+            result = run_step(self._executor, given, requests, loading, self._clock)
+            handle.outcomes = result.outcomes
+            return result
+
+        handle.future = self._device.submit(run, kind=KIND, predicted_s=predicted_s)
+        return handle
+
+
+def _followed(
+    rows: Sequence[SequenceInput], following: Following | None
+) -> Sequence[SequenceInput | None]:
+    """Return rows with the tokens drawn by the step before; None for a row whose sequence got none."""
+    if following is None:
+        return rows
+    given: list[SequenceInput | None] = []
+    for row, before in zip(rows, following.rows, strict=True):
+        drawn = following.step.outcomes[before] if following.step.outcomes else None
+        if not isinstance(drawn, SampledToken):
+            given.append(None)
+            continue
+        sample = row.sample
+        if sample is not None:
+            sample = sample._replace(output=[*sample.output, drawn.token])
+        given.append(row._replace(tokens=[drawn.token], sample=sample))
+    return given
 
 
 def run_step(
     executor: Executor,
-    rows: Sequence[SequenceInput],
+    rows: Sequence[SequenceInput | None],
     requests: Sequence[str],
     loading: PageLoads | None = None,
     clock: Clock = SYSTEM,
 ) -> StepResult:
     """Execute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
 
+    A row that is None is not executed, and its outcome is None.
+
     Rows that failed together are executed again, which changes nothing: a page's keys and values are written anew.
     Returns once all pages of `loading` have arrived.
     """
     started = clock.perf_s()
     outcomes: list[SampledToken | StepFailure | None] = [None] * len(rows)
-    batches, isolated = [list(range(len(rows)))] if rows else [], False
+    given = {index: row for index, row in enumerate(rows) if row is not None}
+    batches, isolated = [list(given)] if given else [], False
     while batches:
         batch = batches.pop()
         try:
-            drawn = executor.execute([rows[index] for index in batch], loading)
+            drawn = executor.execute([given[index] for index in batch], loading)
         except Exception as error:  # noqa: BLE001 - an error of the model fails its requests, not the worker
             isolated, names = True, [requests[index] for index in batch]
             guilty = _guilty(error, names)

@@ -76,18 +76,23 @@ class Choice:
         starts = [0, *self._ends[:-1]]
         return [t for t, at in zip(self._tokens, starts, strict=True) if at < self._text]
 
-    def draw(self) -> SamplingRequest:
-        """Return how to draw the next token."""
+    def draw(self, ahead: int = 0) -> SamplingRequest:
+        """Return how to draw the next token, or the one that is `ahead` of it; `output` lacks the tokens between."""
         output = self.sequence.output
+        early = len(output) + ahead < self._rules.min_new
         return SamplingRequest(
             sampling=self._sampling,
             choice=self.number,
-            position=self.sequence.length,
+            position=self.sequence.length + ahead,
             prompt=self.sequence.prompt,
-            output=output,
-            banned=tuple(self._stop_ids) if len(output) < self._rules.min_new else (),
+            output=list(output) if ahead else output,
+            banned=tuple(self._stop_ids) if early else (),
             logprobs=self._alternatives,
         )
+
+    def goes_on(self) -> bool:
+        """True if the choice has room for another token after its next one."""
+        return len(self._tokens) + 1 < self._rules.max_new
 
     def push(self, drawn: SampledToken) -> int | None:
         """Take a drawn token; return it, or None if it is a stop id, which is no part of the output."""

@@ -154,17 +154,25 @@ class GenerationLoop:
         while not self._halted:
             self._drop_lost()
             self._expire()
-            if self.emitter.behind >= AHEAD:
-                await self.emitter.acknowledged(_WAIT_S)
-                continue
-            parts = self.engine.plan()
-            if parts is not None:
-                await self._step(self.engine.submit(parts))
+            step = self.engine.running
+            if step is None:
+                if self.emitter.behind >= AHEAD:
+                    await self.emitter.acknowledged(_WAIT_S)
+                    continue
+                parts = self.engine.plan()
+                step = None if parts is None else self.engine.submit(parts)
+            if step is not None:
+                if self.emitter.behind + 1 < AHEAD:
+                    self.engine.submit_ahead()
+                await self._step(step)
             else:
                 if self.engine.idle:
                     self._observe_state()
                 await self.engine.wait(_WAIT_S)
             await self._follow_drift()
+        self.engine.recall()
+        while (step := self.engine.running) is not None:
+            await self._step(step)
 
     async def _step(self, step: RunningStep) -> None:
         self._worker.incarnation.heartbeat.working(step.predicted_s)
@@ -180,8 +188,8 @@ class GenerationLoop:
     def _note_waits(self, jobs: Iterable[str]) -> None:
         now_s = self._clock.monotonic()
         for name in jobs:
-            job = self._jobs[name]
-            if job.waits_since_s is not None:
+            job = self._jobs.get(name)
+            if job is not None and job.waits_since_s is not None:
                 self._metrics.work.batch_wait.observe(now_s - job.waits_since_s)
                 job.waits_since_s = None
 

@@ -1,0 +1,224 @@
+"""Steps that are submitted ahead: the same tokens as one step after another, whatever arrives, ends and is aborted."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.pages.identity import PAGE, root_id
+from common.types.generation import SamplingParams
+from engine.decoder.capacity import DecoderCapacity, measure
+from engine.decoder.engine import DecoderEngine
+from engine.decoder.executor.interface import PageLoads, SampledToken, SequenceInput
+from engine.decoder.executor.simulated_executor import SimulatedExecutor
+from engine.decoder.generation import Generation, GenerationRequest
+from engine.decoder.output.choice import StopRules
+from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.scheduler import StepLimits
+from engine.device import DeviceQueue
+
+STOP = 256
+PROBES = measure(SimulatedExecutor(alpha_s=0.0, beta_s=0.0), 64, 8)
+
+
+class RememberingExecutor(SimulatedExecutor):
+    """Keeps the tokens written to its pages; each drawn token depends on all tokens that the row finds there.
+
+    A token that is missing, or a page that was given to another sequence too early, changes what is drawn.
+    """
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(alpha_s=0.0, beta_s=0.0, kv_bytes=pages * 4096)
+        self.memory: dict[tuple[int, int], int] = {}
+        self.rows = 0
+
+    def execute(
+        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+    ) -> list[SampledToken | None]:
+        drawn: list[SampledToken | None] = []
+        for rows in batch:
+            assert len(rows.tokens) == len(rows.positions)
+            (pages,) = rows.pages
+            for token, at in zip(rows.tokens, rows.positions, strict=True):
+                self.memory[pages[at // PAGE], at % PAGE] = token
+            self.rows += len(rows.tokens)
+        for rows in batch:
+            (pages,), sample = rows.pages, rows.sample
+            if sample is None:
+                drawn.append(None)
+                continue
+            end = rows.positions[-1] + 1
+            seen = [self.memory[pages[at // PAGE], at % PAGE] for at in range(end)]
+            assert sample.position == end
+            assert seen == [*sample.prompt, *sample.output]
+            digest = hashlib.blake2b(repr((seen, sample.choice)).encode()).digest()
+            token = STOP if digest[0] < 12 and STOP not in sample.banned else digest[1]
+            drawn.append(SampledToken(token, 0.0, []))
+        return drawn
+
+
+class Work(NamedTuple):
+    """A generation: its prompts' lengths, its limits, the step it arrives at, and the step it is aborted at, if any."""
+
+    lengths: list[int]
+    max_new: int
+    min_new: int
+    arrives: int
+    aborted: int | None
+
+
+WORK = st.builds(
+    Work,
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    max_new=st.integers(1, 60),
+    min_new=st.integers(0, 10),
+    arrives=st.integers(0, 30),
+    aborted=st.none() | st.none() | st.integers(0, 60),
+)
+
+
+class Run:
+    """Computes some work on a fresh engine, with steps ahead or without."""
+
+    def __init__(
+        self, works: Sequence[Work], executor: RememberingExecutor, device: DeviceQueue
+    ) -> None:
+        self.executor = executor
+        capacity = DecoderCapacity(PROBES, slo_s=60.0, context=4096, fixed=True)
+        self.engine = DecoderEngine(self.executor, capacity, StepLimits(64, 6), device)
+        self.ahead = 0
+        self._works = list(works)
+        vocabulary = Vocabulary(self.executor.tokenizer_json())
+        self.generations = [
+            self._generation(number, work, vocabulary) for number, work in enumerate(works)
+        ]
+
+    def _generation(self, number: int, work: Work, vocabulary: Vocabulary) -> Generation:
+        prompts = [[(number * 17 + at) % 200 for at in range(length)] for length in work.lengths]
+        rules = StopRules(work.max_new, work.min_new, ids=[STOP])
+        request = GenerationRequest(
+            f"r{number}",
+            prompts,
+            rules,
+            root_id("0f", ""),
+            sampling=SamplingParams(temperature=0.0),
+        )
+        return Generation(request, vocabulary, 10 * number)
+
+    def happen(self, step: int) -> None:
+        """Add and abort what arrives and leaves at this step."""
+        for work, generation in zip(self._works, self.generations, strict=True):
+            if work.arrives == step:
+                self.engine.add(generation)
+            if work.aborted == step:
+                self.engine.abort(generation)
+
+    async def run(self, *, ahead: bool, pause: Sequence[bool]) -> None:
+        """Compute everything; with a `pause` the device gets ahead of the events of that step."""
+        engine, last = (
+            self.engine,
+            max(max(work.arrives, work.aborted or 0) for work in self._works),
+        )
+        number = 0
+        while number <= last or not engine.idle or engine.running:
+            step = engine.running
+            if step is None:
+                parts = engine.plan()
+                step = None if parts is None else engine.submit(parts)
+            if step is not None:
+                if ahead:
+                    self.ahead += engine.submit_ahead()
+                if pause[number % len(pause)]:
+                    await asyncio.shield(step.handle.result())
+                self.happen(number)
+                engine.commit(step, await step.handle.result())
+                engine.scheduler.check()
+            else:
+                self.happen(number)
+            number += 1
+
+    def outcome(self) -> list[list[tuple[list[int], str | None]]]:
+        """Return tokens and ends of every choice that was not aborted."""
+        return [
+            [(list(choice.tokens), choice.finish) for choice in generation.choices]
+            for work, generation in zip(self._works, self.generations, strict=True)
+            if work.aborted is None
+        ]
+
+
+@given(
+    works=st.lists(WORK, min_size=1, max_size=5),
+    pages=st.integers(9, 40),
+    pause=st.lists(st.booleans(), min_size=1, max_size=7),
+)
+@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, [False])
+async def test_the_same_tokens_as_one_step_after_another(
+    works: list[Work], pages: int, pause: list[bool]
+) -> None:
+    """Arrivals, aborts, stop tokens and preemptions change no token, and leave no page held."""
+    device = DeviceQueue()
+    try:
+        plain, early = (Run(works, RememberingExecutor(pages), device) for _ in range(2))
+        await plain.run(ahead=False, pause=[False])
+        await early.run(ahead=True, pause=pause)
+    finally:
+        device.close()
+    assert early.outcome() == plain.outcome()
+    assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+
+
+async def test_decoding_runs_ahead() -> None:
+    """Of a generation alone all steps but the first are submitted ahead, and no row is computed in vain."""
+    device = DeviceQueue()
+    try:
+        run = Run([Work([5], 40, 40, 0, None)], RememberingExecutor(9), device)
+        await run.run(ahead=True, pause=[False])
+    finally:
+        device.close()
+    (((tokens, finish),),) = run.outcome()
+    assert (len(tokens), finish) == (40, "length")
+    assert run.ahead == 39
+    assert run.executor.rows == 5 + 39
+
+
+class GatedExecutor(RememberingExecutor):
+    """Waits in each step for the test."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(pages)
+        self.gate = threading.Semaphore(0)
+
+    def execute(
+        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+    ) -> list[SampledToken | None]:
+        assert self.gate.acquire(timeout=60.0)
+        return super().execute(batch, loading)
+
+
+async def test_an_arrival_takes_back_the_step_ahead() -> None:
+    """A generation that arrives while a step runs has rows in the next step."""
+    device, executor = DeviceQueue(), GatedExecutor(9)
+    try:
+        run = Run([Work([5], 40, 40, 0, None), Work([6], 2, 2, 99, None)], executor, device)
+        engine = run.engine
+        engine.add(run.generations[0])
+        parts = engine.plan()
+        assert parts is not None
+        step = engine.submit(parts)
+        assert engine.submit_ahead()
+        assert not engine.submit_ahead()  # at most one
+        engine.add(run.generations[1])
+        executor.gate.release()
+        engine.commit(step, await step.handle.result())
+        parts = engine.plan()
+        assert parts is not None
+        assert {part.sequence.job for part in parts} == {"r0", "r1"}
+    finally:
+        executor.gate.release(1000)
+        device.close()
