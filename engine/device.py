@@ -48,7 +48,7 @@ def _ignore(_kind: str, _seconds: float) -> None:
 
 
 class DeviceQueue:
-    """Runs one task at a time, each to its end; `waited` is told each task's kind and seconds of waiting.
+    """Runs one task at a time, each to its end; `waited` is told each task's kind and how long other kinds delayed it.
 
     The thread is a daemon: a device that hangs cannot keep the process from ending.
     """
@@ -60,6 +60,7 @@ class DeviceQueue:
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Tasks that have not begun. Both threads remove from it: whoever removes a task has it.
         self._unbegun: set[asyncio.Future[Any]] = set()
+        self._ended: dict[str, float] = {}  # when the last task of each kind ended
         self._closed = False
         threading.Thread(target=self._work, name="compute", daemon=True).start()
 
@@ -137,13 +138,15 @@ class DeviceQueue:
             self._unbegun.remove(call.future)
         except KeyError:
             return True  # revoked
-        waited_s = self._clock.monotonic() - call.task.queued_s
+        kind = call.task.kind
+        waited_s = self._clock.monotonic() - max(call.task.queued_s, self._ended.get(kind, 0.0))
         result: Any = None
         error: BaseException | None = None
         try:
             result = call.function()
         except Exception as raised:  # noqa: BLE001 - it is the caller's, and is raised there
             error = raised
+        self._ended[kind] = self._clock.monotonic()
         try:
             call.loop.call_soon_threadsafe(self._settle, call, waited_s, result, error)
         except RuntimeError:

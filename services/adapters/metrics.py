@@ -85,7 +85,7 @@ class WorkMetrics:
         )
         self._device_wait = Histogram(
             "spillway_device_wait_seconds",
-            "From queueing a task at the device to its start.",
+            "How long other kinds of tasks kept a task from the device.",
             ("kind",),
             buckets=SHORT_S,
             registry=registry,

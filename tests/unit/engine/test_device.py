@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.clock import SYSTEM
 from engine.device import DeviceQueue, DeviceTask, next_task
+from tests.support.clock import ManualClock
 
 DEADLINES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
 TASKS = st.lists(
@@ -110,6 +111,41 @@ async def test_waiting_tasks_run_by_deadline(device: Device) -> None:
         "embed",
     ]
     assert all(seconds >= 0 for _, seconds in device.waits)
+
+
+async def test_a_task_waits_for_other_kinds_only() -> None:
+    """The wait that is told begins when the task is queued, or when the last task of its kind has ended."""
+    device, clock = Device(), ManualClock()
+    device.queue.close()
+    queue = DeviceQueue(clock=clock, waited=lambda *wait: device.waits.append(wait))
+    try:
+        first = asyncio.create_task(queue.run(device.block, kind="generate"))
+        await asyncio.to_thread(device.entered.wait)
+        second = asyncio.create_task(queue.run(int, kind="generate", deadline_s=100.0))
+        other = asyncio.create_task(queue.run(int, kind="embed", deadline_s=200.0))
+        await asyncio.sleep(0)
+        clock.now_s += 8.0
+        device.gate.set()
+        await asyncio.gather(first, second, other)
+    finally:
+        queue.close()
+    assert device.waits == [("generate", 0.0), ("generate", 0.0), ("embed", 8.0)]
+
+
+async def test_a_task_can_be_taken_back(device: Device) -> None:
+    """A task that has not begun is revoked and never runs; a task that has begun runs to its end."""
+    begun = device.queue.submit(device.block)
+    await asyncio.to_thread(device.entered.wait)
+    waits = device.queue.submit(device.ran.append, "revoked")
+    last = device.queue.submit(device.ran.append, "last")
+    assert device.queue.revoke(waits)
+    assert not device.queue.revoke(waits)
+    assert not device.queue.revoke(begun)
+    device.gate.set()
+    await asyncio.gather(begun, last)
+
+    assert waits.cancelled()
+    assert device.ran == ["last"]
 
 
 async def test_a_task_raises_at_its_caller(device: Device) -> None:
