@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import document, suite
-from bench.document import BenchOptions
+from bench.document import RESULTS, BenchOptions
 from loadgen.html.page import can_plot
 
 
@@ -29,7 +29,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 2 no such row, 3 a rival was not measured."""
+    """Run the command: 0 done, 2 no such row or place, 3 a rival was not measured."""
     if args.list or not args.id:
         for each in suite.SUITES.values():
             print(f"{each.id:4} {each.title}")
@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"no row {args.id!r}; expected one of {known}", file=sys.stderr)
         return 2
     if args.html and not can_plot():
+        return 2
+    if args.json and (why := _unpublishable(args.json, quick=args.quick)):
+        print(why, file=sys.stderr)
         return 2
     options = BenchOptions(quick=args.quick, seed=args.seed, count=args.count)
     if args.setup:
@@ -58,6 +61,17 @@ def run(args: argparse.Namespace) -> int:
     for name in absent:
         print(f"{name}: not measured (spillway bench {identifier} --setup)", file=sys.stderr)
     return suite.NOT_MEASURED if absent and not options.quick else 0
+
+
+def _unpublishable(path: Path, *, quick: bool) -> str:
+    """Say why a run's result may not stand among the published ones; empty if it may, or goes elsewhere."""
+    if path.resolve().parent != RESULTS:
+        return ""
+    if quick:
+        return f"{path}: a quick run is not published; expected another place, or no --quick"
+    if document.origin().dirty:
+        return f"{path}: the code has uncommitted changes; expected a clean tree, or another place"
+    return ""
 
 
 def show(found: dict[str, Any]) -> None:

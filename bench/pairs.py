@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.peak import Peak
+from bench.peak import Peak, Speed
 from loadgen import stats
 
 BLOCK = 20
@@ -25,7 +25,7 @@ Side = Callable[[int], Awaitable[Measured]]
 
 @dataclass(slots=True)
 class Blocks:
-    """Seconds of each pair in the blocks that count; all pairs, peaks and the dropped blocks beside them."""
+    """Seconds of each pair in the blocks that count; all pairs, the machine's speeds, how many blocks were dropped."""
 
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
@@ -33,20 +33,22 @@ class Blocks:
     loadgen_cpu_s: float = 0.0
     block: int = BLOCK
     all_pairs: list[tuple[float, float]] = field(default_factory=list)
-    peaks: list[float] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
 
     def samples(self) -> dict[str, Any]:
         """Return everything measured, as it is stored."""
         return {
             "pairs_s": self.all_pairs,
-            "peaks_gflops": self.peaks,
+            "peaks_gflops": [speed.gflops for speed in self.speeds],
+            "peaks_gbs": [speed.gbs for speed in self.speeds],
             "block": self.block,
             "loadgen_cpu_s": self.loadgen_cpu_s,
         }
 
     def sift(self) -> None:
-        """Take over the pairs of the blocks during which the peak held; if it never did, of all."""
-        still = stats.keep_still(self.peaks)
+        """Take over the pairs of the blocks during which neither speed moved; if one always did, of all."""
+        by_kind = [stats.keep_still(kind) for kind in zip(*self.speeds, strict=True)]
+        still = [all(each) for each in zip(*by_kind, strict=True)]
         self.dropped = still.count(False)
         if not any(still):
             still = [True] * len(still)
@@ -57,13 +59,18 @@ class Blocks:
 
 
 async def measure_sides(ours: Side, theirs: Side, *, pairs: int, block: int = BLOCK) -> Blocks:
-    """Call both with the same numbers `pairs` times; every other pair begins with the rival."""
+    """Call both with the same numbers `pairs` times; every other pair begins with the rival.
+
+    Both work once, unmeasured, after the speed of the machine was measured: that has left the caches full of its own.
+    """
     peak, found = Peak(), Blocks(block=block)
-    for warm in range(2):
-        await ours(warm)
-        await theirs(warm)
-    found.peaks.append(peak.now())
+    await ours(0)
+    await theirs(0)
     for number in range(pairs):
+        if number % block == 0:
+            found.speeds.append(peak.now())
+            await ours(number)
+            await theirs(number)
         if number % 2 == 0:
             mine = await ours(number)
             other = await theirs(number)
@@ -72,8 +79,7 @@ async def measure_sides(ours: Side, theirs: Side, *, pairs: int, block: int = BL
             mine = await ours(number)
         found.all_pairs.append((mine.seconds, other.seconds))
         found.loadgen_cpu_s += mine.loadgen_cpu_s
-        if (number + 1) % block == 0 or number + 1 == pairs:
-            found.peaks.append(peak.now())
+    found.speeds.append(peak.now())
     found.sift()
     return found
 

@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 
 from bench import ROOT
+from bench.document import RESULTS
 from bench.figures.targets import COLUMNS, FIGURES
+from bench.hot_path import stale
 from bench.suite import SUITES
 from loadgen.html.page import can_plot
 
 DOCS = ROOT / "docs" / "benchmarks.md"
-RESULTS = ROOT / "docs" / "benchmarks"
 _BAD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
 
@@ -64,11 +65,14 @@ def _origin(found: dict[str, Any]) -> str:
     box = found["machine"]
     state = " with uncommitted changes" if found["dirty"] else ""
     quick = " (quick run: not for quoting)" if found["quick"] else ""
+    changed = (
+        " **Stale**: the code that this row measures has changed since." if stale(found) else ""
+    )
     return (
         f"Measured {found['measured_at'][:10]} at commit `{found['commit'][:12]}`{state} on "
         f"{box['cores']} cores of {box['cpu']}, Python {box['python']}; raw samples: "
         f"[`{found['id']}.json`]({found['id']}.json), repeat with "
-        f"`spillway bench {found['id']}`.{quick}\n"
+        f"`spillway bench {found['id']}`.{quick}{changed}\n"
     )
 
 
@@ -90,8 +94,10 @@ def summary(results: Path = RESULTS) -> str:
     lines = [_line(list(COLUMNS)), _line(["---"] * len(COLUMNS))]
     for figure in FIGURES:
         path = results / f"{figure.row}.json"
+        found = read(path) if path.exists() else None
         try:
-            cells = figure.cells(read(path) if path.exists() else None)
+            cells = figure.cells(found)
+            cells[-1] += " (stale)" if found is not None and stale(found) else ""
         except _BAD as error:
             raise _unusable(path, error) from error
         cells[0] = f"[{figure.row}](benchmarks/{figure.row}.md)"

@@ -7,17 +7,19 @@ import platform
 from pathlib import Path
 from typing import Any
 
+_VECTORS = ("avx", "amx", "fma", "f16c")
+
 
 def machine() -> dict[str, Any]:
-    """Return the CPU's model, the cores this process may use, memory and kernel."""
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    """Return the CPU's name, family, model and vector instructions; this process' cores, memory and kernel."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cpu": model,
+        "cpu": said.get("model name", ""),
+        "family": said.get("cpu family", ""),
+        "model": said.get("model", ""),
+        "flags": [flag for flag in said.get("flags", "").split() if flag.startswith(_VECTORS)],
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory,
         "kernel": platform.release(),

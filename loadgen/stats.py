@@ -10,6 +10,8 @@ import numpy as np
 
 RESAMPLES = 2000
 MOVED = 0.20
+# A level is met if the median reaches it, the interval's end SLACK of it, and the interval is no wider than ± so much.
+SLACK, RATIO, TAIL = 0.97, 0.05, 0.10
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -51,10 +53,20 @@ def keep_still(peaks: Sequence[float], moved: float = MOVED) -> list[bool]:
     return [abs(after / before - 1.0) <= moved for before, after in itertools.pairwise(peaks)]
 
 
-def verdict(found: dict[str, Any], goal: float, must: float, *, higher: bool = True) -> str:
-    """Say "goal", "must" or "missed": a level is met if the interval reaches it."""
-    reach = found["high"] if higher else found["low"]
+def verdict(
+    found: dict[str, Any], goal: float, must: float, *, higher: bool = True, width: float = RATIO
+) -> str:
+    """Say which level a figure meets: "goal", "must", "missed", or "undecided" where its interval leaves that open.
+
+    `width` is the widest interval that decides, ± a share of the figure: RATIO, or TAIL for a percentile near the end.
+    """
+    value, low, high = found["value"], found["low"], found["high"]
+    if not higher:  # as speeds, so that more is better
+        value, low, high, goal, must = (
+            1 / max(each, 1e-12) for each in (value, high, low, goal, must)
+        )
+    narrow = high - low <= 2 * width * value
     for word, level in (("goal", goal), ("must", must)):
-        if (reach >= level) if higher else (reach <= level):
+        if narrow and value >= level and low >= SLACK * level:
             return word
-    return "missed"
+    return "missed" if high < must or (narrow and value < must) else "undecided"

@@ -34,7 +34,9 @@ class Figure:
 def lowest(found: Found) -> str:
     """Return the lowest level any verdict of a document reached; - if it has none."""
     words = set(found["met"].values())
-    return next((word for word in ("missed", "must", "goal", "met") if word in words), "-")
+    return next(
+        (word for word in ("missed", "undecided", "must", "goal", "met") if word in words), "-"
+    )
 
 
 def at(found: Found, table: int, row: int, column: str) -> str:

@@ -29,7 +29,7 @@ def run(options: BenchOptions) -> Body:
         f"p99 with one stopped / p99 calm: {ratio['value']:.3f} "
         f"[{ratio['low']:.3f}, {ratio['high']:.3f}]; {failed} requests failed."
     )
-    body.met["p99 of others"] = stats.verdict(ratio, 1.05, 1.20, higher=False)
+    body.met["p99 of others"] = stats.verdict(ratio, 1.05, 1.20, higher=False, width=stats.TAIL)
     late = [value for value in stuck if value > ENDED_S]
     body.met["its jobs reclaimed"] = "missed" if late or failed else "goal"
     return body

@@ -151,7 +151,9 @@ def _note(
     body.samples[f"{level}/{times}/{beside}"] = added
     if level == "process" and times == "steady":
         body.met[f"p50 beside {beside}"] = stats.verdict(p50, 2.0, 4.0, higher=False)
-        body.met[f"p99 beside {beside}"] = stats.verdict(p99, 10.0, 20.0, higher=False)
+        body.met[f"p99 beside {beside}"] = stats.verdict(
+            p99, 10.0, 20.0, higher=False, width=stats.TAIL
+        )
         body.met[f"no failure beside {beside}"] = "missed" if failed else "goal"
 
 

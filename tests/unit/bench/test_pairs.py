@@ -7,37 +7,46 @@ import pytest
 
 from bench import pairs
 from bench.pairs import Blocks, measure_pairs
+from bench.peak import Speed
 from bench.workloads import vectors
 
 
 def test_sides_alternate() -> None:
-    """Each pair gives both sides the same number, and every other pair begins with the rival."""
+    """Each pair gives both sides the same number, and every other pair begins with the rival.
+
+    Both work once before the first pair, and once after each measurement of the machine's speed.
+    """
     calls: list[tuple[str, int]] = []
     found = measure_pairs(
         lambda n: calls.append(("ours", n)), lambda n: calls.append(("theirs", n)), pairs=4, block=2
     )
 
-    assert calls[4:] == [
-        ("ours", 0), ("theirs", 0), ("theirs", 1), ("ours", 1),
-        ("ours", 2), ("theirs", 2), ("theirs", 3), ("ours", 3),
+    warm = [("ours", 0), ("theirs", 0)]
+    assert calls == [
+        *warm, *warm, ("ours", 0), ("theirs", 0), ("theirs", 1), ("ours", 1),
+        ("ours", 2), ("theirs", 2), ("ours", 2), ("theirs", 2), ("theirs", 3), ("ours", 3),
     ]  # fmt: skip
     assert len(found.all_pairs) == 4
-    assert len(found.peaks) == 3
+    assert len(found.speeds) == 3
 
 
 def test_moved_block_is_left_out_and_counted() -> None:
-    """Pairs of a block during which the peak moved are stored but do not count."""
-    found = Blocks(block=2, all_pairs=[(1, 2), (1, 2), (9, 9), (9, 9)], peaks=[100, 101, 60])
-    found.sift()
+    """Pairs of a block during which the processor or the memory became slower are stored but do not count."""
+    all_pairs = [(1.0, 2.0), (1.0, 2.0), (9.0, 9.0), (9.0, 9.0)]
+    for last in (Speed(60, 10), Speed(100, 7)):
+        speeds = [Speed(100, 10), Speed(101, 10), last]
+        found = Blocks(block=2, all_pairs=all_pairs, speeds=speeds)
+        found.sift()
 
-    assert found.ours == [1, 1]
-    assert found.dropped == 1
-    assert len(found.samples()["pairs_s"]) == 4
+        assert found.ours == [1, 1]
+        assert found.dropped == 1
+        assert len(found.samples()["pairs_s"]) == 4
 
 
 def test_machine_that_never_holds_still_is_told() -> None:
     """If every block moved, all pairs are shown and all blocks are counted as dropped."""
-    found = Blocks(block=1, all_pairs=[(1, 2), (3, 4)], peaks=[100, 50, 100])
+    speeds = [Speed(100, 10), Speed(50, 10), Speed(100, 10)]
+    found = Blocks(block=1, all_pairs=[(1, 2), (3, 4)], speeds=speeds)
     found.sift()
 
     assert found.ours == [1, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench import cli, document, report, suite
+from bench import ROOT, cli, document, hot_path, report, suite
 from bench.document import BenchOptions, Body, Origin, Rival
 
 HERE = Origin("c0ffee", dirty=False)
@@ -111,3 +111,45 @@ def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A row that does not exist is refused with those that do."""
     assert cli.main(["Z9"]) == 2
     assert "expected one of E1" in capsys.readouterr().err
+
+
+def test_changed_code_makes_a_row_stale(tmp_path: Path) -> None:
+    """A row is stale once a file that it measured is another one; other files, and new bytes of data, do not count."""
+    code = tmp_path / "engine" / "decoder"
+    code.mkdir(parents=True)
+    (code / "step.py").write_text("one")
+    kept = {"paths": ["engine/decoder"], "digest": hot_path.digest(["engine/decoder"], tmp_path)}
+    (code / "notes.md").write_text("no code")
+    (tmp_path / "other.py").write_text("elsewhere")
+    assert not hot_path.stale({"hot_path": kept}, tmp_path)
+    (code / "step.py").write_text("two")
+    assert hot_path.stale({"hot_path": kept}, tmp_path)
+    (code / "step.py").write_text("one")
+    (code / "new.cpp").write_text("")
+    assert hot_path.stale({"hot_path": kept}, tmp_path)
+    assert hot_path.stale({}, tmp_path)
+
+
+def test_a_row_names_the_code_that_it_measures() -> None:
+    """Every row has paths, all of which are there."""
+    assert set(suite.SUITES) <= set(hot_path.PATHS)
+    for paths in hot_path.PATHS.values():
+        assert all((ROOT / path).exists() for path in paths)
+    found = document.build("V1", "Search", _body(), BenchOptions(), HERE)
+    assert not hot_path.stale(found)
+    assert "**Stale**" not in report.render(found)
+    assert "**Stale**" in report.render({**found, "hot_path": None})
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"), [(["--quick"], "quick run"), ([], "uncommitted changes")]
+)
+def test_what_is_not_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], why: str
+) -> None:
+    """A quick run, and one of a tree with changes, is refused a place among the published ones before it begins."""
+    monkeypatch.setattr(document, "origin", lambda: Origin("c0ffee", dirty=True))
+    monkeypatch.setattr(suite, "run", lambda *_: pytest.fail("measured"))
+
+    assert cli.main(["V1", "--json", str(document.RESULTS / "V1.json"), *flags]) == 2
+    assert why in capsys.readouterr().err

@@ -37,10 +37,24 @@ def test_moved_blocks_are_dropped() -> None:
 
 
 def test_verdict_words() -> None:
-    """A level is met if the interval reaches it, upwards or downwards."""
-    found = {"low": 0.9, "high": 1.1}
+    """A level is met if the median reaches it, the interval's end 0.97 of it, and the interval is narrow."""
+    found = {"value": 1.0, "low": 0.98, "high": 1.03}
 
-    assert stats.verdict(found, 1.05, 0.5) == "goal"
-    assert stats.verdict(found, 1.2, 1.0) == "must"
-    assert stats.verdict(found, 2.0, 1.2) == "missed"
-    assert stats.verdict(found, 0.95, 2.0, higher=False) == "goal"
+    assert stats.verdict(found, 1.0, 0.5) == "goal"
+    assert stats.verdict(found, 1.01, 0.99) == "must"
+    assert stats.verdict(found, 2.0, 1.02) == "missed"
+    assert stats.verdict(found, 1.0, 2.0, higher=False) == "goal"
+    assert stats.verdict(found, 0.9, 1.2, higher=False) == "must"
+    assert stats.verdict(found, 0.5, 0.95, higher=False) == "missed"
+
+
+def test_a_wide_interval_decides_nothing() -> None:
+    """A figure that could be on either side of a level is undecided, unless even its best end misses the level."""
+    wide = {"value": 1.1, "low": 0.9, "high": 1.3}
+
+    assert stats.verdict(wide, 1.0, 0.8) == "undecided"
+    assert stats.verdict(wide, 3.0, 2.0) == "missed"
+    assert stats.verdict(wide, 0.2, 0.5, higher=False) == "missed"
+    tail = {"value": 1.0, "low": 0.93, "high": 1.07}
+    assert stats.verdict(tail, 0.95, 0.9) == "undecided"
+    assert stats.verdict(tail, 0.95, 0.9, width=stats.TAIL) == "goal"
