@@ -106,6 +106,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     chat_slo_s: Seconds = 120.0
     itl_s: Seconds = 0.1
     exact: bool = False
+    prompt_lookup: bool = True
     kv_bytes: Count = 0
     host_kv_bytes: Share = "auto"
     eviction: Eviction = "spillway"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from common.clock import SYSTEM, Clock
-from common.cost.step import Step
+from common.cost.step import Step, attended
 from common.errors import InternalError
 from common.pages.store import PageStore
 from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
@@ -24,8 +25,11 @@ from engine.decoder.executor.step import (
 from engine.decoder.generation import Generation
 from engine.decoder.kv.offload import CachePolicy, OffloadManager
 from engine.decoder.output.choice import Choice
+from engine.decoder.prompt_lookup import MOST, PromptLookup, draft_length
 from engine.decoder.scheduler import ScheduledRows, StepLimits
 from engine.device import DeviceQueue
+
+DRAFTED = 8  # the most sequences in a step of which tokens are guessed: the rows of more are no longer cheap
 
 
 class RunningStep(NamedTuple):
@@ -40,10 +44,11 @@ class RunningStep(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A choice that a step gave a token, or (None) a generation that a step ended by its failure."""
+    """A choice that a step gave tokens, and how many, or (None) a generation that a step ended by its failure."""
 
     generation: Generation
     choice: Choice | None
+    tokens: int = 0
 
 
 class DecoderEngine:
@@ -66,8 +71,16 @@ class DecoderEngine:
         clock: Clock = SYSTEM,
         cache: CachePolicy | None = None,
         store: PageStore | None = None,
+        lookup: bool = False,
     ) -> None:
-        """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any."""
+        """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any.
+
+        With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`).
+        """
+        self._lookup = lookup
+        self.drafted = self.accepted = (
+            0  # guessed tokens that were computed, and those that were right
+        )
         self.executor, self.capacity, self.limits = executor, capacity, limits
         self.offload = OffloadManager(
             executor,
@@ -148,7 +161,47 @@ class DecoderEngine:
         decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
         budget = self.capacity.budget(decoding, self.limits.tokens)
         parts = self.scheduler.step(budget, now_s=self._clock.monotonic())
+        lengths = self._draft_lengths(parts)
+        for place, length in enumerate(lengths):
+            lookup = self._choice_of(parts[place]).lookup
+            if length and lookup is not None and (guesses := lookup.draft(length)):
+                parts[place] = self.scheduler.guess(parts[place], guesses)
         return parts if parts or self.scheduler.loads else None
+
+    def _choice_of(self, part: ScheduledRows) -> Choice:
+        sequence = part.sequence
+        return self._generations[sequence.job].choices[sequence.choice]
+
+    def _draft_lengths(self, parts: Sequence[ScheduledRows]) -> list[int]:
+        """Return how many tokens to guess for each part of a step; none unless all parts are those of a few streams."""
+        if not self._lookup or not parts or not all(part.draws for part in parts):
+            return []
+        live = [part for part in parts if part.sequence.job in self._generations]
+        choices = [self._choice_of(part) for part in live]
+        if len(live) < len(parts) or len(parts) > DRAFTED:
+            for choice in choices:
+                choice.lookup = None
+            return []
+        for choice in choices:
+            if choice.lookup is None:
+                choice.lookup = PromptLookup(choice.sequence.tokens())
+        if any(len(part.positions) > 1 + len(part.guesses) for part in parts):
+            return []  # the last rows of a prompt: the step after them may have guesses
+        windows = self.executor.shape.windows
+        looks = [attended(part.sequence.length, part.sequence.length, 1, windows) for part in parts]
+        size = Step(len(parts), len(parts), sum(looks))
+        most = min(MOST, self.limits.tokens // len(parts) - 1)
+        lengths = []
+        for choice, each in zip(choices, looks, strict=True):
+            assert choice.lookup is not None
+            seconds = partial(self._seconds, size, each)
+            lengths.append(draft_length(choice.lookup.right, min(most, choice.room - 1), seconds))
+        return lengths
+
+    def _seconds(self, size: Step, attended_each: float, more: int) -> float:
+        """Return the predicted seconds of a step with more rows, each of which attends to so many tokens."""
+        attends = size.attended + more * attended_each
+        return self.capacity.cost.seconds(size._replace(rows=size.rows + more, attended=attends))
 
     def submit(self, parts: Sequence[ScheduledRows]) -> RunningStep:
         """Begin to execute a planned step, without sequences that were aborted since."""
@@ -165,10 +218,12 @@ class DecoderEngine:
         if len(self._submitted) != 1:
             return False
         before = self._submitted[0]
+        if any(self._draft_lengths(before.parts)):
+            return False  # the next step is to have guesses, which need the tokens of this one
         ending = {
             part.sequence
             for generation, part in zip(before.generations, before.parts, strict=True)
-            if not generation.choices[part.sequence.choice].goes_on()
+            if generation.choices[part.sequence.choice].room <= 1
         }
         parts = self.scheduler.follow(before.parts, ending, now_s=self._clock.monotonic())
         if not parts:
@@ -214,13 +269,15 @@ class DecoderEngine:
         ):
             if self._generations.get(generation.id) is not generation or not part.sequence.pages:
                 continue  # aborted meanwhile, or the sequence begins again because a page was damaged
+            before = len(generation.choices[part.sequence.choice].tokens)
             try:
                 choice = self._commit(generation, part, outcome)
             except Exception as error:  # noqa: BLE001 - the error of one generation; the others go on
                 choice = None
                 self._fail(generation, failure_of(error, "internal_error"))
             if outcome is not None or generation.failure is not None:
-                progress.append(Progress(generation, choice))
+                gained = 0 if choice is None else len(choice.tokens) - before
+                progress.append(Progress(generation, choice, gained))
         self.offload.save()
         return progress
 
@@ -234,7 +291,17 @@ class DecoderEngine:
             self._fail(generation, outcome)
             return None
         choice = generation.choices[part.sequence.choice]
-        self.scheduler.commit(part, None if outcome is None else choice.push(outcome))
+        own = part._replace(positions=part.positions[: len(part.positions) - len(part.guesses)])
+        if outcome is None:
+            self.scheduler.commit(own, None)
+            return choice
+        self.drafted += len(part.guesses)
+        self.accepted += len(outcome.then)
+        for ahead, drawn in enumerate((outcome, *outcome.then)):
+            row = own if ahead == 0 else own._replace(positions=[own.positions[-1] + ahead])
+            self.scheduler.commit(row, choice.push(drawn))
+            if choice.finish is not None:
+                break
         if choice.finish is not None:
             self.offload.drop([part.sequence])
         if generation.over:
@@ -249,10 +316,14 @@ class DecoderEngine:
 def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     """Return a part of a step as the executor takes it."""
     sequence = part.sequence
-    sample = generation.choices[sequence.choice].draw() if part.draws else None
+    choice, guesses = generation.choices[sequence.choice], part.guesses
+    sample = choice.draw() if part.draws else None
+    drafts = [choice.draw(at, guesses[:at]) for at in range(1, len(guesses) + 1)]
     # A copy: pages may be added for the next step while this one is laid out.
     pages = [list(held) for held in sequence.pages]
-    return SequenceInput(sequence.at(part.positions), part.positions, pages, sample)
+    known = part.positions[: len(part.positions) - len(guesses)]
+    tokens = [*sequence.at(known), *guesses]
+    return SequenceInput(tokens, part.positions, pages, sample, drafts)
 
 
 def _next_row(generation: Generation, part: ScheduledRows) -> SequenceInput:

@@ -38,11 +38,15 @@ class StepPlan(NamedTuple):
 
 
 class ScheduledRows(NamedTuple):
-    """One sequence's part of a step; with `draws` its last row yields a token."""
+    """One sequence's part of a step; with `draws` its last row yields a token.
+
+    The last rows are those of `guesses`, tokens that the rows before them may yield.
+    """
 
     sequence: TokenSequence
     positions: list[int]
     draws: bool
+    guesses: Sequence[int] = ()
 
 
 class Scheduler:
@@ -104,6 +108,16 @@ class Scheduler:
         room = rows < bounds.tokens and len(self.running) < bounds.running
         self.short = room and bool(self.waiting)
         return parts
+
+    def guess(self, part: ScheduledRows, guesses: Sequence[int]) -> ScheduledRows:
+        """Return a decoding sequence's part with rows for guessed tokens; unchanged if there are no pages for them."""
+        first = part.positions[-1] + 1
+        positions = [*part.positions, *range(first, first + len(guesses))]
+        wanted = self.table.wants(part.sequence, positions)
+        if wanted > min(pool.available for pool in self.table.pools):
+            return part
+        self.table.grow(part.sequence, positions)
+        return part._replace(positions=positions, guesses=guesses)
 
     def follow(
         self,

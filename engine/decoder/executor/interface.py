@@ -35,24 +35,39 @@ class SequenceInput(NamedTuple):
     `pages[g][l]` is the physical page of logical page l (positions l * PAGE ...) in layer group g; -1 is a page that
     is not resident because no row of this step can see it (windowed out). The pages of all `positions` are there, and
     their K and V are written before any row of the step attends. `sample` is how to draw from the last row's logits,
-    None if they are not wanted.
+    None if they are not wanted. The last `len(drafts)` of the tokens are guesses: `sample` then belongs to the row
+    before them, and `drafts` to theirs.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
     pages: Sequence[Sequence[int]]
     sample: SamplingRequest | None = None
+    drafts: Sequence[SamplingRequest] = ()
 
 
 class SampledToken(NamedTuple):
     """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
 
-    Without `SamplingRequest.logprobs` the probability is 0.0 and `top` is empty.
+    Without `SamplingRequest.logprobs` the probability is 0.0 and `top` is empty. `then` are the tokens drawn after it
+    in the same step, because the guesses up to them were right.
     """
 
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    then: Sequence[SampledToken] = ()
+
+
+def run_of(rows: SequenceInput, drawn: Sequence[SampledToken]) -> SampledToken:
+    """Return the first token drawn for a sequence, and then those after right guesses."""
+    guesses = rows.tokens[len(rows.tokens) - len(rows.drafts) :]
+    count = 1
+    for guess, before in zip(guesses, drawn, strict=False):
+        if guess != before.token:
+            break
+        count += 1
+    return drawn[0]._replace(then=tuple(drawn[1:count]))
 
 
 class ModelShape(NamedTuple):
@@ -132,7 +147,10 @@ class PageCopier(Protocol):
 
 
 class Executor(Protocol):
-    """A loaded model that executes batches. Not thread-safe: one compute thread calls it."""
+    """A loaded model that executes batches. Not thread-safe: one compute thread calls it.
+
+    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it.
+    """
 
     name: str
     fingerprint: str
@@ -141,6 +159,7 @@ class Executor(Protocol):
     shape: ModelShape
     stop_ids: list[int]
     copier: PageCopier | None
+    exact: bool
 
     def execute(
         self, batch: Sequence[SequenceInput], loading: PageLoads | None = None

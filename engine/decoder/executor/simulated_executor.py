@@ -55,6 +55,7 @@ class SimulatedExecutor:
         self.shape = ModelShape([None], [_PAGE_BYTES], pages, _CONTEXT, END + len(_SPECIAL))
         self.stop_ids = [END]
         self.copier: PageCopier | None = None
+        self.exact = False  # its answers repeat themselves: guessed, they would not keep the pace of the time model
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._clock = clock
         self._phrases: dict[bytes, bytes] = {}

@@ -6,7 +6,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from ctypes import CDLL
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -153,15 +153,21 @@ class TorchExecutor:
             hidden = self._compute(batch, loading)
             ends = list(accumulate(len(rows.tokens) for rows in batch))
             self._check(hidden, ends, batch)
-            asked = [(index, rows.sample) for index, rows in enumerate(batch) if rows.sample]
-            last = [ends[index] - 1 for index, _ in asked]
-            logits = self._decoder.logits(hidden[last])
-            self._check_logits(logits, [index for index, _ in asked], batch)
-            found = draw_tokens(logits, [draw for _, draw in asked])
-        drawn: list[SampledToken | None] = [None] * len(batch)
-        for (index, _), each in zip(asked, found, strict=True):
-            drawn[index] = each
-        return drawn
+            asked = [
+                (index, ends[index] - len(rows.drafts) - 1 + at, draw)
+                for index, rows in enumerate(batch)
+                if rows.sample
+                for at, draw in enumerate((rows.sample, *rows.drafts))
+            ]
+            logits = self._decoder.logits(hidden[[row for _, row, _ in asked]])
+            self._check_logits(logits, [index for index, _, _ in asked], batch)
+            found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+        return [
+            None
+            if rows.sample is None
+            else border.run_of(rows, list(islice(found, 1 + len(rows.drafts))))
+            for rows in batch
+        ]
 
     def logits(self, batch: Sequence[SequenceInput]) -> Tensor:
         """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""

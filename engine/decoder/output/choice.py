@@ -10,6 +10,7 @@ from common.types.generation import FinishReason, Logprob, SamplingParams
 from engine.decoder.executor.interface import SampledToken, SamplingRequest
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.output.stop_strings import StopStrings
+from engine.decoder.prompt_lookup import PromptLookup
 from engine.decoder.sequence import TokenSequence
 
 
@@ -49,6 +50,7 @@ class Choice:
         self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
+        self.lookup: PromptLookup | None = None  # guesses the next tokens, where the engine drafts
         self._rules, self._sampling = rules, sampling
         self._alternatives, self._forced = logprobs, forced
         self._vocabulary = vocabulary
@@ -76,8 +78,8 @@ class Choice:
         starts = [0, *self._ends[:-1]]
         return [t for t, at in zip(self._tokens, starts, strict=True) if at < self._text]
 
-    def draw(self, ahead: int = 0) -> SamplingRequest:
-        """Return how to draw the next token, or the one that is `ahead` of it; `output` lacks the tokens between."""
+    def draw(self, ahead: int = 0, guesses: Sequence[int] = ()) -> SamplingRequest:
+        """Return how to draw the next token, or the one that is `ahead` of it, after `guesses` of those between."""
         output = self.sequence.output
         early = len(output) + ahead < self._rules.min_new
         return SamplingRequest(
@@ -85,14 +87,15 @@ class Choice:
             choice=self.number,
             position=self.sequence.length + ahead,
             prompt=self.sequence.prompt,
-            output=list(output) if ahead else output,
+            output=[*output, *guesses] if ahead else output,
             banned=tuple(self._stop_ids) if early else (),
             logprobs=self._alternatives,
         )
 
-    def goes_on(self) -> bool:
-        """True if the choice has room for another token after its next one."""
-        return len(self._tokens) + 1 < self._rules.max_new
+    @property
+    def room(self) -> int:
+        """How many tokens the choice may still get."""
+        return self._rules.max_new - len(self._tokens)
 
     def push(self, drawn: SampledToken) -> int | None:
         """Take a drawn token; return it, or None if it is a stop id, which is no part of the output."""
@@ -156,6 +159,8 @@ class Choice:
 
     def _add(self, token: int) -> None:
         self._tokens.append(token)
+        if self.lookup is not None:
+            self.lookup.append(token)
         text = self._stream.push(token)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
         if len(self._tokens) < self._rules.min_new:

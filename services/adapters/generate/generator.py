@@ -106,6 +106,7 @@ class Generator:
             clock=bus.clock,
             cache=CachePolicy(config.eviction, config.page_publish, config.pages_ttl_s),
             store=PageStore.of(config, bus.clock),
+            lookup=config.prompt_lookup and executor.exact,
         )
         return GenerationLoop(worker, engine, metrics)
 

@@ -202,8 +202,8 @@ class GenerationLoop:
                 _log.error("job_failed", job=job, code=code, why=why)
             self.emitter.hurry()
             return
-        self._metrics.work.output.inc()
-        if len(choice.tokens) == 1:
+        self._metrics.work.output.inc(progress.tokens)
+        if 0 < len(choice.tokens) <= progress.tokens:
             self._worker.leases.span(job).add_event("first token")
             self.emitter.hurry()
         if choice.finish is not None:

@@ -112,6 +112,15 @@ class EngineMetrics:
             "Sequences that lost their pages to earlier ones and are recomputed.",
             registry=registry,
         )
+        self._guessed = Counter(
+            "spillway_guessed_tokens_total",
+            "Tokens that were guessed from the sequence and computed ahead, by whether the model drew them.",
+            ("guess",),
+            registry=registry,
+        )
+        self._last_guessed = {"right": 0, "wrong": 0}
+        for guess in self._last_guessed:
+            self._guessed.labels(guess)
         self.unacknowledged = Gauge(
             "spillway_steps_unacknowledged",
             "Steps whose tokens the bus has not acknowledged yet.",
@@ -142,4 +151,8 @@ class EngineMetrics:
         self.unacknowledged.set(unacknowledged)
         self.preemptions.inc(scheduler.preemptions - self._preempted)
         self._preempted = scheduler.preemptions
+        guessed = {"right": engine.accepted, "wrong": engine.drafted - engine.accepted}
+        for guess, count in guessed.items():
+            self._guessed.labels(guess).inc(count - self._last_guessed[guess])
+        self._last_guessed = guessed
         self.tiers.observe(engine.offload)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench import cli, report, suite
+from bench import cli, document, report, suite
 from bench.figures import targets
 from bench.figures.figure import lowest
 from bench.figures.html import charts, rows
@@ -19,7 +19,7 @@ from loadgen.chat.replies import Goal, Reply, summary
 from loadgen.html import page, plots, runs
 from loadgen.load import RequestRun, Sample
 
-PUBLISHED = [name for name in suite.SUITES if (report.RESULTS / f"{name}.json").exists()]
+PUBLISHED = [name for name in suite.SUITES if (document.RESULTS / f"{name}.json").exists()]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -47,7 +47,7 @@ def test_every_published_row_is_drawn(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     _whole(text)
     for name in PUBLISHED:
-        found = report.read(report.RESULTS / f"{name}.json")
+        found = report.read(document.RESULTS / f"{name}.json")
         assert f'<h2 id="{name}">' in text
         assert f"spillway bench {name}" in text
         assert found["measured_at"][:10] in text
@@ -74,7 +74,7 @@ def test_plots_show_names_and_levels() -> None:
 
 def test_same_samples_give_the_same_plot() -> None:
     """A report made twice is the same, byte for byte."""
-    found = report.read(report.RESULTS / "F4.json")
+    found = report.read(document.RESULTS / "F4.json")
 
     assert charts.of(found) == charts.of(found) != []
 
@@ -160,7 +160,7 @@ def test_bench_writes_a_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`spillway bench ID --html FILE` writes the page of that run."""
-    found = report.read(report.RESULTS / "F4.json")
+    found = report.read(document.RESULTS / "F4.json")
     monkeypatch.setattr(suite, "run", lambda identifier, options: found)
 
     assert cli.main(["F4", "--html", str(tmp_path / "f4.html")]) == 0
@@ -176,7 +176,7 @@ def test_summary_has_every_row_and_its_levels() -> None:
     for figure in targets.FIGURES:
         assert figure.cells(None)[4] == "not measured"
         if figure.row in PUBLISHED:
-            found = report.read(report.RESULTS / f"{figure.row}.json")
+            found = report.read(document.RESULTS / f"{figure.row}.json")
             cells = figure.cells(found)
             assert cells[4]
             assert cells[6] == (found["met"][figure.met] if figure.met else lowest(found))
@@ -184,7 +184,7 @@ def test_summary_has_every_row_and_its_levels() -> None:
 
 def test_quick_run_says_so() -> None:
     """A quick run's page says that its figures are not for quoting, and repeats as one."""
-    found = msgspec.json.decode((report.RESULTS / "F4.json").read_bytes()) | {
+    found = msgspec.json.decode((document.RESULTS / "F4.json").read_bytes()) | {
         "quick": True,
         "count": 1,
     }

@@ -34,7 +34,7 @@ def test_every_row_has_a_page_that_the_summary_links_to() -> None:
     summary = report.DOCS.read_text(encoding="utf-8")
 
     for name, row in suite.SUITES.items():
-        text = (report.RESULTS / f"{name}.md").read_text(encoding="utf-8")
+        text = (document.RESULTS / f"{name}.md").read_text(encoding="utf-8")
         assert text.startswith(f"# {name} {row.title}\n")
         assert f"<!-- bench:{name} -->" in text
         assert f"| [{name}](benchmarks/{name}.md) |" in summary
@@ -46,7 +46,7 @@ def test_every_figure_is_there_or_named_as_missing() -> None:
     missing = text[text.index("## Not measured") : text.index("## How it is measured")]
 
     for name in suite.SUITES:
-        there = (report.RESULTS / f"{name}.json").exists()
+        there = (document.RESULTS / f"{name}.json").exists()
         assert there or f"({name})" in missing
     for module in ("bench.gpu.chat", "bench.gpu.embeddings", "bench.gpu.engine"):
         assert f"python -m {module} --device cuda --json" in missing
@@ -54,7 +54,7 @@ def test_every_figure_is_there_or_named_as_missing() -> None:
 
 def test_published_json_is_complete() -> None:
     """Published results are full runs with commit, machine, versions and raw samples."""
-    for path in report.RESULTS.glob("*.json"):
+    for path in document.RESULTS.glob("*.json"):
         found = msgspec.json.decode(path.read_bytes())
         assert path.stem == found["id"]
         assert found["commit"]

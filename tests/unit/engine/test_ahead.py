@@ -8,14 +8,20 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hypothesis import example, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.engine import DecoderEngine
-from engine.decoder.executor.interface import PageLoads, SampledToken, SequenceInput
+from engine.decoder.executor.interface import (
+    PageLoads,
+    SampledToken,
+    SamplingRequest,
+    SequenceInput,
+    run_of,
+)
 from engine.decoder.executor.simulated_executor import SimulatedExecutor
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import StopRules
@@ -28,13 +34,14 @@ PROBES = measure(SimulatedExecutor(alpha_s=0.0, beta_s=0.0), 64, 8)
 
 
 class RememberingExecutor(SimulatedExecutor):
-    """Keeps the tokens written to its pages; each drawn token depends on all tokens that the row finds there.
+    """Keeps the tokens written to its pages; each token drawn depends on the last `looks` tokens there.
 
     A token that is missing, or a page that was given to another sequence too early, changes what is drawn.
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, looks: int = 1 << 30) -> None:
         super().__init__(alpha_s=0.0, beta_s=0.0, kv_bytes=pages * 4096)
+        self.looks = looks
         self.memory: dict[tuple[int, int], int] = {}
         self.rows = 0
 
@@ -53,14 +60,22 @@ class RememberingExecutor(SimulatedExecutor):
             if sample is None:
                 drawn.append(None)
                 continue
-            end = rows.positions[-1] + 1
-            seen = [self.memory[pages[at // PAGE], at % PAGE] for at in range(end)]
-            assert sample.position == end
-            assert seen == [*sample.prompt, *sample.output]
-            digest = hashlib.blake2b(repr((seen, sample.choice)).encode()).digest()
-            token = STOP if digest[0] < 12 and STOP not in sample.banned else digest[1]
-            drawn.append(SampledToken(token, 0.0, []))
+            first = rows.positions[-1] + 1 - len(rows.drafts)
+            run = [
+                self._drawn(pages, first + ahead, each)
+                for ahead, each in enumerate((sample, *rows.drafts))
+            ]
+            drawn.append(run_of(rows, run))
         return drawn
+
+    def _drawn(self, pages: Sequence[int], end: int, sample: SamplingRequest) -> SampledToken:
+        seen = [self.memory[pages[at // PAGE], at % PAGE] for at in range(end)]
+        assert sample.position == end
+        assert seen == [*sample.prompt, *sample.output]
+        digest = hashlib.blake2b(repr((seen[-self.looks :], sample.choice)).encode()).digest()
+        return SampledToken(
+            STOP if digest[0] < 12 and STOP not in sample.banned else digest[1], 0.0, []
+        )
 
 
 class Work(NamedTuple):
@@ -87,11 +102,17 @@ class Run:
     """Computes some work on a fresh engine, with steps ahead or without."""
 
     def __init__(
-        self, works: Sequence[Work], executor: RememberingExecutor, device: DeviceQueue
+        self,
+        works: Sequence[Work],
+        executor: RememberingExecutor,
+        device: DeviceQueue,
+        *,
+        lookup: bool = False,
     ) -> None:
         self.executor = executor
         capacity = DecoderCapacity(PROBES, slo_s=60.0, context=4096, fixed=True)
-        self.engine = DecoderEngine(self.executor, capacity, StepLimits(64, 6), device)
+        limits = StepLimits(64, 6)
+        self.engine = DecoderEngine(self.executor, capacity, limits, device, lookup=lookup)
         self.ahead = 0
         self._works = list(works)
         vocabulary = Vocabulary(self.executor.tokenizer_json())
@@ -171,6 +192,44 @@ async def test_the_same_tokens_as_one_step_after_another(
         device.close()
     assert early.outcome() == plain.outcome()
     assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+
+
+@given(
+    works=st.lists(WORK, min_size=1, max_size=5),
+    pages=st.integers(9, 40),
+    looks=st.integers(1, 3),
+    pause=st.lists(st.booleans(), min_size=1, max_size=7),
+)
+@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, 1, [False])
+@example([Work([40], 60, 60, 0, None)], 40, 1, [False])
+async def test_the_same_tokens_with_guesses(
+    works: list[Work], pages: int, looks: int, pause: list[bool]
+) -> None:
+    """Tokens that are guessed and computed ahead are those that would have been drawn one by one."""
+    device = DeviceQueue()
+    try:
+        plain = Run(works, RememberingExecutor(pages, looks), device)
+        early = Run(works, RememberingExecutor(pages, looks), device, lookup=True)
+        await plain.run(ahead=False, pause=[False])
+        await early.run(ahead=True, pause=pause)
+    finally:
+        device.close()
+    assert early.outcome() == plain.outcome()
+    assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+    event(f"guesses right: {min(early.engine.accepted, 20)}")
+
+
+async def test_repeated_tokens_are_guessed() -> None:
+    """An answer that repeats itself takes fewer steps than it has tokens."""
+    device = DeviceQueue()
+    try:
+        run = Run([Work([40], 200, 200, 0, None)], RememberingExecutor(40, 1), device, lookup=True)
+        await run.run(ahead=True, pause=[False])
+    finally:
+        device.close()
+    engine = run.engine
+    assert engine.accepted > 100
+    assert engine.drafted < 2 * engine.accepted
 
 
 async def test_decoding_runs_ahead() -> None:

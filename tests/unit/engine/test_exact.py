@@ -10,12 +10,19 @@ import torch
 
 from bench.engine import exactness, random_models
 from bench.engine.stepping import Line, Scatter
+from common.cost.step import Step
 from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
+from engine.decoder.capacity import DecoderCapacity
+from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput, StepFailed
 from engine.decoder.executor.torch_executor import TorchExecutor
+from engine.decoder.generation import Generation, GenerationRequest
+from engine.decoder.output.choice import StopRules
+from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
+from engine.device import DeviceQueue
 from engine.models.decoders.cuda_graphs import GraphedDecoder
 
 TOLERANCE = 1e-4
@@ -306,3 +313,41 @@ def test_exactness_table(family: str) -> None:
     assert row.logits_mixed <= TOLERANCE
     assert row.different == 0
     assert row.excused <= 1
+
+
+@pytest.mark.parametrize("runner", COMPILED, indirect=True)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_guesses_change_no_text(runner: TorchExecutor, temperature: float) -> None:
+    """Streams of which tokens are guessed and computed ahead get the tokens that they get one by one."""
+    plain, _ = await _generate(runner, temperature, lookup=False)
+    guessed, right = await _generate(runner, temperature, lookup=True)
+    assert guessed == plain
+    assert right > 0
+
+
+async def _generate(
+    runner: TorchExecutor, temperature: float, *, lookup: bool
+) -> tuple[list[list[int]], int]:
+    """Return the tokens of three streams that repeat two tokens, and how many were guessed right."""
+    probes = [(Step(1, 1, 1.0), 1.0), (Step(4, 4, 8.0), 1.0), (Step(1, 64, 2000.0), 1.0)]
+    capacity = DecoderCapacity(probes, slo_s=60.0, context=runner.shape.context, fixed=True)
+    device = DeviceQueue()
+    try:
+        engine = DecoderEngine(runner, capacity, StepLimits(64, 8), device, lookup=lookup)
+        request = GenerationRequest(
+            "r",
+            [_tokens(seed, 20) * 3 for seed in range(3)],
+            StopRules(80),
+            root_id(runner.fingerprint, ""),
+            sampling=SamplingParams(
+                temperature=temperature, seed=7, bias=dict.fromkeys((5, 6), 50.0)
+            ),
+        )
+        generation = Generation(request, Vocabulary(runner.tokenizer_json()), 0)
+        engine.add(generation)
+        while not engine.idle:
+            await engine.step()
+            engine.scheduler.check()
+    finally:
+        device.close()
+    return [list(choice.tokens) for choice in generation.choices], engine.accepted
