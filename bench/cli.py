@@ -25,11 +25,16 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
     parser.add_argument("--count", type=int, help="pairs, kills or rounds; default: the row's own")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="of a row's cells those whose name holds this")
+    parser.add_argument(
+        "--partial", type=Path, help="keep here what is done; the same command goes on with it"
+    )
+    parser.add_argument("--minutes", type=float, help="begin nothing after so long: with --partial")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 2 no such row or place, 3 a rival was not measured."""
+    """Run the command: 0 done, 2 no such row or place, 3 a rival was not measured, 4 something is left to do."""
     if args.list or not args.id:
         for each in suite.SUITES.values():
             print(f"{each.id:4} {each.title}")
@@ -44,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json and (why := _unpublishable(args.json, quick=args.quick)):
         print(why, file=sys.stderr)
         return 2
-    options = BenchOptions(quick=args.quick, seed=args.seed, count=args.count)
+    options = BenchOptions(
+        quick=args.quick, seed=args.seed, count=args.count, partial=args.partial,
+        minutes=args.minutes, only=args.only,
+    )  # fmt: skip
     if args.setup:
         from bench.rivals import environments  # noqa: PLC0415 - only where something is installed
 
@@ -60,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
     absent = suite.missing(found)
     for name in absent:
         print(f"{name}: not measured (spillway bench {identifier} --setup)", file=sys.stderr)
+    if found.get("left"):
+        print(f"{found['left']} cells are left: the same command goes on")
+        return suite.LEFT
+    if args.partial and not args.only:
+        args.partial.unlink(missing_ok=True)
     return suite.NOT_MEASURED if absent and not options.quick else 0
 
 

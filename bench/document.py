@@ -27,7 +27,7 @@ class BenchOptions:
     """How a suite runs; `quick` is a smoke run whose figures nobody should quote.
 
     `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done, and
-    after `minutes` a run that has it stops, to be gone on with.
+    after `minutes` a run that has it stops, to be gone on with. A row of cells takes those whose name holds `only`.
     """
 
     quick: bool = False
@@ -35,6 +35,7 @@ class BenchOptions:
     count: int | None = None
     partial: Path | None = None
     minutes: float | None = None
+    only: str = ""
     setup_dir: Path = ROOT / ".bench-env"
 
     def pick(self, full: int, quick: int) -> int:
@@ -134,6 +135,7 @@ def build(
         "versions": versions(),
         "rivals": [msgspec.to_builtins(rival) for rival in body.rivals],
         "met": body.met,
+        "left": body.left,
         "notes": body.notes,
         "tables": body.tables,
         "samples": body.samples,

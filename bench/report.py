@@ -68,11 +68,12 @@ def _origin(found: dict[str, Any]) -> str:
     changed = (
         " **Stale**: the code that this row measures has changed since." if stale(found) else ""
     )
+    left = f" Not complete: {found['left']} cells are left." if found.get("left") else ""
     return (
         f"Measured {found['measured_at'][:10]} at commit `{found['commit'][:12]}`{state} on "
         f"{box['cores']} cores of {box['cpu']}, Python {box['python']}; raw samples: "
         f"[`{found['id']}.json`]({found['id']}.json), repeat with "
-        f"`spillway bench {found['id']}`.{quick}{changed}\n"
+        f"`spillway bench {found['id']}`.{quick}{left}{changed}\n"
     )
 
 

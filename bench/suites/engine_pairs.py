@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +15,14 @@ from bench.document import BenchOptions, Body, Rival
 from bench.gpu import shapes
 from bench.mesh import proc
 from bench.pairs import Blocks, Measured, Side, measure_sides
-from bench.rivals import environments
+from bench.rivals import environments, gguf_file
 from common.devices import detect
 
 RIVAL = "llama.cpp"
 VERSION = "llama-cpp-python 0.3.36"
 SHAPE = "llama-1b"  # reference shape L
 SHAPES = {"L": SHAPE, "M": "llama-85m"}
-KINDS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+KINDS = gguf_file.KINDS
 MOST_STREAMS = 32
 PAUSE_S = 0.3  # the other side's threads may spin for so long after its work
 
@@ -108,13 +107,8 @@ async def both(
 def _llama(python: Path, directory: Path, kind: str, threads: str) -> list[str]:
     """Return what starts llama.cpp, with its file written."""
     script = ROOT / "bench" / "rivals" / "llama_cpp_engine.py"
-    file = directory.with_name(f"{directory.name}-{kind}.gguf")
-    if not file.exists():
-        fresh = file.with_suffix(".new")
-        words = [str(python), str(script), "write", str(directory), str(fresh), kind]
-        subprocess.run(words, check=True)
-        fresh.rename(file)
-    return [str(python), str(script), "serve", str(file), threads, str(MOST_STREAMS)]
+    file = gguf_file.of(directory, kind, python)
+    return [str(python), str(script), str(file), threads, str(MOST_STREAMS)]
 
 
 def llama(measured: bool) -> Rival:

@@ -28,7 +28,8 @@ _WORD = re.compile(r"w(\d+)")
 class System:
     """A server under load: how a prompt is written, what else a request says, and how its page tiers were used.
 
-    With `forget` the first two tokens of every request are others, so that no page of it was seen before.
+    With `forget` the first two tokens of every request are others, so that no page of it was seen before. `pids` are
+    the processes to stop for it to stand still.
     """
 
     url: str
@@ -37,6 +38,7 @@ class System:
     more: dict[str, Any] = field(default_factory=dict)
     forget: bool = False
     counted: Callable[[], Awaitable[dict[str, int]]] | None = None
+    pids: tuple[int, ...] = ()
 
     def body(self, history: Sequence[int], turn: Turn, rng: random.Random) -> dict[str, Any]:
         """Return the request for a turn after this history."""
