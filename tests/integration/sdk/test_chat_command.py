@@ -167,7 +167,8 @@ def test_errors_are_sentences(command: Command, words: list[str], status: int, s
 
 def test_in_a_terminal(command: Command) -> None:
     """Answers come as they are made; Ctrl-C stops one and keeps the conversation, /new forgets it, /quit ends."""
-    terminal = Terminal(command, "chat", "--max-tokens", "8000")  # longer than the test takes to stop it
+    # More tokens than are made before the test stops the answer.
+    terminal = Terminal(command, "chat", "--max-tokens", "8000")
     assert "sim-chat" in terminal.until("> ")
     terminal.type("tell me\n")
     terminal.until("simulated")
