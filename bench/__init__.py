@@ -8,6 +8,7 @@
 - `engine/`: the engine driven without a bus, and as a process beside rivals
 - `simulation/`: schedulers and eviction policies on a virtual clock
 - `mesh/`: services of this checkout as local processes, for rows and fault runs
+- `partial.py`: what a long row has measured so far, so that it resumes
 - `document.py`, `report.py`: the JSON of a run, and the tables of docs/benchmarks.md made from it
 """
 

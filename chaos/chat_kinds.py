@@ -139,7 +139,9 @@ class Conversation(ChatKind):
         parted = False
         for turn, (body, known) in enumerate(said):
             if turn:
+                done.pausing = True
                 await asyncio.sleep(self.think_s)
+                done.pausing = False
             key = f"{done.key}-{turn}"
             answer = await self.ask(clients, body | {"session": session}, done, key)
             before = len(self.comparison.differences)

@@ -34,7 +34,7 @@ class Done:
     """One operation: when it was first sent and when it ended (monotonic), and how.
 
     `beats_s` are the moments at which a part of its answer came; `answered_s` is when all of it had, if something
-    follows that takes long by itself.
+    follows that takes long by itself. It is `pausing` while its client asks for nothing.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Done:
     outcome: str = ""
     beats_s: list[float] = field(default_factory=list)
     answered_s: float = 0.0
+    pausing: bool = False
 
     def silence_s(self, since: float) -> float:
         """Return the longest time after `since` in which its client heard nothing; it must have ended."""

@@ -32,8 +32,10 @@ from chaos.scenes import EMBEDDINGS, Scene
 from chaos.stages import Stages
 from chaos.tiers import TierCounts
 
-RECOVER_S = 6.0
+RECOVER_S, BESIDE_S = 6.0, 2.0  # in all, and where another worker of the lane lives on the machine
 HEAL_S = 90.0
+OPEN = 5  # requests at least, at every kill
+OPEN_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Plan:
     """How a run goes: `kills` a process, or `total` over all of them; whether each waits for the last to heal.
 
     A client rests `rest_s` after each operation. `between` is how often a router is killed in each stage of a grounded
-    request, after the last kill under load.
+    request, after the last kill under load. A kill waits until `open` requests are open.
     """
 
     scene: Scene = EMBEDDINGS
@@ -54,6 +56,7 @@ class Plan:
     between: int = 0
     total: int | None = None
     rest_s: float = 0.02
+    open: int = OPEN
 
     def order(self) -> list[str]:
         """Return the victims in the order they are killed: rounds over all, each shuffled."""
@@ -69,7 +72,7 @@ class Kill:
     """One kill: seconds until the process was ready again, and until a request sent after it was answered.
 
     `healed_s` is the longest time for which a request open at the kill heard nothing: until its answer, or for a
-    stream the longest pause after the kill; `slowest` is its key.
+    stream the longest pause after the kill; `slowest` is its key. It is to be `limit_s` at most, at best `goal_s`.
     """
 
     victim: str
@@ -79,6 +82,7 @@ class Kill:
     first_ok_s: float = 0.0
     limit_s: float = 0.0
     slowest: str = ""
+    goal_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -126,6 +130,17 @@ class Storm:
     def stop(self) -> None:
         """Send nothing new."""
         self._stopping.set()
+
+    @property
+    def waiting(self) -> list[Done]:
+        """Return the operations that wait for an answer now: a client between two turns waits for none."""
+        return [done for done in self.open.values() if not done.pausing]
+
+    async def until_open(self, count: int) -> None:
+        """Return at a moment at which `count` clients wait for an answer; TimeoutError if none comes in time."""
+        async with asyncio.timeout(OPEN_WITHIN_S):
+            while len(self.waiting) < count:  # noqa: ASYNC110 - a pause within an operation has no event
+                await asyncio.sleep(0.001)
 
     async def _loop(self, kind: Kind) -> None:
         while not self._stopping.is_set():
@@ -232,15 +247,16 @@ async def _kill_all(
         await mesh.wait_ready(victim, 90)
         await asyncio.sleep(rng.uniform(*plan.pause_s))
         await counts.keep(mesh, victim)
+        await storm.until_open(plan.open)
         if plan.overlap:
             mesh.kill(victim)
-            yield Kill(victim, len(storm.open))
+            yield Kill(victim, len(storm.waiting))
         else:
             yield await _kill(mesh, storm, victim, plan.scene)
 
 
 async def _kill(mesh: LocalMesh, storm: Storm, victim: str, scene: Scene) -> Kill:
-    was_open = list(storm.open.values())
+    was_open = storm.waiting
     at = time.monotonic()
     kill = Kill(victim, len(was_open))
     pid = mesh.kill(victim)
@@ -256,6 +272,7 @@ async def _kill(mesh: LocalMesh, storm: Storm, victim: str, scene: Scene) -> Kil
     silences = [(done.silence_s(at) if done.done_s else HEAL_S, done.key) for done in was_open]
     kill.healed_s, kill.slowest = max(silences, default=(0.0, ""))
     kill.limit_s = RECOVER_S + (0.0 if victim in scene.another else kill.ready_s + 1.0)
+    kill.goal_s = BESIDE_S if victim in scene.beside else kill.limit_s
     return kill
 
 

@@ -31,6 +31,11 @@ class Scene:
     kinds: Callable[[bool], list[Kind]]
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def beside(self) -> frozenset[str]:
+        """Return the victims beside which another worker of the same lane lives."""
+        return frozenset(name for name in self.another if name.startswith("gpu_worker"))
+
 
 def _embedding_services(simulated: bool) -> list[Service]:
     device = SIMULATED if simulated else REAL

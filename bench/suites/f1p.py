@@ -8,11 +8,13 @@ from chaos import tiers
 from chaos.f1 import Plan, Result, measure
 from chaos.scenes import CONVERSATIONS
 
+CLIENTS = 6  # of conversations, so that five are open nearly always
+
 
 def run(options: BenchOptions) -> Body:
     """Kill each of two workers, kv_store and both Redis `count` times (20: 100 kills; quick: 1)."""
     kills = options.rounds(20, 1)
-    plan = Plan(CONVERSATIONS, kills, options.seed, clients_a_kind=4)
+    plan = Plan(CONVERSATIONS, kills, options.seed, clients_a_kind=CLIENTS)
     return describe(measure(plan, options), plan)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from bench.document import BenchOptions, origin
 from bench.mesh import proc
 from bench.mesh.probe import MeshError
+from bench.partial import Partial
 from bench.peak import Peak, Speed, still_blocks
 from bench.rivals import completion_servers as servers
 from bench.rivals import environments, llama_server
@@ -133,20 +134,21 @@ class ChatRounds:
 
     def __init__(self, options: BenchOptions, cell_s: float) -> None:
         self._options, self._cell_s = options, cell_s
-        self._end_s = time.monotonic() + 60 * (options.minutes or 1e6)
+        self._partial = Partial(options, ChatKept)
+        self.kept = self._partial.kept
         self._woken = 0
         self._peak = Peak()
-        self.left = 0
-        self.kept = ChatKept()
-        if options.partial is not None and options.partial.exists():
-            self.kept = msgspec.msgpack.decode(options.partial.read_bytes(), type=ChatKept)
+
+    @property
+    def left(self) -> int:
+        """Return how many cells there was no time for."""
+        return self._partial.left
 
     async def measure(self, cell: ChatCell) -> None:
         """Sweep the rival's settings unless its group has been, then measure the cell in rounds."""
         if cell.name in self.kept.cells or cell.name in self.kept.failed:
             return
-        if time.monotonic() > self._end_s:
-            self.left += 1
+        if not self._partial.begins():
             return
         found = self._weights(cell)
         setting = await self._setting(cell)
@@ -157,13 +159,7 @@ class ChatRounds:
         else:
             measured.setting, measured.commit = dict(setting), origin().commit
             self.kept.cells[cell.name] = measured
-        self._save()
-
-    def _save(self) -> None:
-        if self._options.partial is not None:
-            fresh = self._options.partial.with_suffix(".new")
-            fresh.write_bytes(msgspec.msgpack.encode(self.kept))
-            fresh.replace(self._options.partial)
+        self._partial.save()
 
     def _weights(self, cell: ChatCell) -> Weights:
         return servers.weights(cell.model, cell.context, DEVICE_TOKENS, HOST_TIMES, self._options)
@@ -191,7 +187,7 @@ class ChatRounds:
             tried = TRIED[:1] if self._options.quick else TRIED
             found = await sweep(partial(self._rate, cell.sweeping()), BASE, tried)
             self.kept.swept[cell.group] = found
-            self._save()
+            self._partial.save()
         return best(self.kept.swept[cell.group])
 
     async def _rate(self, cell: ChatCell, setting: Setting) -> float:

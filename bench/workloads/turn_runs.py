@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from bench.document import BenchOptions
 from bench.mesh.probe import MeshError
+from bench.partial import Partial
 from bench.workloads.conversations import Scale, conversations, under_way
 from bench.workloads.turns import Asked, Point, System, TurnLoad, point
 
@@ -32,11 +32,13 @@ class TurnRuns:
 
     def __init__(self, options: BenchOptions, seconds: float) -> None:
         self._options, self._seconds = options, seconds
-        self._end_s = time.monotonic() + 60 * (options.minutes or 1e6)
-        self.left = 0
-        self.kept = Kept()
-        if options.partial is not None and options.partial.exists():
-            self.kept = msgspec.msgpack.decode(options.partial.read_bytes(), type=Kept)
+        self._partial = Partial(options, Kept)
+        self.kept = self._partial.kept
+
+    @property
+    def left(self) -> int:
+        """Return how many things there was no time for."""
+        return self._partial.left
 
     async def measure(
         self,
@@ -54,8 +56,7 @@ class TurnRuns:
         """
         if key in self.kept.points or key in self.kept.absent:
             return
-        if time.monotonic() > self._end_s:
-            self.left += 1
+        if not self._partial.begins():
             return
         seconds = part * self._seconds
         points: list[Point] = []
@@ -80,5 +81,4 @@ class TurnRuns:
             self.kept.absent[key] = str(error)[-300:]
         else:
             self.kept.points[key] = points
-        if self._options.partial is not None:
-            self._options.partial.write_bytes(msgspec.msgpack.encode(self.kept))
+        self._partial.save()

@@ -19,7 +19,7 @@ async def test_every_transcript_is_the_undisturbed_one(tmp_path: Path, seed: int
     print(f"seed {seed}")
     kills = 20 if SOAK else 1
     plan = f1.Plan(
-        CONVERSATIONS, kills, seed, overlap=not SOAK, simulated=not SOAK, clients_a_kind=2
+        CONVERSATIONS, kills, seed, overlap=not SOAK, simulated=not SOAK, clients_a_kind=6
     )
     result = await f1.run(plan, tmp_path)
 
