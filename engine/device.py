@@ -24,6 +24,17 @@ class DeviceTask(NamedTuple):
     queued_s: float
 
 
+class TaskTimes(NamedTuple):
+    """Seconds of a task that has ended: how long other kinds of tasks delayed it, and how long it took.
+
+    `idle_s` is how long the device's thread had run nothing when the task began.
+    """
+
+    waited_s: float
+    took_s: float
+    idle_s: float
+
+
 class _Call(NamedTuple):
     task: DeviceTask
     function: Callable[[], Any]
@@ -43,24 +54,25 @@ def next_task(waiting: Sequence[DeviceTask]) -> int:
     return min(oldest.values(), key=lambda index: (waiting[index].deadline_s, index))
 
 
-def _ignore(_kind: str, _seconds: float) -> None:
-    """Take no note of how long a task waited."""
+def _ignore(_kind: str, _times: TaskTimes) -> None:
+    """Take no note of a task's times."""
 
 
 class DeviceQueue:
-    """Runs one task at a time, each to its end; `waited` is told each task's kind and how long other kinds delayed it.
+    """Runs one task at a time, each to its end; `ended` is told each task's kind and times.
 
     The thread is a daemon: a device that hangs cannot keep the process from ending.
     """
 
     def __init__(
-        self, *, clock: Clock = SYSTEM, waited: Callable[[str, float], None] = _ignore
+        self, *, clock: Clock = SYSTEM, ended: Callable[[str, TaskTimes], None] = _ignore
     ) -> None:
-        self._clock, self._waited = clock, waited
+        self._clock, self._note = clock, ended
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Tasks that have not begun. Both threads remove from it: whoever removes a task has it.
         self._unbegun: set[asyncio.Future[Any]] = set()
         self._ended: dict[str, float] = {}  # when the last task of each kind ended
+        self._ended_s = clock.monotonic()  # when the last task of any kind ended
         self._closed = False
         threading.Thread(target=self._work, name="compute", daemon=True).start()
 
@@ -139,16 +151,18 @@ class DeviceQueue:
         except KeyError:
             return True  # revoked
         kind = call.task.kind
-        waited_s = self._clock.monotonic() - max(call.task.queued_s, self._ended.get(kind, 0.0))
+        began_s, before_s = self._clock.monotonic(), self._ended_s
+        waited_s = began_s - max(call.task.queued_s, self._ended.get(kind, 0.0))
         result: Any = None
         error: BaseException | None = None
         try:
             result = call.function()
         except Exception as raised:  # noqa: BLE001 - it is the caller's, and is raised there
             error = raised
-        self._ended[kind] = self._clock.monotonic()
+        self._ended[kind] = self._ended_s = self._clock.monotonic()
+        times = TaskTimes(waited_s, self._ended_s - began_s, began_s - before_s)
         try:
-            call.loop.call_soon_threadsafe(self._settle, call, waited_s, result, error)
+            call.loop.call_soon_threadsafe(self._settle, call, times, result, error)
         except RuntimeError:
             return False
         finally:
@@ -156,9 +170,9 @@ class DeviceQueue:
         return True
 
     def _settle(
-        self, call: _Call, waited_s: float, result: Any, error: BaseException | None
+        self, call: _Call, times: TaskTimes, result: Any, error: BaseException | None
     ) -> None:
-        self._waited(call.task.kind, waited_s)
+        self._note(call.task.kind, times)
         if call.future.done():
             return
         if error is not None:

@@ -73,7 +73,20 @@ def _latest(found: Found) -> str:
     return f"{worst[6]} ({worst[0]}, {worst[1]}, {worst[2]})" if worst else "not measured"
 
 
+def _token(found: Found) -> str:
+    (_, whole), (_, step), (_, between), (_, share) = found["tables"][0]["rows"]
+    return f"{share}: step {step}, between {between}, at the client {whole} us"
+
+
 HTTP_FIGURES: tuple[Figure, ...] = (
+    Figure(
+        "T1",
+        "one token of M, one stream: step and gap, of the client's time",
+        "± 10 %",
+        "± 10 %",
+        _token,
+        "adds up, one stream",
+    ),
     *(figure for model in MUSTS for figure in _of(model)),
     Figure(
         "H1", "chat over HTTP: p99 gap / median gap, worst cell", "≤ 2", "≤ 2", _latest, "p99 gap"

@@ -97,14 +97,9 @@ def _for_longer(source: Path, config: dict[str, object], context: int) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def ours(
-    found: Weights,
-    env: Mapping[str, str],
-    *,
-    forget: bool = False,
-    kind: str = "bf16",
-    sessions: bool = True,
-) -> AsyncIterator[System]:
+async def local_mesh(
+    found: Weights, env: Mapping[str, str], *, kind: str = "bf16", sessions: bool = True
+) -> AsyncIterator[LocalMesh]:
     """Run a router, a worker with weights of a kind and, for sessions, a kv_store; `env` says which tiers there are."""
     worker = processes.chat_worker(
         "gpu_worker", "--device", "cpu", model=str(found.directory), dtype=kind
@@ -114,11 +109,25 @@ async def ours(
     with tempfile.TemporaryDirectory(prefix="spillway-p1-") as folder:
         services = [processes.router(), worker, *([processes.kv_store()] if sessions else [])]
         async with LocalMesh(Path(folder), services, env=sizes | dict(env)) as mesh:
-            counted = partial(TierCounts().total, mesh)
-            pids = tuple(mesh.pid(name) for name in mesh.names())
-            yield System(
-                mesh.url, found.vocabulary, more={"ignore_eos": True}, forget=forget, counted=counted, pids=pids
-            )  # fmt: skip
+            yield mesh
+
+
+@contextlib.asynccontextmanager
+async def ours(
+    found: Weights,
+    env: Mapping[str, str],
+    *,
+    forget: bool = False,
+    kind: str = "bf16",
+    sessions: bool = True,
+) -> AsyncIterator[System]:
+    """Run a mesh as `local_mesh` does and describe it as a server under load."""
+    async with local_mesh(found, env, kind=kind, sessions=sessions) as mesh:
+        counted = partial(TierCounts().total, mesh)
+        pids = tuple(mesh.pid(name) for name in mesh.names())
+        yield System(
+            mesh.url, found.vocabulary, more={"ignore_eos": True}, forget=forget, counted=counted, pids=pids
+        )  # fmt: skip
 
 
 @contextlib.asynccontextmanager

@@ -72,7 +72,7 @@ def read_stream(parts: Sequence[Part], done_s: float) -> StreamSeen:
     for at, part in parts:
         before = len(answer)
         for frame in frames.feed(part):
-            if found := _tokens(frame.data):
+            if found := tokens_in(frame.data):
                 chunks.append(len(found))
                 answer += found
         if len(answer) > before:
@@ -84,7 +84,8 @@ def read_stream(parts: Sequence[Part], done_s: float) -> StreamSeen:
     return StreamSeen(times[0], times[-1], done_s, moments[0][1], gaps, chunks, answer)
 
 
-def _tokens(data: bytes) -> list[int]:
+def tokens_in(data: bytes) -> list[int]:
+    """Return the tokens of one event's data."""
     if data == b"[DONE]":
         return []
     texts = (choice.text or "" for choice in _decoder.decode(data).choices)

@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from common.metrics import DURATION_S, ITEMS, SHORT_S, TOKENS
 from common.wire.registry import WorkerRecord
+from engine.device import TaskTimes
 
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
@@ -90,6 +91,18 @@ class WorkMetrics:
             buckets=SHORT_S,
             registry=registry,
         )
+        self._device_busy = Counter(
+            "spillway_device_busy_seconds_total",
+            "Seconds in which the device ran tasks.",
+            ("kind",),
+            registry=registry,
+        )
+        self._device_idle = Counter(
+            "spillway_device_idle_seconds_total",
+            "Seconds in which the device's thread ran no task, counted when the next one begins.",
+            registry=registry,
+        )
+        self._device: dict[str, tuple[Histogram, Counter]] = {}  # by kind: `labels` is slow
         self._cost = Gauge(
             "spillway_cost_seconds",
             "What a batch costs: beta, alpha_items and alpha_tokens each, and the margin for being late.",
@@ -109,9 +122,14 @@ class WorkMetrics:
             registry=registry,
         )
 
-    def device_waited(self, kind: str, seconds: float) -> None:
-        """Note how long a task of one kind waited for the device."""
-        self._device_wait.labels(kind).observe(seconds)
+    def device_ended(self, kind: str, times: TaskTimes) -> None:
+        """Note the times of a task of one kind that the device has run."""
+        if kind not in self._device:
+            self._device[kind] = self._device_wait.labels(kind), self._device_busy.labels(kind)
+        wait, busy = self._device[kind]
+        wait.observe(times.waited_s)
+        busy.inc(times.took_s)
+        self._device_idle.inc(times.idle_s)
 
     def on(self, lane: str, model: str) -> LaneMetrics:
         """Return these metrics under the labels of one lane and one model."""

@@ -148,7 +148,7 @@ class _Worker:
     ) -> None:
         self._config, self._service, self._stopping = config, service, stopping
         self._lane, self._metrics, self._beside = lane, metrics, beside
-        self.device = DeviceQueue(waited=metrics.device_waited)
+        self.device = DeviceQueue(ended=metrics.device_ended)
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import SYSTEM
-from engine.device import DeviceQueue, DeviceTask, next_task
+from engine.device import DeviceQueue, DeviceTask, TaskTimes, next_task
 from tests.support.clock import ManualClock
 
 DEADLINES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
@@ -62,7 +62,10 @@ class Device:
         self.ran: list[str] = []
         self.waits: list[tuple[str, float]] = []
         self.gate, self.entered = threading.Event(), threading.Event()
-        self.queue = DeviceQueue(waited=lambda kind, seconds: self.waits.append((kind, seconds)))
+        self.queue = DeviceQueue(ended=self.note)
+
+    def note(self, kind: str, times: TaskTimes) -> None:
+        self.waits.append((kind, times.waited_s))
 
     def block(self) -> None:
         self.entered.set()
@@ -117,7 +120,7 @@ async def test_a_task_waits_for_other_kinds_only() -> None:
     """The wait that is told begins when the task is queued, or when the last task of its kind has ended."""
     device, clock = Device(), ManualClock()
     device.queue.close()
-    queue = DeviceQueue(clock=clock, waited=lambda *wait: device.waits.append(wait))
+    queue = DeviceQueue(clock=clock, ended=device.note)
     try:
         first = asyncio.create_task(queue.run(device.block, kind="generate"))
         await asyncio.to_thread(device.entered.wait)
@@ -130,6 +133,27 @@ async def test_a_task_waits_for_other_kinds_only() -> None:
     finally:
         queue.close()
     assert device.waits == [("generate", 0.0), ("generate", 0.0), ("embed", 8.0)]
+
+
+async def test_a_task_has_times() -> None:
+    """The device's time from one end to the next is the idle seconds before a task and the seconds of the task."""
+    clock, found = ManualClock(), list[tuple[str, TaskTimes]]()
+    queue = DeviceQueue(clock=clock, ended=lambda *each: found.append(each))
+
+    def work(seconds: float) -> None:
+        clock.now_s += seconds
+
+    try:
+        clock.now_s += 2.0
+        await queue.run(work, 3.0, kind="generate")
+        clock.now_s += 0.5
+        await queue.run(work, 0.25, kind="embed")
+    finally:
+        queue.close()
+    assert found == [
+        ("generate", TaskTimes(0.0, 3.0, 2.0)),
+        ("embed", TaskTimes(0.0, 0.25, 0.5)),
+    ]
 
 
 async def test_a_task_can_be_taken_back(device: Device) -> None:
