@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from engine.models.encoders.spec import Pooling
 
 
-def first_rows(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return (texts, hidden): the row of each text's first token; the texts lie one after another in `rows`."""
-    return rows[[0, *accumulate(lengths[:-1])]]
+def pool(
+    rows: Tensor, lengths: Sequence[int], pooling: Pooling, *, normalise: bool = False
+) -> Tensor:
+    """Return (texts, hidden): of each text's rows the first, the mean or the largest values, on demand at length 1.
 
-
-def pool(rows: Tensor, lengths: Sequence[int], pooling: Pooling) -> Tensor:
-    """Return (texts, hidden): of each text's rows the first, the mean or the largest values."""
+    The texts lie one after another in `rows` (tokens, hidden).
+    """
     if pooling == "cls":
-        return first_rows(rows, lengths)
-    sizes = torch.tensor(lengths, device=rows.device)
-    return torch.segment_reduce(rows, pooling, lengths=sizes, axis=0)
+        vectors = rows[[0, *accumulate(lengths[:-1])]]
+    else:
+        sizes = torch.tensor(lengths, device=rows.device)
+        vectors = torch.segment_reduce(rows, pooling, lengths=sizes, axis=0)
+    return F.normalize(vectors, dim=1) if normalise else vectors

@@ -1,9 +1,11 @@
-// Kernels of the packed bf16 encoder for CPUs with AVX512-BF16: attention over texts of any lengths, and the
-// residual add with layer norm. Rows are texts laid one after another; nothing is padded.
+// Kernels of the packed bf16 encoder for CPUs with AVX512-BF16: attention over texts of any lengths, the residual add
+// with layer norm, and pooling. Rows are texts laid one after another; nothing is padded.
 // Built by common/native/library.py; threads are the OpenMP pool torch already has, as many as torch has in the caller's.
 #include <immintrin.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -185,6 +187,42 @@ inline void normalise(float* row, uint16_t* row16, int64_t hidden, const float* 
   }
 }
 
+enum Pooling : int { kFirst, kMean, kMax };
+
+// out (hidden) = the first of a text's rows, their mean or their largest values; with `unit` at length 1. The orders of
+// sums are torch's (segment_reduce, normalize): the same bits.
+inline void pool_text(const float* rows, int64_t length, int64_t hidden, int pooling, bool unit,
+                      float* out) {
+  const __m512 count = _mm512_set1_ps(float(length));
+  for (int64_t i = 0; i < hidden; i += 16) {
+    __m512 x = _mm512_loadu_ps(rows + i);
+    if (pooling == kMean) {
+      for (int64_t t = 1; t < length; ++t)
+        x = _mm512_add_ps(x, _mm512_loadu_ps(rows + t * hidden + i));
+      x = _mm512_div_ps(x, count);
+    } else if (pooling == kMax) {
+      for (int64_t t = 1; t < length; ++t) {
+        const __m512 y = _mm512_loadu_ps(rows + t * hidden + i);
+        const __mmask16 no_number = _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q);
+        x = _mm512_mask_add_ps(_mm512_max_ps(x, y), no_number, x, y);  // stays no number
+      }
+    }
+    _mm512_storeu_ps(out + i, x);
+  }
+  if (!unit) return;
+  __m256 square = _mm256_setzero_ps();
+  for (int64_t i = 0; i < hidden; i += 8) {
+    const __m256 x = _mm256_loadu_ps(out + i);
+    square = _mm256_add_ps(square, _mm256_mul_ps(x, x));
+  }
+  float lanes[8], sum = 0;
+  _mm256_storeu_ps(lanes, square);
+  for (float lane : lanes) sum += lane;
+  const __m512 norm = _mm512_set1_ps(std::max(std::sqrt(sum), 1e-12f));
+  for (int64_t i = 0; i < hidden; i += 16)
+    _mm512_storeu_ps(out + i, _mm512_div_ps(_mm512_loadu_ps(out + i), norm));
+}
+
 template <int D>
 void all_heads(const uint16_t* qkv, uint16_t* out, const int64_t* starts, int64_t texts, int heads,
                float scale) {
@@ -251,5 +289,14 @@ void spillway_embed(const float* words, const float* places, const float* kinds,
     }
     normalise(row, rows16 + r * hidden, hidden, weight, bias, epsilon, sum);
   }
+}
+
+// out (texts, hidden): each text's rows pooled, at length 1 if `unit`; starts: texts + 1 row numbers.
+void spillway_pool(const float* rows, const int64_t* starts, int64_t texts, int64_t hidden,
+                   int pooling, int unit, float* out) {
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < texts; ++t)
+    pool_text(rows + starts[t] * hidden, starts[t + 1] - starts[t], hidden, pooling, unit,
+              out + t * hidden);
 }
 }

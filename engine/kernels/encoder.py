@@ -17,6 +17,7 @@ from common.native.finder import find
 from engine.kernels.sources import ENCODER
 
 HEAD_WIDTHS = (32, 64)
+_POOLINGS = {"cls": 0, "mean": 1, "max": 2}
 _log = log.get("ml")
 
 
@@ -25,7 +26,7 @@ class EncoderKernels:
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._library = functions
-        for name in ("spillway_add_norm", "spillway_embed"):
+        for name in ("spillway_add_norm", "spillway_embed", "spillway_pool"):
             getattr(functions, name).restype = None
 
     @classmethod
@@ -89,6 +90,20 @@ class EncoderKernels:
             ctypes.c_float(epsilon),
         )
         return rows, rows16
+
+    def pool(
+        self, rows: Tensor, starts: Tensor, pooling: str, *, normalise: bool, out: Tensor
+    ) -> None:
+        """Set `out` (texts, hidden) to the pooled fp32 `rows` (tokens, hidden) of texts that begin at `starts`."""
+        self._library.spillway_pool(
+            _pointer(rows),
+            _pointer(starts),
+            ctypes.c_int64(len(starts) - 1),
+            ctypes.c_int64(rows.shape[1]),
+            ctypes.c_int(_POOLINGS[pooling]),
+            ctypes.c_int(normalise),
+            _pointer(out),
+        )
 
 
 def open_library(path: Path) -> ctypes.CDLL | None:

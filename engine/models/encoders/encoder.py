@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
@@ -15,9 +14,7 @@ from torch import Tensor
 from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
-from engine.encoder.batching import length_order
 from engine.encoder.model import Floats
-from engine.encoder.pooling import first_rows, pool
 from engine.kernels.encoder import EncoderKernels
 from engine.models.encoders.files import ModelFiles, find
 from engine.models.encoders.packed_forward import PackedForward, packable
@@ -25,8 +22,6 @@ from engine.models.encoders.precision import EncoderPrecision, Forward, choose
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
 from engine.torch_setup import set_up_torch
-
-MICROBATCH_TOKENS = 4096
 
 
 class Encoder:
@@ -134,26 +129,22 @@ class Encoder:
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
         """Return one float32 row per token list, in the order given; lists must pass `check`."""
-        out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        spec = self._spec
         with self._computing():
-            for indices, rows, lengths in self._again(texts):
-                vectors = pool(rows, lengths, self._spec.pooling)
-                if self._spec.normalise:
-                    vectors = F.normalize(vectors, dim=1)
-                out[indices] = vectors.cpu().numpy()
-        return out
+            for _ in range(self.times):
+                vectors = self._forward.pooled(texts, None, spec.pooling, normalise=spec.normalise)
+            found: Floats = vectors.cpu().numpy()
+        return found
 
     def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
         """Return a cross-encoder's raw score per joined pair; `types` are token types, or empty for all 0."""
         if self._spec.labels != 1:
             raise InvalidRequest(f"model {self.name} is not a cross-encoder with one score")
         kinds = types if types and self._spec.types > 1 else None
-        out = np.empty(len(pairs), dtype=np.float32)
         with self._computing():
-            for indices, rows, lengths in self._batches(pairs, kinds):
-                scores = self._classify(first_rows(rows, lengths))
-                out[indices] = scores[:, 0].cpu().numpy()
-        return out
+            first = self._forward.pooled(pairs, kinds, "cls", normalise=False)
+            found: Floats = self._classify(first)[:, 0].cpu().numpy()
+        return found
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -161,21 +152,6 @@ class Encoder:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
             yield
-
-    def _again(
-        self, texts: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[list[int], Tensor, list[int]]]:
-        for _ in range(self.times):
-            yield from self._batches(texts, None)
-
-    def _batches(
-        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
-    ) -> Iterator[tuple[list[int], Tensor, list[int]]]:
-        """Yield (indices, hidden rows, lengths) of micro-batches in order of length."""
-        for chosen in length_order([len(text) for text in texts], MICROBATCH_TOKENS):
-            kinds = [types[index] for index in chosen] if types is not None else None
-            picked = [texts[index] for index in chosen]
-            yield chosen, self._forward(picked, kinds), [len(text) for text in picked]
 
     def _classify(self, first: Tensor) -> Tensor:
         inner, outer = (

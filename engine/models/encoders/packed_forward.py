@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from engine.kernels.encoder import HEAD_WIDTHS, EncoderKernels
-from engine.models.encoders.spec import EncoderSpec
+from engine.models.encoders.spec import EncoderSpec, Pooling
 from engine.models.encoders.torch_forward import EncoderLinear
 
 _Norm = tuple[Tensor, Tensor, float]
@@ -50,21 +50,31 @@ class PackedForward:
         # The number of threads holds for the thread that sets it, and for threads that begin later and set none.
         self._pool = ThreadPoolExecutor(threads, "part", torch.set_num_threads, (1,))
 
-    def __call__(self, texts: _Ids, types: _Ids | None) -> Tensor:
-        """Return fp32 (tokens, hidden) for texts in any order; `types` are token types, 0 if None."""
+    def pooled(
+        self, texts: _Ids, types: _Ids | None, pooling: Pooling, *, normalise: bool
+    ) -> Tensor:
+        """Return fp32 (texts, hidden) for texts in any order; each part pools its own texts."""
         lengths = [len(text) for text in texts]
+        out = torch.empty(len(texts), self._spec.hidden)
+
+        def compute(part: slice) -> None:
+            with torch.inference_mode():  # known to one thread
+                rows, starts = self._forward(texts[part], types and types[part])
+                self._kernels.pool(rows, starts, pooling, normalise=normalise, out=out[part])
+
         rounds = sum(lengths) // (PART_TOKENS * self._threads)
-        if self._threads == 1 or not rounds:
-            return self._rows(texts, types)
-        parts = split(lengths, rounds * self._threads)
-        kinds = [types and types[part] for part in parts]
-        return torch.cat(list(self._pool.map(self._part, [texts[part] for part in parts], kinds)))
+        if rounds:
+            list(self._pool.map(compute, split(lengths, rounds * self._threads)))
+        else:
+            compute(slice(None))
+        return out
 
-    def _part(self, texts: _Ids, types: _Ids | None) -> Tensor:
-        with torch.inference_mode():  # known to one thread
-            return self._rows(texts, types)
+    def rows(self, texts: _Ids, types: _Ids | None) -> Tensor:
+        """Return fp32 (tokens, hidden) for texts in any order; `types` are token types, 0 if None."""
+        return self._forward(texts, types)[0]
 
-    def _rows(self, texts: _Ids, types: _Ids | None) -> Tensor:
+    def _forward(self, texts: _Ids, types: _Ids | None) -> tuple[Tensor, Tensor]:
+        """Return the hidden rows, and the row numbers where the texts begin and the last one ends."""
         lengths = [len(text) for text in texts]
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.long)
         offset = self._spec.position_offset
@@ -78,7 +88,7 @@ class PackedForward:
         rows, rows16 = self._kernels.embed(self._tables, (ids, places, kinds), self._norm)
         for layer in self._layers:
             layer(rows, rows16, starts)
-        return rows
+        return rows, starts
 
 
 def split(lengths: Sequence[int], parts: int) -> list[slice]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from common.clock import SYSTEM, Clock
 from common.native.library import cpu_flags
 from engine.models.encoders.files import ModelFiles
+from engine.models.encoders.spec import Pooling
 
 MIN_COSINE = 0.9995
 MEDIAN_COSINE = 0.9999
@@ -35,12 +36,17 @@ EncoderPrecision = Literal["fp32", "bf16", "bf16 packed"]
 
 
 class Forward(Protocol):
-    """Hidden states of packed texts, sorted by length."""
+    """The forward pass of one model in one precision, on one device."""
 
-    def __call__(
-        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
+    def pooled(
+        self,
+        texts: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None,
+        pooling: Pooling,
+        *,
+        normalise: bool,
     ) -> Tensor:
-        """Return fp32 (tokens, hidden)."""
+        """Return fp32 (texts, hidden): a vector a text, in any order; `types` are token types, 0 if None."""
 
 
 def choose(
@@ -87,13 +93,12 @@ def _accurate(exact: Tensor, vectors: Tensor) -> bool:
 
 def _means(forward: Forward, texts: list[list[int]]) -> Tensor:
     """Return mean-pooled rows per text; this also warms the forward pass."""
-    parts = torch.split(forward(texts, None), [len(text) for text in texts])
-    return torch.stack([part.mean(0) for part in parts])
+    return forward.pooled(texts, None, "mean", normalise=False)
 
 
 def _seconds(forward: Forward, texts: list[list[int]], device: torch.device, clock: Clock) -> float:
     started_s = clock.perf_s()
-    forward(texts, None)
+    _means(forward, texts)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return clock.perf_s() - started_s

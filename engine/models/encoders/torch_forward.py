@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
-from engine.models.encoders.spec import EncoderSpec
+from engine.encoder.batching import length_order
+from engine.encoder.pooling import pool
+from engine.models.encoders.spec import EncoderSpec, Pooling
 
+MICROBATCH_TOKENS = 4096
 Precision = Literal["fp32", "bf16"]
 
 
@@ -140,9 +143,24 @@ class TorchForward:
             _Layer(weights, index, spec, precision, device) for index in range(spec.layers)
         ]
 
-    def __call__(
-        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None
+    def pooled(
+        self,
+        texts: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None,
+        pooling: Pooling,
+        *,
+        normalise: bool,
     ) -> Tensor:
+        """Return fp32 (texts, hidden), computed in micro-batches of texts of like length."""
+        out = torch.empty(len(texts), self._words.shape[1], device=self._device)
+        for chosen in length_order([len(text) for text in texts], MICROBATCH_TOKENS):
+            picked = [texts[index] for index in chosen]
+            kinds = None if types is None else [types[index] for index in chosen]
+            lengths = [len(text) for text in picked]
+            out[chosen] = pool(self.rows(picked, kinds), lengths, pooling, normalise=normalise)
+        return out
+
+    def rows(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None) -> Tensor:
         """Return fp32 (tokens, hidden) for texts sorted by length; `types` are token types, 0 if None."""
         ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
         offset = self._spec.position_offset

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import chain
+import math
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
+from engine.encoder.pooling import pool
 from engine.kernels.encoder import EncoderKernels
 from engine.models.encoders.encoder import Encoder
 from engine.models.encoders.files import find
 from engine.models.encoders.packed_forward import PART_TOKENS, PackedForward, split
+from engine.models.encoders.spec import Pooling
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
 from tests.support import encoder_models
@@ -88,9 +91,13 @@ def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
         texts = sorted(encoder_models.texts(9), key=len)
         types = [[number % 2 for number in range(len(text))] for text in texts]
         with torch.inference_mode():
-            exact = TorchForward(files.spec, weights, "fp32", torch.device("cpu"))(texts, types)
-            packed = PackedForward(files.spec, weights, kernels, 2)(texts, types)
-            plain = TorchForward(files.spec, weights, "bf16", torch.device("cpu"))(texts, types)
+            exact = TorchForward(files.spec, weights, "fp32", torch.device("cpu")).rows(
+                texts, types
+            )
+            packed = PackedForward(files.spec, weights, kernels, 2).rows(texts, types)
+            plain = TorchForward(files.spec, weights, "bf16", torch.device("cpu")).rows(
+                texts, types
+            )
 
         assert relative(packed, exact) <= max(2e-2, 2 * relative(plain, exact))
 
@@ -106,6 +113,26 @@ def test_parts_of_a_batch(lengths: list[int], count: int) -> None:
     assert max(map(sum, parts)) < sum(lengths) / count + max(lengths) + 1
 
 
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+@pytest.mark.parametrize("normalise", [False, True])
+def test_compiled_pooling_equals_torch(pooling: Pooling, *, normalise: bool) -> None:
+    """The compiled pooling gives torch's bits, texts of one token among them; what is no number stays none."""
+    kernels = EncoderKernels.load()
+    if kernels is None:
+        pytest.skip("no AVX512-BF16 or no compiler here")
+    lengths = [1, 7, 128, 1, 33]
+    rows = torch.randn(sum(lengths), 48, generator=torch.Generator().manual_seed(1))
+    starts = torch.tensor([0, *accumulate(lengths)])
+    out = torch.empty(len(lengths), 48)
+    kernels.pool(rows, starts, pooling, normalise=normalise, out=out)
+
+    assert torch.equal(out, pool(rows, lengths, pooling, normalise=normalise))
+    for row in (0, 1, 3, 7):  # the first rows of two texts, one within, the last of the second
+        rows[row, 5] = math.nan
+    kernels.pool(rows, starts, "max", normalise=False, out=out)
+    assert out[:, 5].isnan().tolist() == [True, True, False, False, False]
+
+
 def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch with a part for every thread is computed in parts, with token types, to bf16's rounding the same."""
     kernels = EncoderKernels.load()
@@ -116,23 +143,25 @@ def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mon
     weights = load_weights(files)
     texts = [text for _ in range(8) for text in encoder_models.texts(12)]
     types = [[number % 2 for number in range(len(text))] for text in texts]
-    whole = PackedForward(files.spec, weights, kernels, 1)
     parted = PackedForward(files.spec, weights, kernels, 2)
     taken: list[int] = []
-    part = parted._part
+    forward = parted._forward
 
-    def noted(some: Any, kinds: Any) -> torch.Tensor:
+    def noted(some: Any, kinds: Any) -> tuple[torch.Tensor, torch.Tensor]:
         taken.append(len(some))
-        return part(some, kinds)
-
-    monkeypatch.setattr(parted, "_part", noted)
+        return forward(some, kinds)
 
     with torch.inference_mode():
-        assert relative(parted(texts, types), whole(texts, types)) <= 1e-2
-        assert len(taken) == sum(map(len, texts)) // PART_TOKENS // 2 * 2 > 0
+        lengths = [len(text) for text in texts]
+        whole = pool(parted.rows(texts, types), lengths, "mean", normalise=True)
+        monkeypatch.setattr(parted, "_forward", noted)
+        found = parted.pooled(texts, types, "mean", normalise=True)
+        assert relative(found, whole) <= 1e-2
+        assert len(taken) == sum(lengths) // PART_TOKENS // 2 * 2 > 0
         assert sum(taken) == len(texts)
-        parted(texts[:12], types[:12])
-    assert sum(taken) == len(texts)  # too few tokens for two parts
+        taken.clear()
+        parted.pooled(texts[:12], types[:12], "mean", normalise=True)
+    assert taken == [12]  # too few tokens for two parts
 
 
 @FAMILIES
