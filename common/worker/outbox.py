@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from common.worker.incarnation import Incarnation
 from common.worker.leases import HeldLeases, Lease
 
 MAX_ERRORS = 3
+_MOST_ENDS = 16  # in one step, which keeps all else from Redis for half a millisecond
 SessionPart = tuple[Turn, SessionTurn]
 
 
@@ -33,6 +34,15 @@ class RunningBatch(NamedTuple):
     def line(self) -> str:
         """Return the batch as the heartbeat's value."""
         return f"{max(0, self.until_ms)} {self.batch} {self.items} {self.tokens}"
+
+
+class JobEnd(NamedTuple):
+    """The end of a leased job; with a session, the keys and arguments by which its turn is appended."""
+
+    lease: Lease
+    event: Event
+    session: Sequence[str] = ()
+    tail: Sequence[object] = ("",)
 
 
 class Outbox:
@@ -116,6 +126,17 @@ class Outbox:
         event = Event(index=index, kind="result", data=encode(result))
         return await self._end(lease, event, part=part)
 
+    async def finish_all(self, results: Iterable[tuple[Lease, Result]]) -> list[str]:
+        """End jobs with their results as `finish` does, up to 16 in one step; return a verdict for each."""
+        ends = [
+            JobEnd(self._leases.current(lease), Event(index=0, kind="result", data=encode(result)))
+            for lease, result in results
+        ]
+        verdicts: list[str] = []
+        for first in range(0, len(ends), _MOST_ENDS):
+            verdicts += await self._end_all(ends[first : first + _MOST_ENDS], 120.0)
+        return verdicts
+
     async def refuse(
         self,
         lease: Lease,
@@ -186,25 +207,37 @@ class Outbox:
         timeout_s: float = 120.0,
         part: SessionPart | None = None,
     ) -> str:
-        lease = self._leases.current(lease)
-        head = [lease.worker, 1, lease.job, lease.entry, lease.epoch, lease.router]
         session, tail = await self._session_args(part, timeout_s)
-        names = [keys.use(self._family), *self._keys(lease), *session, keys.room(self._family)]
-        while True:
-            args = [*head, event.index, event.kind, encode(event), *tail]
-            verdict, router = await self._bus.connection.script(
-                "finish", names, args, timeout_s=timeout_s
-            )
-            if not verdict.startswith(b"gap:"):
-                break
+        end = JobEnd(self._leases.current(lease), event, session, tail)
+        return (await self._end_all([end], timeout_s))[0]
+
+    async def _end_all(self, ends: Sequence[JobEnd], timeout_s: float) -> list[str]:
+        """End jobs in one step and return their verdicts; a job whose log has another length is tried again."""
+        names = [keys.use(self._family)]
+        args: list[object] = [ends[0].lease.worker, len(ends)]
+        for lease, event, session, tail in ends:
+            names += [*self._keys(lease), *session]
+            args += [lease.job, lease.entry, lease.epoch, lease.router]
+            args += [event.index, event.kind, encode(event), *tail]
+        names.append(keys.room(self._family))
+        reply = await self._bus.connection.script("finish", names, args, timeout_s=timeout_s)
+        found: list[str] = []
+        for end, verdict, router in zip(ends, reply[::2], reply[1::2], strict=True):
+            found.append(await self._ended(end, verdict.decode(), router.decode(), timeout_s))
+        return found
+
+    async def _ended(self, end: JobEnd, verdict: str, router: str, timeout_s: float) -> str:
+        lease, event = end.lease, end.event
+        if verdict.startswith("gap:"):
             event = msgspec.structs.replace(event, index=int(verdict[4:]))
-        if verdict == b"early":
+            return (await self._end_all([end._replace(event=event)], timeout_s))[0]
+        if verdict == "early":
             await self.give_back([lease])  # this process' clock is ahead: another try, uncharged
         self._leases.forget(lease)
-        self._count(lease, verdict.decode(), event.kind, event.code)
-        if verdict == b"ok" and router.decode() != lease.router:
-            await self._notify(lease, router.decode(), event)
-        return str(verdict.decode())
+        self._count(lease, verdict, event.kind, event.code)
+        if verdict == "ok" and router != lease.router:
+            await self._notify(lease, router, event)
+        return verdict
 
     def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
         ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)

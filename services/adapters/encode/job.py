@@ -10,12 +10,20 @@ from common.wire.jobs import EmbedWork, ScoreWork, decode_work
 from common.wire.message import BadMessage
 from common.wire.results import EmbedResult, Result, ScoreResult
 from common.worker.leases import Lease
-from engine.encoder.executor import EncodeFailure, EncoderInput, Scores, run_batch
+from engine.encoder.executor import (
+    EncodeResult,
+    EncoderInput,
+    Scores,
+    run_batch,
+)
 from engine.encoder.model import EncoderModel, Floats
 
 
 class EncodeJob(NamedTuple):
-    """A lease with the token lists that its work wants computed; read at `read_s`, by the monotonic clock."""
+    """A lease with the token lists that its work wants computed.
+
+    Read at `read_s`; the bus was last asked at `asked_s` whether it is cancelled (monotonic clock).
+    """
 
     lease: Lease
     input: EncoderInput
@@ -23,6 +31,7 @@ class EncodeJob(NamedTuple):
     tokens: int
     generation: int
     read_s: float
+    asked_s: float
 
     @property
     def alone(self) -> bool:
@@ -38,14 +47,6 @@ class EncodeJob(NamedTuple):
     def due_ms(self) -> int:
         """When the job should end, by the bus' clock."""
         return self.lease.due_ms
-
-
-class FinishedBatch(NamedTuple):
-    """Each job's result or failure, the seconds that the device took, and whether the batch was run job by job."""
-
-    outcomes: list[Result | EncodeFailure]
-    seconds: float
-    isolated: bool
 
 
 def read_job(lease: Lease, model: EncoderModel, generation: int, now_s: float) -> EncodeJob:
@@ -67,7 +68,8 @@ def read_job(lease: Lease, model: EncoderModel, generation: int, now_s: float) -
     if not found.rows or (model.reranks and not found.scores):
         raise InvalidRequest(f"job {lease.job}: nothing in it for model {model.name} to compute")
     model.check(found.rows)
-    return EncodeJob(lease, found, len(found.rows), sum(map(len, found.rows)), generation, now_s)
+    tokens = sum(map(len, found.rows))
+    return EncodeJob(lease, found, len(found.rows), tokens, generation, read_s=now_s, asked_s=now_s)
 
 
 def _input(job: str, work: EmbedWork | ScoreWork, model: EncoderModel) -> EncoderInput:
@@ -80,18 +82,14 @@ def _input(job: str, work: EmbedWork | ScoreWork, model: EncoderModel) -> Encode
     return EncoderInput(work.pairs, work.types, scores=True)
 
 
-def run_jobs(model: EncoderModel, jobs: Sequence[EncodeJob]) -> FinishedBatch:
+def run_jobs(model: EncoderModel, jobs: Sequence[EncodeJob]) -> EncodeResult:
     """Compute a batch of jobs on the calling thread; nothing that a job causes is raised."""
-    ran = run_batch(model, [job.input for job in jobs])
-    outcomes = [
-        outcome if isinstance(outcome, EncodeFailure) else _result(model, job, outcome)
-        for job, outcome in zip(jobs, ran.outcomes, strict=True)
-    ]
-    return FinishedBatch(outcomes, ran.seconds, ran.isolated)
+    return run_batch(model, [job.input for job in jobs])
 
 
-def _result(model: EncoderModel, job: EncodeJob, outcome: Floats | Scores) -> Result:
+def result_of(job: EncodeJob, outcome: Floats | Scores) -> Result:
+    """Return what was computed of a job, vectors (items, dimension) or scores, as the bus takes it."""
     if isinstance(outcome, Scores):
         return ScoreResult(scores=outcome.scores, raw=outcome.raw, tokens=job.tokens)
     vectors = outcome.astype("<f4", copy=False).tobytes()
-    return EmbedResult(dimension=model.dimension, vectors=vectors, tokens=job.tokens)
+    return EmbedResult(dimension=outcome.shape[1], vectors=vectors, tokens=job.tokens)

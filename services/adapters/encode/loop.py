@@ -1,7 +1,7 @@
 """The embedding loop of one worker and one model: read jobs, form batches, compute, finish.
 
-While a batch computes, the next one is read and the last one is finished, so that the device never waits. The loop
-holds no truth: a lease can be lost at any moment, and then another worker has the job.
+While a batch computes, the last one is finished, and the next one is read, chosen and queued at the device, so that the
+device never waits. The loop holds no truth: a lease can be lost at any moment, and then another worker has the job.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+from opentelemetry.trace import Span
 
 from common import log, tracing
 from common.bus import BusDown
@@ -27,13 +30,15 @@ from common.worker.worker import Worker
 from engine.device import DeviceQueue
 from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
-from engine.encoder.executor import EncodeFailure
+from engine.encoder.executor import EncodeFailure, EncodeResult
 from engine.encoder.model import EncoderModel
-from services.adapters.encode.job import EncodeJob, FinishedBatch, read_job, run_jobs
+from services.adapters.encode.job import EncodeJob, read_job, result_of, run_jobs
 from services.adapters.metrics import LaneMetrics
 
-# Jobs read less than this before have hardly been cancelled: the bus is asked while their batch computes already.
+# Jobs read or asked about less than this before have hardly been cancelled: their batch need not wait for the bus.
 _ASK_FIRST_S = 0.02
+# The next batch is chosen so long before the running one should end: time to ask the bus, and for an early end.
+_LEAD_S, _LEAD_SHARE = 0.005, 0.1
 _MAX_JOBS = 256
 _WAIT_S = 1.0
 _DRIFT = 0.2  # a change of the depth by this share is logged
@@ -61,6 +66,28 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
     )
 
 
+@dataclass(slots=True, eq=False)
+class SubmittedBatch:
+    """A batch at the device, `full` if waiting jobs did not fit into it.
+
+    `began_s` and what follows are known once the batch before it has ended.
+    """
+
+    jobs: list[EncodeJob]
+    predicted_s: float
+    computing: asyncio.Future[EncodeResult]
+    full: bool
+    began_s: float = 0.0
+    span: Span = tracing.NONE
+    asking: asyncio.Task[set[str]] | None = None  # the jobs that were stopped meanwhile
+    items: int = field(init=False)
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.items = sum(job.items for job in self.jobs)
+        self.tokens = sum(job.tokens for job in self.jobs)
+
+
 class EmbeddingLoop:
     """The loop of one worker: it runs until told to stop, ends the running batch and hands over the rest."""
 
@@ -82,6 +109,7 @@ class EmbeddingLoop:
         self._metrics = metrics
         self._kind = "rerank" if model.reranks else "embed"
         self._queue: deque[EncodeJob] = deque()
+        self._next: SubmittedBatch | None = None  # at the device, behind the running one
         self._finishing: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -128,7 +156,7 @@ class EmbeddingLoop:
 
     def _free_jobs(self) -> int:
         """Return how many jobs of the usual size one full batch beyond the running one still lacks."""
-        queued = sum(job.tokens for job in self._queue)
+        queued = sum(job.tokens for job in self._queue) + (self._next.tokens if self._next else 0)
         missing = self._capacity.limits.tokens - queued
         if missing <= 0 or len(self._queue) >= _MAX_JOBS:
             return 0
@@ -166,28 +194,102 @@ class EmbeddingLoop:
     # -- computing -------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while not self._stopping:
-            batch = await self._form()
-            if not batch:
+        running: SubmittedBatch | None = None
+        while running is not None or not self._stopping:
+            if running is None:
                 self._arrived.clear()
-                if not self._queue:
+                running = await self._submit()
+                if running is not None:
+                    self._begun(running)
+                elif not self._queue:
                     with contextlib.suppress(BusDown):
                         await self._worker.recovery.relieve()
                     await wait(self._arrived, _WAIT_S)
                 continue
-            await self._run(batch)
+            await self._follow(running)
+            ran = await asyncio.shield(running.computing)
+            ended, running, self._next = running, self._next, None
+            seconds = self._clock.monotonic() - ended.began_s
+            if running is None:
+                self._worker.incarnation.heartbeat.idle()
+            else:
+                self._begun(running)
+            await self._conclude(ended, ran, seconds)
 
-    async def _form(self) -> list[EncodeJob]:
-        """Take the next batch off the queue; drop expired jobs, and jobs lost with an incarnation."""
+    async def _follow(self, running: SubmittedBatch) -> None:
+        """Wait until a batch has ended; have the next one wait behind it, with all that arrives before it begins.
+
+        While the batch takes longer than predicted, the next one is chosen anew at growing intervals: no job that has
+        expired or been cancelled long before waits at the device.
+        """
+        ended = running.computing
+        lead_s = _LEAD_S + _LEAD_SHARE * running.predicted_s
+        left_s = running.began_s + running.predicted_s - lead_s - self._clock.monotonic()
+        await asyncio.wait({ended}, timeout=max(0.0, left_s))
+        pause_s, anew = _ASK_FIRST_S, True
+        while not self._stopping:
+            self._arrived.clear()
+            if self._next is None or (anew and self._take_back(self._next)):
+                self._next = await self._submit(running)
+            if ended.done():
+                return
+            arrival = asyncio.create_task(self._arrived.wait())
+            events: set[asyncio.Future[Any]] = {ended, arrival}
+            await asyncio.wait(events, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            arrival.cancel()
+            if ended.done() and self._next is not None:
+                return
+            late = not self._arrived.is_set()
+            anew = late or (self._next is not None and not self._next.full)
+            pause_s *= 1 + late
+        if self._next is not None and self._take_back(self._next):
+            self._next = None
+
+    def _take_back(self, batch: SubmittedBatch) -> bool:
+        """Return the jobs of a batch to the queue; False if the batch has begun."""
+        if not self._device.revoke(batch.computing):
+            return False
+        self._queue = deque(sorted([*batch.jobs, *self._queue], key=lambda job: job.read_s))
+        return True
+
+    async def _submit(self, running: SubmittedBatch | None = None) -> SubmittedBatch | None:
+        """Choose the next batch and queue it at the device, behind the `running` one; None if nothing is to be done."""
+        begin_s = now_s = self._clock.monotonic()
+        if running is not None:
+            begin_s = max(now_s, running.began_s + running.predicted_s)
+        jobs = await self._form(begin_s - now_s)
+        if any(now_s - job.asked_s >= _ASK_FIRST_S for job in jobs):
+            stopped = await self._ask(jobs)
+            jobs = [job._replace(asked_s=now_s) for job in jobs if job.lease.job not in stopped]
+        if not jobs:
+            return None
+        items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
+        predicted_s = self._capacity.cost.seconds(items, tokens)
+        # Due with the first of its jobs, but no later than its predicted end: admission counts on batches that begin
+        # at once, and the jobs behind this batch wait for it.
+        left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
+        computing = self._device.submit(
+            run_jobs,
+            self._model,
+            jobs,
+            kind=self._kind,
+            predicted_s=predicted_s,
+            deadline_s=min(self._clock.monotonic() + left_s, begin_s + predicted_s),
+        )
+        return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
+
+    async def _form(self, wait_s: float) -> list[EncodeJob]:
+        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and those of lost leases."""
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._worker.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
+        begin_ms = now_ms + 1000 * wait_s
         chosen = set(
             next_batch(
                 fresh,
                 self._capacity.limits,
-                lambda i, t: now_ms + 1000 * self._capacity.surely(i, t),
+                lambda i, t: begin_ms + 1000 * self._capacity.surely(i, t),
             )
         )
         batch = [job for index, job in enumerate(fresh) if index in chosen]
@@ -197,92 +299,82 @@ class EmbeddingLoop:
         self._room.set()
         return batch
 
-    async def _run(self, batch: list[EncodeJob]) -> None:
-        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
-        predicted_s = self._capacity.cost.seconds(items, tokens)
-        waited_s = self._clock.monotonic() - min(job.read_s for job in batch)
-        ask_first = waited_s >= _ASK_FIRST_S
-        number = max(job.batch for job in batch)
-        until_ms = self._clock.now_ms() + int(1000 * predicted_s)
-        doing = RunningBatch(until_ms, number, items, tokens)
-        if ask_first:
-            batch = await self._drop_stopped(batch, doing)
-            if not batch:
-                return
-        self._worker.incarnation.heartbeat.working(predicted_s)
-        started_s = self._clock.monotonic()
-        for job in batch:
-            self._metrics.batch_wait.observe(started_s - job.read_s)
-        span = self._worker.leases.spans.batch(job.lease for job in batch)
-        computing = asyncio.create_task(self._compute(batch, predicted_s))
-        wanted = batch if ask_first else await self._drop_stopped(batch, doing)
-        ran = await computing
-        span.end()
-        self._worker.incarnation.heartbeat.idle()
-        self._observe(batch, ran, self._clock.monotonic() - started_s)
-        if self._finishing is not None:
-            await self._finishing
-        self._finishing = asyncio.create_task(self._finish(batch, ran, wanted), name="finish")
+    def _begun(self, batch: SubmittedBatch) -> None:
+        """Note that the device computes a batch from now on, and have the bus told."""
+        batch.began_s = self._clock.monotonic()
+        self._worker.incarnation.heartbeat.working(batch.predicted_s)
+        for job in batch.jobs:
+            self._metrics.batch_wait.observe(batch.began_s - job.read_s)
+        batch.span = self._worker.leases.spans.batch(job.lease for job in batch.jobs)
+        number = max(job.batch for job in batch.jobs)
+        until_ms = self._clock.now_ms() + int(1000 * batch.predicted_s)
+        doing = RunningBatch(until_ms, number, batch.items, batch.tokens)
+        batch.asking = asyncio.create_task(self._ask(batch.jobs, doing), name="ask")
 
-    async def _compute(self, batch: list[EncodeJob], predicted_s: float) -> FinishedBatch:
-        """Queue the batch at the device.
-
-        The batch is due with the first of its jobs, but no later than its predicted end: admission counts on batches
-        that begin at once, and the jobs behind this batch wait for it.
-        """
-        left_s = (min(job.due_ms for job in batch) - self._clock.now_ms()) / 1000
-        return await self._device.run(
-            run_jobs,
-            self._model,
-            batch,
-            kind=self._kind,
-            predicted_s=predicted_s,
-            deadline_s=self._clock.monotonic() + min(left_s, predicted_s),
-        )
-
-    async def _drop_stopped(self, batch: list[EncodeJob], doing: RunningBatch) -> list[EncodeJob]:
-        """Tell the bus what runs, and drop the cancelled and fenced-off jobs from the queue and from `batch`."""
+    async def _ask(self, batch: Sequence[EncodeJob], doing: RunningBatch | None = None) -> set[str]:
+        """Return the jobs that were cancelled or fenced off, without those of the queue; tell what runs from now on."""
         held = [*batch, *self._queue]
+        now_s = self._clock.monotonic()
         try:
             stopped = await self._worker.outbox.emit([job.lease for job in held], doing=doing)
         except BusDown:
-            return batch  # the batch goes on: its results are fenced when they are written
-        if stopped:
-            self._queue = deque(job for job in self._queue if job.lease.job not in stopped)
-        return [job for job in batch if job.lease.job not in stopped]
+            return set()  # the batch goes on: its results are fenced when they are written
+        asked = {job.lease.job for job in held}
+        self._queue = deque(
+            job._replace(asked_s=now_s) if job.lease.job in asked else job
+            for job in self._queue
+            if job.lease.job not in stopped
+        )
+        return stopped
 
     # -- ending ----------------------------------------------------------------------------------------
 
-    async def _finish(
-        self, batch: Sequence[EncodeJob], ran: FinishedBatch, wanted: Sequence[EncodeJob]
-    ) -> None:
-        """End the jobs of a batch that were not stopped while it ran."""
-        kept = {job.lease.job for job in wanted}
-        pairs = zip(batch, ran.outcomes, strict=True)
-        await asyncio.gather(*(self._end(job, out) for job, out in pairs if job.lease.job in kept))
-        self._judge(batch)
+    async def _conclude(self, batch: SubmittedBatch, ran: EncodeResult, seconds: float) -> None:
+        """Learn what a batch cost, and begin to end those of its jobs that were not stopped while it ran."""
+        assert batch.asking is not None
+        batch.span.end()
+        self._observe(batch, ran, seconds)
+        stopped = await batch.asking
+        if self._finishing is not None:
+            await self._finishing
+        self._finishing = asyncio.create_task(self._finish(batch, ran, stopped), name="finish")
 
-    async def _end(self, job: EncodeJob, outcome: Result | EncodeFailure) -> None:
-        try:
+    async def _finish(self, batch: SubmittedBatch, ran: EncodeResult, stopped: set[str]) -> None:
+        outbox, results = self._worker.outbox, list[tuple[Lease, Result]]()
+        for job, outcome in zip(batch.jobs, ran.outcomes, strict=True):
+            if job.lease.job in stopped:
+                continue
             if isinstance(outcome, EncodeFailure):
                 with tracing.use(self._worker.leases.spans.of(job.lease)):
-                    _log.error(
-                        "job_failed", job=job.lease.job, code=outcome.code, why=outcome.message
-                    )
-                await self._worker.outbox.fail(job.lease, *outcome)
+                    why = outcome.message
+                    _log.error("job_failed", job=job.lease.job, code=outcome.code, why=why)
+                await self._end(job.lease, outbox.fail(job.lease, *outcome))
             else:
-                await self._worker.outbox.finish(job.lease, outcome)
+                results.append((job.lease, result_of(job, outcome)))
+        try:
+            await outbox.finish_all(results)
         except BusDown:
-            _log.error("result_lost", job=job.lease.job, why="the bus stayed away")
+            _log.error("results_lost", jobs=len(results), why="the bus stayed away")
+        except Exception:  # noqa: BLE001 - the error is one job's: each is ended by itself
+            _log.exception("jobs_not_ended_together", jobs=len(results))
+            for lease, result in results:
+                if self._worker.leases.is_held(lease):
+                    await self._end(lease, outbox.finish(lease, result))
+        self._judge(batch.jobs)
+
+    async def _end(self, lease: Lease, end: Awaitable[str]) -> None:
+        try:
+            await end
+        except BusDown:
+            _log.error("result_lost", job=lease.job, why="the bus stayed away")
         except Exception:  # noqa: BLE001 - the error is this job's: the others of the batch go on
-            _log.exception("job_not_ended", job=job.lease.job)
-            self._worker.leases.let_go(job.lease)
+            _log.exception("job_not_ended", job=lease.job)
+            self._worker.leases.let_go(lease)
 
     # -- cost ------------------------------------------------------------------------------------------
 
-    def _observe(self, batch: Sequence[EncodeJob], ran: FinishedBatch, seconds: float) -> None:
-        metrics = self._metrics
-        items, tokens = sum(job.items for job in batch), sum(job.tokens for job in batch)
+    def _observe(self, batch: SubmittedBatch, ran: EncodeResult, seconds: float) -> None:
+        metrics, items, tokens = self._metrics, batch.items, batch.tokens
         metrics.batch_size.observe(items)
         metrics.batch_tokens.observe(tokens)
         metrics.input.inc(tokens)

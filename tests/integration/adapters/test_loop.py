@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from engine.encoder.capacity import calibrate
 from services.adapters.encode.loop import EmbeddingLoop, with_capacity
 from services.adapters.metrics import WorkMetrics
 from tests.support.fake_encoders import NAN, POISON, TinyModel, work
+from tests.support.waiting import until
 
 FAMILY = Family("embed.tiny")
 LANE = "embed.tiny/0:gpu"
@@ -167,7 +169,11 @@ async def test_a_job_whose_end_cannot_be_told(
                 raise RuntimeError("boom")
             return await finish(lease, result)
 
+        async def breaks_all(results: Any) -> list[str]:
+            raise RuntimeError(f"boom: {results}")
+
         monkeypatch.setattr(worker.consumer.outbox, "finish", breaks)
+        monkeypatch.setattr(worker.consumer.outbox, "finish_all", breaks_all)
         jobs = [await desk.admit([n]) for n in range(2, 6)]
 
         for n, job in zip(range(2, 6), jobs, strict=True):
@@ -189,27 +195,46 @@ async def test_refusals(bus: Bus, desk: Desk) -> None:
 
 
 async def test_cancelled_and_expired_work_is_not_computed(bus: Bus, desk: Desk) -> None:
-    """What was cancelled or ran out of time behind a long batch never reaches the model."""
+    """What was cancelled or ran out of time behind a long batch ends while that runs, and never reaches the model."""
     async with running(bus) as worker:
         worker.model.gate.clear()
         first = await desk.admit([1])
         async with asyncio.timeout(WAIT_S):
             await asyncio.to_thread(worker.model.entered.wait)
         cancelled = await desk.admit([2])
-        late = await desk.admit([3], seconds=0.2)
-        async with asyncio.timeout(WAIT_S):
-            while len(worker.consumer.leases.held) < 3:  # noqa: ASYNC110 - the bus has no event for it
-                await asyncio.sleep(0.01)
+        await until(lambda: len(worker.consumer.leases.held) == 2)
         assert await bus.control.cancel(cancelled) == "flagged"
-        await asyncio.sleep(0.3)
-        worker.model.gate.set()
+        late = await desk.admit([3], seconds=0.2)
 
-        assert (await desk.end(first)).kind == "result"
         assert (await desk.end(cancelled)).kind == "cancelled"
         assert (await desk.end(late)).kind == "expired"
-        computed = {tuple(text) for batch in worker.model.batches for text in batch}
-        assert computed == {(1,)}
+        worker.model.gate.set()
+        assert (await desk.end(first)).kind == "result"
+        assert worker.model.batches == [[[1]]]
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+def behind(worker: Worker, items: int) -> bool:
+    """Return whether so many texts wait at the device behind the running batch."""
+    return worker.loop._next is not None and worker.loop._next.items == items
+
+
+async def test_the_next_batch_waits_at_the_device(bus: Bus, desk: Desk) -> None:
+    """While a batch runs, all that arrives is queued behind it as one batch, which the device begins by itself."""
+    async with running(bus) as worker:
+        worker.model.gate.clear()
+        jobs = [await desk.admit([1])]
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(worker.model.entered.wait)
+        for n in range(2, 6):
+            jobs.append(await desk.admit([n]))
+            await until(partial(behind, worker, n - 1))
+        worker.model.gate.set()
+
+        assert [rows(await desk.end(job)) for job in jobs] == [
+            [TinyModel.row([n])] for n in range(1, 6)
+        ]
+        assert worker.model.batches == [[[1]], [[2], [3], [4], [5]]]
 
 
 async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:

@@ -8,10 +8,10 @@ import pytest
 from common.errors import InvalidRequest, Unavailable
 from common.wire.jobs import ScoreWork
 from common.wire.message import encode
-from common.wire.results import EmbedResult, ScoreResult
+from common.wire.results import EmbedResult, Result, ScoreResult
 from common.wire.search import DocumentsWork
 from engine.encoder.executor import EncodeFailure
-from services.adapters.encode.job import EncodeJob, read_job, run_jobs
+from services.adapters.encode.job import EncodeJob, read_job, result_of, run_jobs
 from tests.support.fake_encoders import FINGERPRINT, POISON, TinyModel, lease, work
 
 
@@ -20,11 +20,19 @@ def job(model: TinyModel, payload: bytes) -> EncodeJob:
     return read_job(lease(payload), model, 0, 0.0)
 
 
+def results(model: TinyModel, jobs: list[EncodeJob]) -> list[Result | EncodeFailure]:
+    """Return what the bus takes of a batch."""
+    return [
+        outcome if isinstance(outcome, EncodeFailure) else result_of(each, outcome)
+        for each, outcome in zip(jobs, run_jobs(model, jobs).outcomes, strict=True)
+    ]
+
+
 def test_results_and_failures() -> None:
     """Each job's result carries its own vectors and tokens; a failure stays one."""
     model = TinyModel()
     jobs = [job(model, work([1, 2], [3])), job(model, work([POISON])), job(model, work([4]))]
-    first, failed, last = run_jobs(model, jobs).outcomes
+    first, failed, last = results(model, jobs)
 
     assert isinstance(first, EmbedResult)
     assert np.frombuffer(first.vectors, "<f4").reshape(-1, 4).tolist() == [
@@ -42,7 +50,7 @@ def test_scores_are_cosines() -> None:
     payload = encode(
         ScoreWork(fingerprint=FINGERPRINT, query=[3, 4], documents=[[3, 4], [9], [1, 1, 1]])
     )
-    (outcome,) = run_jobs(model, [job(model, payload)]).outcomes
+    (outcome,) = results(model, [job(model, payload)])
     assert isinstance(outcome, ScoreResult)
     query = np.array(model.row([3, 4]))
     rows = np.array([model.row(text) for text in ([3, 4], [9], [1, 1, 1])])
