@@ -31,7 +31,7 @@ class RequestResult(Message, frozen=True, tag="request"):
 # -- responses -----------------------------------------------------------------------------------------
 
 
-class ResponseOptions(Struct, frozen=True):
+class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     """Format in which a client wants the result of a request; stored with requests that may be asked for later."""
 
     kind: str
@@ -57,6 +57,12 @@ class ResponseOptions(Struct, frozen=True):
     echo: list[str] = []
     session: str = ""
     resume_s: float = 0.0
+
+    @property
+    def shapes_vectors(self) -> bool:
+        """True if a result of vectors or scores does not by itself tell the response: the client wished for a form."""
+        plain = ResponseOptions(kind=self.kind, model=self.model, tokens=self.tokens)
+        return self.kind in {"embed", "rerank"} and self != plain
 
 
 def encode_options(options: ResponseOptions) -> bytes:

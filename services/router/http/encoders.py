@@ -6,17 +6,26 @@ sigmoid; with an encoder it is the cosine similarity, in -1..1.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
 from common.wire.workflows import ResponseOptions
+from services.router.admission.job_spec import RequestContext
 from services.router.cards import Cards
 from services.router.http.job_replies import ParcelReplies
 from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import MODEL, Receiver
 from services.router.text import requests
+from services.router.text.bodies import RequestLimits
 from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
+from services.router.text.requests import EmbedRequest, RerankRequest
+from services.router.text.tokens import Spec
+
+Asked = TypeVar("Asked", EmbedRequest, RerankRequest)
+Parse = Callable[[bytes, dict[str, Spec], str, RequestLimits], Asked]
 
 
 class EncodersApi:
@@ -43,12 +52,7 @@ class EncodersApi:
 
     async def embed(self, request: web.Request) -> web.Response:
         """Embed the input of a request."""
-        raw = await self._receiver.body(request)
-        caller = self._receiver.context(request, raw)
-        specs, default = await self._cards.specs(), await self._cards.embed_default()
-        call = partial(requests.embeddings, raw, specs, default, await self._limits.encoders())
-        ask = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
-        request[MODEL] = ask.spec.name
+        caller, ask = await self._read(request, requests.embeddings, self._cards.embed_default)
         options = ResponseOptions(
             kind="embed",
             model=ask.spec.name,
@@ -62,12 +66,7 @@ class EncodersApi:
 
     async def rerank(self, request: web.Request) -> web.Response:
         """Score the documents of a request."""
-        raw = await self._receiver.body(request)
-        caller = self._receiver.context(request, raw)
-        specs, default = await self._cards.specs(), await self._cards.rerank_default()
-        call = partial(requests.rerank, raw, specs, default, await self._limits.encoders())
-        ask = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
-        request[MODEL] = ask.spec.name
+        caller, ask = await self._read(request, requests.rerank, self._cards.rerank_default)
         options = ResponseOptions(
             kind="rerank",
             model=ask.spec.name,
@@ -78,3 +77,15 @@ class EncodersApi:
             texts=ask.texts,
         )
         return await self._replies.reply(request, caller, "rerank", ask.parcels, options)
+
+    async def _read(
+        self, request: web.Request, parse: Parse[Asked], default: Callable[[], Awaitable[str]]
+    ) -> tuple[RequestContext, Asked]:
+        """Return a request's caller and what it asks of its model, or of the `default` one if it names none."""
+        raw = await self._receiver.body(request)
+        caller = self._receiver.context(request, raw)
+        specs, limits = await self._cards.specs(), await self._limits.encoders()
+        call = partial(parse, raw, specs, await default(), limits)
+        ask = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
+        request[MODEL] = ask.spec.name
+        return caller, ask

@@ -26,7 +26,6 @@ def _begin() -> None:
     """Leave signals to the parent, which drains and then ends the pool; end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are the workers'
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -5,6 +5,7 @@ Loaded at most once per process and path: by the router for short texts, by the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -60,10 +61,8 @@ class TextEncoder:
     ) -> list[Encoding]:
         """Encode texts; InvalidRequest `context_length_exceeded` names the one over `limit` tokens."""
         out: list[Encoding] = []
-        encode = self.tokenizer.encode
-        # A batch of one costs four times as much as one.
-        found = [encode(texts[0])] if len(texts) == 1 else self.tokenizer.encode_batch(list(texts))
-        for index, encoding in enumerate(found):
+        # Without the places of tokens in the text: a fifth faster.
+        for index, encoding in enumerate(self.tokenizer.encode_batch_fast(list(texts))):
             ids = encoding.ids
             if len(ids) > limit:
                 if not truncate:
@@ -81,7 +80,7 @@ class TextEncoder:
         ids: list[list[int]] = []
         types: list[list[int]] = []
         for index, encoding in enumerate(
-            self.tokenizer.encode_batch([(query, text) for text in texts])
+            self.tokenizer.encode_batch_fast([(query, text) for text in texts])
         ):
             tokens, kinds = encoding.ids, encoding.type_ids
             if len(tokens) > limit:
@@ -176,6 +175,7 @@ def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
 @lru_cache(maxsize=16)
 def load(path: str) -> TextEncoder:
     """Load a tokenizer.json once per process; ValueError if it is not one."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are the workers'
     try:
         return TextEncoder(Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
     except ValueError:

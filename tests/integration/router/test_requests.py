@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import aiohttp
+import pytest
 
 from common.bus import Bus
 from common.ids import Family
@@ -45,6 +46,25 @@ async def test_a_request_can_be_asked_for(http: aiohttp.ClientSession) -> None:
     assert ("result", answer) == (state["state"], state["result"])
     assert [event["kind"] for event in await events_of(http, name)] == ["result"]
     assert await events_of(http, name, last=0) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "hello", "dimensions": 8}),
+        ("/v1/embeddings", {"input": ["hello", "you"], "encoding_format": "base64"}),
+        ("/v1/embeddings", {"input": "hello"}),
+        ("/rerank", {"query": "hello", "texts": ["hello", "you"], "return_text": True}),
+    ],
+)
+async def test_a_result_is_shown_as_it_was_delivered(
+    http: aiohttp.ClientSession, path: str, body: dict[str, Any]
+) -> None:
+    """Of a request that its client waited for, too: dimensions, encoding and shape are those it asked for."""
+    async with http.post(path, json=body) as response:
+        name, answer = response.headers["x-request-id"], await response.json()
+
+    assert answer == (await state_of(http, name))["result"]
 
 
 async def test_a_request_of_many_jobs_logs_its_progress(http: aiohttp.ClientSession) -> None:
