@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import document, suite
+from bench import all_rows, document, suite
 from bench.document import RESULTS, BenchOptions
 from loadgen.html.page import can_plot
 
@@ -19,7 +19,11 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument("id", nargs="?", help="the row, such as E1; see --list")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument(
+        "--all", action="store_true", help="every row; with --list: how each stands"
+    )
+    parser.add_argument("--resume", action="store_true", help="with --all: only what is not fresh")
+    parser.add_argument("--json", type=Path, help="write the result here; with --all a folder")
     parser.add_argument("--html", type=Path, help="write a report with plots here")
     parser.add_argument("--quick", action="store_true", help="a smoke run, not for quoting")
     parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
@@ -34,7 +38,9 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 2 no such row or place, 3 a rival was not measured, 4 something is left to do."""
+    """Run the command: 0 done, 1 a row of all failed, 2 no such row or place, 3 a rival missing, 4 something left."""
+    if args.all:
+        return _all(args)
     if args.list or not args.id:
         for each in suite.SUITES.values():
             print(f"{each.id:4} {each.title}")
@@ -74,6 +80,15 @@ def run(args: argparse.Namespace) -> int:
     if args.partial and not args.only:
         args.partial.unlink(missing_ok=True)
     return suite.NOT_MEASURED if absent and not options.quick else 0
+
+
+def _all(args: argparse.Namespace) -> int:
+    results = args.json or RESULTS
+    place = BenchOptions().setup_dir / ("all-quick" if args.quick else "all")
+    plan = all_rows.Plan(results, place, args.resume, args.quick, args.minutes)
+    if args.list:
+        return all_rows.listed(plan)
+    return all_rows.run(plan)
 
 
 def _unpublishable(path: Path, *, quick: bool) -> str:

@@ -26,7 +26,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "C1": _CHAT, "R1C": _CHAT, "F1C": _CHAT, "F1A": _ALL, "F1P": (*_CHAT, *_PAGES), "F2C": _CHAT, "F4C": _CHAT,
     "Q1": (*_CHAT, *_SEARCH), "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
     "L4": ("engine/kernels/decoder",), "L5": _DECODER, "K1": ("engine/kernels/decoder",),
-    "N2": (*_DECODER, *_COST), "H1": _CHAT, "T1": _CHAT, "P1": (*_CHAT, *_PAGES), "P2": (*_CHAT, *_PAGES),
+    "N2": (*_DECODER, *_COST), "H1": _CHAT, "H2": _ALL, "T1": _CHAT, "P1": (*_CHAT, *_PAGES), "P2": (*_CHAT, *_PAGES),
     "P3": (*_CHAT, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_EMBED),
     "W2": (*_COST, *_EMBED), "W3": (*_COST, *_EMBED), "F6": ("services/router",),
 }  # fmt: skip

