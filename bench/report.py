@@ -15,6 +15,8 @@ import msgspec
 
 from bench import ROOT
 from bench.document import RESULTS
+from bench.figures import overview
+from bench.figures.figure import Figure
 from bench.figures.targets import COLUMNS, FIGURES
 from bench.hot_path import stale
 from bench.suite import SUITES
@@ -90,20 +92,30 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def summary(results: Path = RESULTS) -> str:
-    """Return the table of the figures that come first."""
-    lines = [_line(list(COLUMNS)), _line(["---"] * len(COLUMNS))]
-    for figure in FIGURES:
-        path = results / f"{figure.row}.json"
-        found = read(path) if path.exists() else None
-        try:
-            cells = figure.cells(found)
-            cells[-1] += " (stale)" if found is not None and stale(found) else ""
-        except _BAD as error:
-            raise _unusable(path, error) from error
-        cells[0] = f"[{figure.row}](benchmarks/{figure.row}.md)"
-        lines.append(_line(cells))
+def summary(section: str, results: Path = RESULTS) -> str:
+    """Return a section's table of the page that comes first: one line for each of its rows that can be run."""
+    lines = [_line(list(overview.COLUMNS)), _line(["---"] * len(overview.COLUMNS))]
+    for each in overview.SECTIONS[section]:
+        if each.row in SUITES:
+            path = results / f"{each.row}.json"
+            found = read(path) if path.exists() else None
+            try:
+                old = found is not None and stale(found)
+                lines.append(_line(overview.cells(each, _figures(each.row), found, stale=old)))
+            except _BAD as error:
+                raise _unusable(path, error) from error
     return "\n".join(lines) + "\n"
+
+
+def parts(row: str, found: dict[str, Any] | None) -> str:
+    """Return the table of a row's parts that are judged: must, goal, ours, the rival's, and the level reached."""
+    lines = [_line(list(COLUMNS[1:])), _line(["---"] * len(COLUMNS[1:]))]
+    lines += [_line(figure.cells(found)[1:]) for figure in _figures(row)]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(row: str) -> list[Figure]:
+    return [figure for figure in FIGURES if figure.row == row]
 
 
 def pages() -> list[Path]:
@@ -115,14 +127,15 @@ def rewrite(text: str, results: Path = RESULTS) -> str:
     """Return the page with every marked section generated anew; a row without JSON says so."""
 
     def section(match: re.Match[str]) -> str:
-        if match["id"] == "summary":
-            return f"{match[1]}\n{summary(results)}\n{match[4]}"
+        _, summarised, name = match["id"].partition("summary_")
+        if summarised:
+            return f"{match[1]}\n{summary(name, results)}\n{match[4]}"
         path = results / f"{match['id']}.json"
         if not path.exists():
-            return f"{match[1]}\nNot measured.\n\n{match[4]}"
+            return f"{match[1]}\nNot measured.\n\n{parts(match['id'], None)}\n{match[4]}"
         found = read(path)
         try:
-            body = render(found)
+            body = f"{parts(match['id'], found)}\n{render(found)}"
         except _BAD as error:
             raise _unusable(path, error) from error
         return f"{match[1]}\n{body}\n{match[4]}"

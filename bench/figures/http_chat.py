@@ -78,7 +78,32 @@ def _token(found: Found) -> str:
     return f"{share}: step {step}, between {between}, at the client {whole} us"
 
 
+def _goodput(found: Found) -> list[str]:
+    """Return the row of the highest share, which is the one that is judged; empty if nothing was compared."""
+    rows: list[list[str]] = found["tables"][0]["rows"]
+    return rows[-1] if rows else []
+
+
+def _within(found: Found) -> str:
+    row = _goodput(found)
+    return f"{row[3]}, {row[1]} requests/s" if row else "not measured"
+
+
+def _within_theirs(found: Found) -> str:
+    row = _goodput(found)
+    return f"llama-server + infinity + pgvector: {row[2]} requests/s" if row else "-"
+
+
 HTTP_FIGURES: tuple[Figure, ...] = (
+    Figure(
+        "H2",
+        "everything at once: goodput, ours / rivals",
+        "≥ 1.0",
+        "≥ 1.5",
+        _within,
+        "goodput",
+        _within_theirs,
+    ),
     Figure(
         "T1",
         "one token of M, one stream: step and gap, of the client's time",

@@ -9,7 +9,7 @@ from bench.figures.figure import Figure, Found, at
 from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
 
-COLUMNS = ("row", "figure", "must", "goal", "ours", "rival", "reached")
+COLUMNS = ("row", "part", "must", "goal", "ours", "rival", "reached")
 
 
 def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) -> Figure:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,7 +26,6 @@ from loadgen.bodies import Request
 from loadgen.target import Target
 
 INFINITY, INFINITY_VERSION = "infinity", "0.0.78"
-BATCH = 32  # infinity's default
 TUNING = 200  # queries, that the load does not ask, by which pgvector's ef is chosen
 BEHIND = 19  # the nice value of embeddings for ingest where they have a server of their own
 
@@ -34,7 +34,8 @@ BEHIND = 19  # the nice value of embeddings for ingest where they have a server 
 class Division:
     """How the rival's servers share the cores: threads, cores ("": all) and nice values; PostgreSQL is with embeddings.
 
-    With `apart` ingest is embedded by a second infinity that runs behind everything else.
+    What is `apart` is embedded by a second infinity: searches, so that they need not wait for the batches of others,
+    or ingest, which then runs behind everything else.
     """
 
     name: str
@@ -44,9 +45,10 @@ class Division:
     embed_cores: str = ""
     chat_nice: int = 0
     embed_nice: int = 0
-    apart: bool = False
+    apart: Literal["", "search", "ingest"] = ""
     slots: int = 8
-    dtype: str = "float32"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    batch: int = 32  # infinity's default
 
     def chat_words(self) -> list[str]:
         """Return what stands before the command of the chat server."""
@@ -63,7 +65,10 @@ def _before(cores: str, nice: int) -> list[str]:
 
 
 def divisions(cores: int) -> list[Division]:
-    """Return the divisions of this many cores that are tried, each with the other settings' defaults."""
+    """Return the divisions of this many cores that are tried, each with the other settings' defaults.
+
+    infinity computes in bf16, as ours does: its vectors are within the bound on accuracy, and it is twice as fast.
+    """
     half = max(1, cores // 2)
     first, last = f"0-{half - 1}", f"{half}-{cores - 1}"
     return [
@@ -75,16 +80,20 @@ def divisions(cores: int) -> list[Division]:
     ]
 
 
-def variants(best: Division) -> list[Division]:
-    """Return what is tried on the best division: ingest behind, bf16 in infinity, other numbers of slots."""
-    changes: tuple[dict[str, object], ...] = (
-        {"apart": True}, {"dtype": "bfloat16"}, {"slots": 4}, {"slots": 16},
-    )  # fmt: skip
-    names = ("ingest apart", "embeddings in bf16", "4 slots", "16 slots")
-    return [
-        dataclasses.replace(best, name=f"{best.name}, {name}", **change)  # type: ignore[arg-type]
-        for name, change in zip(names, changes, strict=True)
-    ]
+# Each is tried on the best so far.
+CHANGES: dict[str, dict[str, Any]] = {
+    "search apart": {"apart": "search"},
+    "ingest apart": {"apart": "ingest"},
+    "batches of 8": {"batch": 8},
+    "4 slots": {"slots": 4},
+    "16 slots": {"slots": 16},
+    "embeddings in fp32": {"dtype": "float32"},
+}
+
+
+def varied(division: Division, change: str) -> Division:
+    """Return a division with one of the changes."""
+    return dataclasses.replace(division, name=f"{division.name}, {change}", **CHANGES[change])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class AssembledStack:
     system: System
     pids: tuple[int, ...]
     embedder: Target
+    searcher: Target
     behind: Target
     table: VectorTable
 
@@ -103,7 +113,7 @@ class AssembledStack:
 
     async def search(self, text: str, k: int) -> list[str]:
         """Return the ids of the nearest pieces."""
-        (row,) = _rows(await _post(self.embedder, [text]))
+        (row,) = _rows(await _post(self.searcher, [text]))
         return await self.table.nearest(row, k)
 
     async def ingest(self, documents: Sequence[Document]) -> None:
@@ -143,18 +153,22 @@ async def assembled_stack(
                 found, "bf16", division.slots, BASE, options, before=words, threads=threads
             )
         )
-        urls, pids = [], list(system.pids)
-        for nice in [division.embed_nice, *([BEHIND] if division.apart else [])]:
+        pids = list(system.pids)
+        second = {"": [], "search": [division.embed_nice], "ingest": [BEHIND]}[division.apart]
+        targets = []
+        for nice in [division.embed_nice, *second]:
             url, pid = await enter(_infinity(division, nice, options))
-            urls.append(url)
+            targets.append(await enter(Target([url])))
             pids.append(pid)
-        embedder = await enter(Target([urls[0]]))
-        behind = await enter(Target([urls[-1]]))
+        embedder, other = targets[0], targets[-1]
+        searcher = other if division.apart == "search" else embedder
+        behind = other if division.apart == "ingest" else embedder
         table = await enter(pgvector(folder, options, division.embed_words()))
         await table.fill(pieces.stored, pieces.vectors)
         tuning = [_rows(await _post(embedder, [text]))[0] for text in pieces.fresh[:TUNING]]
         await table.tune(pieces, np.stack(tuning))
-        yield AssembledStack(system, (*pids, *table.pids), embedder, behind, table)
+        pids += table.pids
+        yield AssembledStack(system, tuple(pids), embedder, searcher, behind, table)
 
 
 @contextlib.asynccontextmanager
@@ -167,7 +181,8 @@ async def _infinity(
         raise FileNotFoundError(f"{INFINITY} is not set up")
     argv = [*division.embed_words(nice), str(python.parent / "infinity_emb"), "v2"]
     argv += ["--model-id", str(get_model_path()), "--engine", "torch", "--device", "cpu"]
-    argv += ["--no-bettertransformer", "--dtype", division.dtype, "--batch-size", str(BATCH)]
+    argv += ["--no-bettertransformer", "--dtype", division.dtype]
+    argv += ["--batch-size", str(division.batch)]
     env = {"OMP_NUM_THREADS": str(division.embed_threads), "DO_NOT_TRACK": "1"}
     async with serve(argv, env, ready="/health") as started:
         yield started.url, started.pid

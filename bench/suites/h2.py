@@ -23,12 +23,13 @@ from bench.document import BenchOptions, Body, Rival
 from bench.mesh.mesh_stack import mesh_stack
 from bench.rivals import completion_servers, llama_server, pgvector
 from bench.rivals.assembled_stack import (
+    CHANGES,
     INFINITY,
     INFINITY_VERSION,
     Division,
     assembled_stack,
     divisions,
-    variants,
+    varied,
 )
 from bench.suites.engine_pairs import told
 from bench.workloads.mixed_load import (
@@ -102,9 +103,10 @@ async def _all(runs: MixedRuns, pieces: Corpus, options: BenchOptions) -> None:
     for division in tried[:1] if options.quick else tried:
         await runs.climb(*_try(division, pieces, options), sweep)
     if not options.quick and not runs.left:
-        for division in variants(best(runs.kept, sweep.warm_s)):
-            await runs.climb(*_try(division, pieces, options), sweep)
-    chosen = best(runs.kept, sweep.warm_s) if runs.kept.tried else tried[0]
+        for number, change in enumerate(CHANGES, len(tried)):
+            chosen = best(runs.kept.tried[:number], sweep.warm_s)
+            await runs.climb(*_try(varied(chosen, change), pieces, options), sweep)
+    chosen = best(runs.kept.tried, sweep.warm_s) if runs.kept.tried else tried[0]
     starts: dict[str, Start] = {
         OURS: partial(_ours, pieces, options),
         THEIRS: partial(_theirs, pieces, chosen, options),
@@ -115,7 +117,7 @@ async def _all(runs: MixedRuns, pieces: Corpus, options: BenchOptions) -> None:
 
 def _try(
     division: Division, pieces: Corpus, options: BenchOptions
-) -> tuple[str, dict[str, str | int | bool], Start]:
+) -> tuple[str, dict[str, str | int], Start]:
     start: Start = partial(_theirs, pieces, division, options)
     return division.name, dataclasses.asdict(division), start
 
@@ -142,9 +144,9 @@ def _weights(options: BenchOptions) -> completion_servers.Weights:
     return completion_servers.weights(MODEL, context, DEVICE_TOKENS, 1, options)
 
 
-def best(kept: MixKept, warm_s: float) -> Division:
+def best(tried: Sequence[Climb], warm_s: float) -> Division:
     """Return the division with the largest load at the level; of equal ones the one tried first."""
-    found = max(kept.tried, key=lambda each: climbed(each, warm_s))
+    found = max(tried, key=lambda each: climbed(each, warm_s))
     return msgspec.convert(found.setting, Division)
 
 
@@ -179,7 +181,7 @@ def describe(kept: MixKept, options: BenchOptions, left: int = 0) -> Body:
     body.table("Settings of the rivals, tried alone", columns, _settings(kept, warm_s))
     body.notes += _notes(kept, options, found)
     tried = [each.setting for each in kept.tried]
-    chosen = best(kept, warm_s) if kept.tried else None
+    chosen = best(kept.tried, warm_s) if kept.tried else None
     said = {} if chosen is None else dataclasses.asdict(chosen)
     versions = {
         llama_server.NAME: llama_server.VERSION, INFINITY: INFINITY_VERSION, pgvector.NAME: pgvector.VERSION,
@@ -254,7 +256,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 def _settings(kept: MixKept, warm_s: float) -> list[list[str]]:
     rate = sum(SHAPE.per_s.values())
-    chosen = best(kept, warm_s).name if kept.tried else ""
+    chosen = best(kept.tried, warm_s).name if kept.tried else ""
     return [
         [
             each.name,

@@ -48,7 +48,7 @@ class Climb(msgspec.Struct):
     """One setting of the rival as tried: its holds by load factor; `why` says why there are none."""
 
     name: str
-    setting: dict[str, str | int | bool]
+    setting: dict[str, str | int]
     holds: dict[str, Hold]
     why: str = ""
 
@@ -85,7 +85,7 @@ class MixedRuns:
         return self._partial.left
 
     async def climb(
-        self, name: str, setting: dict[str, str | int | bool], start: Start, ladder: Ladder
+        self, name: str, setting: dict[str, str | int], start: Start, ladder: Ladder
     ) -> None:
         """Try one setting of the rival, from the lowest factor to the first that is too much."""
         if any(each.name == name for each in self.kept.tried):

@@ -9,6 +9,8 @@ import pytest
 
 from bench import ROOT, cli, document, hot_path, report, suite
 from bench.document import BenchOptions, Body, Origin, Rival
+from bench.figures import overview
+from bench.figures.figure import Figure
 
 HERE = Origin("c0ffee", dirty=False)
 
@@ -41,13 +43,16 @@ def test_every_row_has_a_page_that_the_summary_links_to() -> None:
 
 
 def test_every_figure_is_there_or_named_as_missing() -> None:
-    """What was not measured stands, with its command, under "Not measured"."""
+    """A row without a figure says so in its line; what needs another machine stands under "Not measured"."""
     text = report.DOCS.read_text(encoding="utf-8")
     missing = text[text.index("## Not measured") : text.index("## How it is measured")]
 
     for name in suite.SUITES:
-        there = (document.RESULTS / f"{name}.json").exists()
-        assert there or f"({name})" in missing
+        begin, end = f"| [{name}](benchmarks/{name}.md) |", f"| `spillway bench {name}` |"
+        (line,) = (
+            line for line in text.splitlines() if line.startswith(begin) and line.endswith(end)
+        )
+        assert ("| not measured |" in line) != (document.RESULTS / f"{name}.json").exists()
     for module in ("bench.gpu.chat", "bench.gpu.embeddings", "bench.gpu.engine"):
         assert f"python -m {module} --device cuda --json" in missing
 
@@ -64,8 +69,9 @@ def test_published_json_is_complete() -> None:
         assert suite.missing(found) == []
 
 
-def test_section_is_replaced(tmp_path: Path) -> None:
+def test_section_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A section between its markers is replaced by the tables, whatever stood there before."""
+    monkeypatch.setattr(report, "FIGURES", ())
     document.save(
         tmp_path / "V1.json", document.build("V1", "Search", _body(), BenchOptions(), HERE)
     )
@@ -73,6 +79,7 @@ def test_section_is_replaced(tmp_path: Path) -> None:
 
     assert "old" not in page
     assert "| batch | 1.5 |" in page
+    assert "| part | must | goal | ours | rival | reached |" in page
     assert "hnswlib 0.8.0: 1 settings tried, best: ef 32" in page
     assert page == report.rewrite(page, tmp_path)
 
@@ -139,6 +146,34 @@ def test_a_row_names_the_code_that_it_measures() -> None:
     assert not hot_path.stale(found)
     assert "**Stale**" not in report.render(found)
     assert "**Stale**" in report.render({**found, "hot_path": None})
+
+
+def test_overview_has_every_row_once() -> None:
+    """Each row stands in one section, with its model, whom it is against, and where it is measured."""
+    lines = [line for section in overview.SECTIONS.values() for line in section]
+    rows = [line.row for line in lines]
+
+    assert set(suite.SUITES) <= set(rows)
+    assert len(rows) == len(set(rows))
+    assert all(all(line) for line in lines)
+
+
+def test_overview_shows_the_part_that_came_out_worst() -> None:
+    """Of several verdicts the lowest stands in the line, with its figure, or its name where no figure has it."""
+    line = overview.SECTIONS["search"][0]
+    figures = [
+        Figure("V1", what, "", "", lambda f, what=what: f"{what} is 1.5", what)
+        for what in ("(a)", "(b)")
+    ]
+    found = document.build("V1", "Search", _body(), BenchOptions(), HERE)
+    worst = {**found, "met": {"(a)": "goal", "(b)": "missed"}}
+    unknown = {**found, "met": {"(a)": "goal", "(c)": "missed"}, "left": 3}
+
+    assert overview.cells(line, figures, None, stale=False)[5:7] == ["not measured", "-"]
+    assert overview.cells(line, figures, worst, stale=False)[5:7] == ["(b): (b) is 1.5", "missed"]
+    assert overview.cells(line, figures, unknown, stale=True)[5:7] == [
+        "(c)", "missed, not complete, **stale**",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

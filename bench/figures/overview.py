@@ -1,0 +1,122 @@
+"""The page a buyer reads, docs/benchmarks.md: one line a row, in sections, the product's own case first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.figures.figure import Figure, Found, lowest
+
+COLUMNS = (
+    "row", "what", "model", "against", "how", "the part that came out worst", "reached in all parts", "measured",
+    "command",
+)  # fmt: skip
+HTTP, PROCESS = "over HTTP", "in process"
+
+
+class Line(NamedTuple):
+    """One row as a buyer reads of it: what was asked, of which model, against whom, and where it was measured."""
+
+    row: str
+    what: str
+    model: str
+    against: str
+    how: str
+
+
+_ENCODER, _SHIPPED, _SIM = "MiniLM-L6-v2", "S", "simulated devices"
+_ITSELF = "its own levels"
+SECTIONS: dict[str, tuple[Line, ...]] = {
+    "product": (
+        Line(
+            "H2", "chat, embeddings, search and ingest at once: requests/s within their objectives",
+            "M bf16, MiniLM-L6-v2", "llama.cpp's server + infinity + pgvector", HTTP,
+        ),
+    ),
+    "felt": (
+        Line(
+            "H1", "chat, 1, 8 and 32 streams: tokens/s, first token, later tokens, gaps", "L, M, S; bf16, int8, int4",
+            "llama.cpp's server, vLLM on CPU", HTTP,
+        ),
+        Line(
+            "P1", "conversations of several turns: turns/s at equal latency", "S, M; bf16",
+            "itself without state, llama.cpp, vLLM on CPU", HTTP,
+        ),
+        Line("P2", "first token of a turn whose history is kept", "S, M, L; bf16", "computing it again", PROCESS),
+        Line("T1", "one generated token taken apart", "M, L", _ITSELF, HTTP),
+        Line("C1", "chat in an open loop", _SHIPPED, _ITSELF, HTTP),
+        Line("Q1", "answers from a collection", _SHIPPED, _ITSELF, HTTP),
+    ),
+    "embeddings": (
+        Line(
+            "E1", "texts/s, and cosine to fp32", _ENCODER, "sentence-transformers (in process), infinity (HTTP)",
+            "in process and over HTTP",
+        ),
+        Line("E2", "the whole mesh against its own engine", _ENCODER, "our engine in process", HTTP),
+        Line("W1", "depth of a device found by probes", _SIM, "the paper's table", "through the mesh"),
+        Line("W2", "predicted depth against trying all", _ENCODER, "exhaustive search", "through the mesh"),
+        Line(
+            "W3", "bursts of mixed lengths: late texts, texts in time", f"{_SIM}, {_ENCODER}",
+            "other admission rules, a clairvoyant", "virtual clock, and over HTTP",
+        ),
+    ),
+    "search": (
+        Line("V1", "queries/s at equal recall", "vectors of 64 to 384", "hnswlib (in process), our index (HTTP)",
+             "in process and over HTTP"),
+        Line("V2", "filtered search returns k whenever k match", "vectors of 128", _ITSELF, PROCESS),
+    ),
+    "engine": (
+        Line("L1", "decode, one stream: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
+        Line("L2", "decode, 8 and 32 streams: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
+        Line("L3", "prompts: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
+        Line("L4", "paged attention: share of the memory's bandwidth", "shapes of M and L", "torch", PROCESS),
+        Line("L5", "decode and prompts beside other engines", "L, M", "transformers, CTranslate2, vLLM", PROCESS),
+        Line("K1", "linear layers", "matrices of M and L", "torch, oneDNN", PROCESS),
+        Line("N2", "prediction of a step's time", "S, M", _ITSELF, PROCESS),
+        Line("X1", "text and logits equal transformers'", "small random ones", "transformers, fp32", PROCESS),
+        Line("X2", "answers with weights of 8 and 4 bits", _SHIPPED, "its own fp32", PROCESS),
+    ),
+    "guarantees": (
+        Line("R1", "latency added by router, bus and worker hop", _SIM, _ITSELF, HTTP),
+        Line("R2", "admission never exceeds a lane's depth", "-", _ITSELF, "through the bus"),
+        Line("R1C", "1,000 streams open at once", _SIM, _ITSELF, HTTP),
+        Line("P3", "a slow, hung or dead page tier: first token", "S, M", "the same engine without a tier", PROCESS),
+        Line("P4", "restored pages are exact", "random small models", "the undisturbed computation", PROCESS),
+        Line("P5", "which pages a tier drops", "traces", "LRU, S3-FIFO, who knows how often", "simulated"),
+        Line("F1", "kill -9 under embeddings, search, ingest", f"{_ENCODER}", _ITSELF, HTTP),
+        Line("F1C", "kill -9 under chat", _SHIPPED, _ITSELF, HTTP),
+        Line("F1A", "kill -9 under everything at once", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
+        Line("F1P", "kill -9 under conversations with every page tier", _SHIPPED, _ITSELF, HTTP),
+        Line("F2", "cancelled or abandoned embeddings stop", _SIM, _ITSELF, HTTP),
+        Line("F2C", "cancelled or abandoned streams stop", _SIM, _ITSELF, HTTP),
+        Line("F3", "one hung worker: the others' latency", _SIM, _ITSELF, HTTP),
+        Line("F4", "SIGTERM with requests in flight", _SIM, _ITSELF, HTTP),
+        Line("F4C", "SIGTERM with streams in flight", _SIM, _ITSELF, HTTP),
+        Line("F5", "memory under load", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
+        Line("F5P", "bytes of every page tier", _SHIPPED, _ITSELF, HTTP),
+        Line("F6", "fuzzed API, hostile inputs", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
+    ),
+}  # fmt: skip
+
+
+def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: bool) -> list[str]:
+    """Return a row's line; `figures` are those of the row, `found` its document or None."""
+    about = [f"[{line.row}](benchmarks/{line.row}.md)", *line[1:]]
+    command = f"`spillway bench {line.row}`"
+    if found is None:
+        return [*about, "not measured", "-", "-", command]
+    reached = lowest(found)
+    more = ", **stale**" if stale else ""
+    left = ", not complete" if found.get("left") else ""
+    machine = found["machine"]
+    where = f"{found['measured_at'][:10]}, {machine['cores']} cores of {machine['cpu'].strip()}"
+    return [*about, worst(figures, found), f"{reached}{left}{more}", where, command]
+
+
+def worst(figures: Sequence[Figure], found: Found) -> str:
+    """Return the first figure whose verdict is the row's lowest; where no figure has it, the verdict's name."""
+    level = lowest(found)
+    for figure in figures:
+        if not figure.met or found["met"].get(figure.met, "-") == level:
+            return f"{figure.what}: {figure.ours(found)}"
+    return next(what for what, word in found["met"].items() if word == level)
