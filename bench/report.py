@@ -22,7 +22,7 @@ from bench.hot_path import stale
 from bench.suite import SUITES
 from loadgen.html.page import can_plot
 
-DOCS = ROOT / "docs" / "benchmarks.md"
+DOCS, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 _BAD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _SECTION = re.compile(r"(<!-- bench:(?P<id>\w+) -->\n)(?P<body>.*?)(<!-- /bench:(?P=id) -->)", re.S)
 
@@ -107,6 +107,23 @@ def summary(section: str, results: Path = RESULTS) -> str:
     return "\n".join(lines) + "\n"
 
 
+def claims(results: Path = RESULTS) -> str:
+    """Return what the README may say of speed: the lines of its rows that are fresh and complete, or that none is."""
+    lines = []
+    for row in overview.README:
+        path = results / f"{row}.json"
+        found = read(path) if path.exists() else None
+        if found is not None and not stale(found) and not found.get("left"):
+            try:
+                lines.append(_line(overview.claim(row, _figures(row), found)))
+            except _BAD as error:
+                raise _unusable(path, error) from error
+    if not lines:
+        return f"{overview.NO_CLAIM}\n"
+    head = [_line(list(overview.CLAIM)), _line(["---"] * len(overview.CLAIM))]
+    return "\n".join([*head, *lines, "", overview.ALL_CLAIMS]) + "\n"
+
+
 def parts(row: str, found: dict[str, Any] | None) -> str:
     """Return the table of a row's parts that are judged: must, goal, ours, the rival's, and the level reached."""
     lines = [_line(list(COLUMNS[1:])), _line(["---"] * len(COLUMNS[1:]))]
@@ -119,8 +136,8 @@ def _figures(row: str) -> list[Figure]:
 
 
 def pages() -> list[Path]:
-    """Return the pages with generated tables: the summary first, then one page a row."""
-    return [DOCS, *sorted(RESULTS.glob("*.md"))]
+    """Return the pages with generated tables: the summary first, then the README's, then one page a row."""
+    return [DOCS, README, *sorted(RESULTS.glob("*.md"))]
 
 
 def rewrite(text: str, results: Path = RESULTS) -> str:
@@ -130,6 +147,8 @@ def rewrite(text: str, results: Path = RESULTS) -> str:
         _, summarised, name = match["id"].partition("summary_")
         if summarised:
             return f"{match[1]}\n{summary(name, results)}\n{match[4]}"
+        if match["id"] == "readme":
+            return f"{match[1]}\n{claims(results)}\n{match[4]}"
         path = results / f"{match['id']}.json"
         if not path.exists():
             return f"{match[1]}\nNot measured.\n\n{parts(match['id'], None)}\n{match[4]}"

@@ -98,6 +98,33 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
     ),
 }  # fmt: skip
 
+README = (
+    "H2",
+    "H1",
+    "P1",
+    "E1",
+    "V1",
+    "L2",
+)  # the rows that the README may quote, the product's own case first
+CLAIM = ("measured", "model", "against", "how", "the part that came out worst", "machine")
+_WHERE = "[docs/benchmarks.md](docs/benchmarks.md)"
+NO_CLAIM = (
+    f"How fast it is beside llama.cpp's server, vLLM, infinity and pgvector stands in {_WHERE}, losses included. Most\n"
+    "rows there were measured on an earlier tree and say so; until they are measured on this one, no figure\n"
+    "stands here. No accelerator was at hand for any of them."
+)
+ALL_CLAIMS = f"All rows, losses included, each with the command that repeats it: {_WHERE}. None had an accelerator."
+
+
+def claim(row: str, figures: Sequence[Figure], found: Found) -> list[str]:
+    """Return a row's line in the README."""
+    (line,) = (each for some in SECTIONS.values() for each in some if each.row == row)
+    machine = found["machine"]
+    what = f"[{line.what}](docs/benchmarks/{row}.md)"
+    where = f"{machine['cores']} cores of {machine['cpu'].strip()}"
+    said = f"{worst(figures, found)} ({lowest(found)})"
+    return [what, line.model, line.against, line.how, said, where]
+
 
 def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: bool) -> list[str]:
     """Return a row's line; `figures` are those of the row, `found` its document or None."""

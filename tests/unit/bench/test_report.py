@@ -158,6 +158,23 @@ def test_overview_has_every_row_once() -> None:
     assert all(all(line) for line in lines)
 
 
+def test_readme_quotes_only_rows_that_are_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh row stands with model, rival, protocol and machine; a stale or incomplete one does not."""
+    monkeypatch.setattr(report, "FIGURES", ())
+    found = document.build("V1", "Search", _body(), BenchOptions(), HERE)
+    assert overview.NO_CLAIM in report.claims(tmp_path)
+    document.save(tmp_path / "V1.json", found)
+    told = report.claims(tmp_path)
+    assert "hnswlib (in process)" in told
+    assert f"{found['machine']['cores']} cores of" in told
+    assert overview.NO_CLAIM not in told
+    for wrong in ({**found, "hot_path": None}, {**found, "left": 2}):
+        document.save(tmp_path / "V1.json", wrong)
+        assert overview.NO_CLAIM in report.claims(tmp_path)
+
+
 def test_overview_shows_the_part_that_came_out_worst() -> None:
     """Of several verdicts the lowest stands in the line, with its figure, or its name where no figure has it."""
     line = overview.SECTIONS["search"][0]
