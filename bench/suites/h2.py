@@ -100,6 +100,9 @@ async def _all(runs: MixedRuns, pieces: Corpus, options: BenchOptions) -> None:
     sweep = ladder(options, SWEEP_S)
     cores = detect().usable_cores
     tried = [each for each in divisions(cores) if options.only in each.name]
+    if not tried:
+        known = ", ".join(each.name for each in divisions(cores))
+        raise ValueError(f"no division holds {options.only!r}; expected a part of one of {known}")
     for division in tried[:1] if options.quick else tried:
         await runs.climb(*_try(division, pieces, options), sweep)
     if not options.quick and not runs.left:

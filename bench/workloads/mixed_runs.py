@@ -102,6 +102,8 @@ class MixedRuns:
                     found.holds[f"{factor:g}"] = hold
                     if worst(hold.counts(ladder.warm_s)) < ladder.over:
                         break
+        except FileNotFoundError:
+            return  # it is not set up, which the rounds will say
         except (MeshError, StackError, BatchError) as error:
             found.why = str(error)[-300:]
         self.kept.tried.append(found)
