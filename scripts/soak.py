@@ -33,8 +33,26 @@ BENCH = {
     "E1": ("--count", "200"),  # pairs a row, of 300: that is what fits into an hour
     **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P1", "P2", "P3", "P5", "X2"), ()),
     "H1": ("--partial", str(PLACE / "H1.partial"), "--minutes", "30"),  # the last cell may take 20
+    "H2": ("--partial", str(PLACE / "H2.partial"), "--minutes", "25"),  # the last round may take 30
     **dict.fromkeys(
-        ("E2", "R1", "V1", "V2", "F3", "F5", "F5P", "C1", "R1C", "Q1", "X1", "W1", "W2", "W3"), ()
+        (
+            "E2",
+            "R1",
+            "V1",
+            "V2",
+            "F3",
+            "F5",
+            "F5P",
+            "C1",
+            "R1C",
+            "Q1",
+            "X1",
+            "W1",
+            "W2",
+            "W3",
+            "T1",
+        ),
+        (),
     ),
 }
 FAULTS = {
