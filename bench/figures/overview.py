@@ -146,4 +146,5 @@ def worst(figures: Sequence[Figure], found: Found) -> str:
     for figure in figures:
         if not figure.met or found["met"].get(figure.met, "-") == level:
             return f"{figure.what}: {figure.ours(found)}"
-    return next(what for what, word in found["met"].items() if word == level)
+    named: str = next(what for what, word in found["met"].items() if word == level)
+    return named

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bench import all_rows, document, hot_path, suite
 from bench.all_rows import ABSENT, FRESH, PARTLY, STALE, Plan, standing, to_run
 from bench.document import BenchOptions, Body, Origin, Rival
+from bench.rivals import environments
 
 HERE = Origin("c0ffee", dirty=False)
 STANDS = (FRESH, STALE, ABSENT, PARTLY)
@@ -109,7 +110,7 @@ def test_row_without_its_rivals_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It could not be published; the command that installs them is said."""
-    monkeypatch.setattr(all_rows.environments, "python", lambda name, folder: None)
+    monkeypatch.setattr(environments, "python", lambda name, folder: None)
     run = _Rows({})
 
     assert all_rows.run(_plan(tmp_path), ("H2",), run) == suite.NOT_MEASURED

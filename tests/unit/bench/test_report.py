@@ -179,15 +179,14 @@ def test_overview_shows_the_part_that_came_out_worst() -> None:
     """Of several verdicts the lowest stands in the line, with its figure, or its name where no figure has it."""
     line = overview.SECTIONS["search"][0]
     figures = [
-        Figure("V1", what, "", "", lambda f, what=what: f"{what} is 1.5", what)
-        for what in ("(a)", "(b)")
+        Figure("V1", what, "", "", lambda _found: "it is 1.5", what) for what in ("(a)", "(b)")
     ]
     found = document.build("V1", "Search", _body(), BenchOptions(), HERE)
     worst = {**found, "met": {"(a)": "goal", "(b)": "missed"}}
     unknown = {**found, "met": {"(a)": "goal", "(c)": "missed"}, "left": 3}
 
     assert overview.cells(line, figures, None, stale=False)[5:7] == ["not measured", "-"]
-    assert overview.cells(line, figures, worst, stale=False)[5:7] == ["(b): (b) is 1.5", "missed"]
+    assert overview.cells(line, figures, worst, stale=False)[5:7] == ["(b): it is 1.5", "missed"]
     assert overview.cells(line, figures, unknown, stale=True)[5:7] == [
         "(c)", "missed, not complete, **stale**",
     ]  # fmt: skip
