@@ -61,6 +61,9 @@ def write_config(instance: Instance, config: SupervisorConfig) -> Path:
         "appendfsync": "always" if config.durability == "machine" else "no",
         "aof-load-truncated": "yes",
         "maxmemory": config.redis_maxmemory,
+        # Records of jobs and sessions have some fields of a few hundred bytes: compact, they take half. (The name that
+        # servers of every version know.)
+        "hash-max-ziplist-value": "512",
     }
     return _write(instance, "server.conf", settings)
 

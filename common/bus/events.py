@@ -24,6 +24,7 @@ from common.wire.results import Event, error_event
 _log = log.get("bus")
 IDLE_S = 60.0  # how long a family is read after the last wait for one of its jobs
 LOOK_S = 1.0
+KEPT = 256  # notifications that a router may have heard and that still wait in its journal to be trimmed
 BELL_EVENTS = 128  # events kept for a waiter that does not read; the log keeps all of them
 TELL_S = 30.0
 FORGET_S = 600.0  # longer than a journal lives after its last entry
@@ -118,8 +119,9 @@ class Notifications:
         return Subscription(self, name, family)
 
     async def _read(self, family: Family) -> None:
-        last = dict.fromkeys((keys.journal(family, self.router), keys.room(family)), b"0-0")
-        told_at = -math.inf
+        journal = keys.journal(family, self.router)
+        last = dict.fromkeys((journal, keys.room(family)), b"0-0")
+        told_at, kept = -math.inf, 0
         while self._awaited(family):
             try:
                 if self.bus.clock.monotonic() - told_at > TELL_S:
@@ -141,6 +143,11 @@ class Notifications:
             for stream, entries in reply or ():
                 last[stream.decode()] = entries[-1][0]
                 self._heard_from(family, stream.decode(), entries)
+                if stream == journal.encode():
+                    kept += len(entries)
+            if kept >= KEPT:
+                kept = 0
+                self._supervisor.spawn(self._trim(journal, last[journal]), "trim a journal")
         for memory in (self._readers, self._ready, self.waiting):
             memory.pop(family, None)
 
@@ -160,6 +167,13 @@ class Notifications:
             await self.bus.call("ZADD", name, now_ms, self.router)
             await self.bus.call("ZREMRANGEBYSCORE", name, "-inf", now_ms - int(1000 * FORGET_S))
             await self.bus.call("PEXPIRE", name, int(1000 * FORGET_S))
+
+    async def _trim(self, journal: str, heard: bytes) -> None:
+        """Remove from a journal what was read before the entry `heard`: the logs have it, and nobody else reads it."""
+        with contextlib.suppress(
+            BusDown
+        ):  # what is left is removed next time, or goes after a minute
+            await self.bus.call("XTRIM", journal, "MINID", heard, timeout_s=1.0)
 
     def _awaited(self, family: Family) -> bool:
         recent = self.bus.clock.monotonic() - self._ready[family] < IDLE_S

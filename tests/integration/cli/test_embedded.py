@@ -30,6 +30,7 @@ def test_config_names_the_level(tmp_path: Path) -> None:
         assert f"appendfsync {fsync}" in lines
         assert "appendonly yes" in lines
         assert "maxmemory-policy noeviction" in lines
+        assert "hash-max-ziplist-value 512" in lines
 
 
 def test_the_server_for_pages_keeps_no_file(tmp_path: Path) -> None:
