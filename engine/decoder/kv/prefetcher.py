@@ -9,32 +9,45 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from common import log
 from common.clock import SYSTEM, Clock
-from common.pages.identity import PAGE
-from common.pages.store import PageKey, PageStore, Tier, TierDown
+from common.pages.store import PageKey, PageStore, Tier, TierDown, Value
 from engine.decoder.executor.interface import PageCopier
+from engine.decoder.kv import patience
+from engine.decoder.kv.patience import Wait
 from engine.decoder.kv.tier_breaker import TierBreaker
 from engine.decoder.kv.tiers import Price
 from engine.decoder.scheduler import Scheduler
 from engine.decoder.sequence import TokenSequence
 
-# How long a sequence may wait to learn which pages the tiers have, and for a fetch that will be over by then: shares of
-# the seconds that computing all missing pages takes.
-ASK, HOLD = 0.03, 0.1
-CAP = 4  # pages computed in a step while others are on their way
 RISE = 1.25  # the most by which the expected seconds of a look-up grow from one to the next
-MARGIN = 1.5  # times the predicted seconds of a fetch
 AT_ONCE, TOGETHER = 3, 4  # calls under way at once, and pages in each call
 RECALL_S = 2.0  # how long a page on disk is waited for
 # Between two reads of pages that kv_store brings from its disk: kv_store notifies nobody, so these reads poll, for at
 # most RECALL_S.
 _POLL_S = 0.004
 _log = log.get("engine")
-Wanted = deque[tuple[int, PageKey]]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """`count` pages that are brought for one sequence from one tier: those not asked for, how many `left`, and `came`.
+
+    `compute_s` are the seconds of computing all of them; `began_s` is when the sequence began to wait.
+    """
+
+    tier: Tier
+    sequence: TokenSequence
+    wanted: deque[tuple[int, PageKey]]
+    compute_s: float
+    began_s: float
+    count: int
+    left: int
+    came: int = 0
 
 
 class Prefetcher:
@@ -64,9 +77,7 @@ class Prefetcher:
         asked = max(breaker.asks(prices, now) for breaker in self.breakers.values())
         if not asked:
             return
-        if self._asking_s <= ASK * sum(prices):
-            until_s = now + min(ASK * sum(prices), MARGIN * self._asking_s)
-            self._scheduler.hold(sequence, until_s)
+        self._wait(sequence, patience.for_look_up(now, self._asking_s, sum(prices), len(missing)))
         task = asyncio.create_task(self._fetch(sequence, missing), name="fetch")
         self._tasks[task] = sequence
         task.add_done_callback(self._ended)
@@ -80,24 +91,21 @@ class Prefetcher:
         prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()
         return prices
 
-    def _wait_for(self, sequence: TokenSequence, pages: int, tier: Tier, compute_s: float) -> None:
-        """Let a sequence wait for pages that are on their way, or compute few rows a step until they arrive.
+    def _wait(self, sequence: TokenSequence, wait: Wait) -> None:
+        self._scheduler.hold(sequence, wait.hold_until_s)
+        self._scheduler.slow(sequence, wait.slow_until_s, wait.rows)
 
-        The sequence waits if the pages arrive within a small share of the seconds that computing them takes; else its
-        steps are small, so that computing and fetching meet soon. A tier that was late is not waited for.
+    def _wait_for(self, fetch: _Fetch) -> None:
+        """Let a sequence wait for the pages that have not come yet, or compute few rows a step until they arrive.
+
+        A tier that was late is not waited for, but the steps beside its fetch are small.
         """
-        breaker, now = self.breakers[tier], self._now_s()
-        takes_s = MARGIN * breaker.predicted_s(pages)
-        if breaker.misses:
+        breaker = self.breakers[fetch.tier]
+        if not fetch.left:
             return
-        if not takes_s:
-            self._scheduler.hold(sequence, now + ASK * compute_s)
-        elif takes_s <= HOLD * compute_s:
-            self._scheduler.hold(sequence, now + takes_s)
-        elif takes_s <= compute_s / 2:
-            share = takes_s / MARGIN / compute_s
-            rows = PAGE * max(1, min(CAP, int(share * sequence.rows / PAGE)))
-            self._scheduler.slow(sequence, now + takes_s, rows)
+        takes_s, now = breaker.predicted_s(fetch.left), self._now_s()
+        wait = patience.for_fetch(now, fetch.began_s, takes_s, fetch.compute_s, fetch.count)
+        self._wait(fetch.sequence, wait._replace(hold_until_s=0.0) if breaker.misses else wait)
 
     async def let_end(self) -> None:
         """Wait until the fetches for sequences that have left have ended."""
@@ -117,10 +125,10 @@ class Prefetcher:
         try:
             found = await self._store.where([key for _, key in keys])
             self._asking_s = min(self._now_s() - began, RISE * self._asking_s)
-            self._scheduler.hold(sequence, 0.0)
+            self._scheduler.resume(sequence)
             for tier in ("redis", "disk"):
                 there = [each for each, at in zip(keys, found, strict=True) if at == tier]
-                await self._from(tier, sequence, there)
+                await self._from(tier, sequence, there, began)
         except TierDown as error:
             breaker = self.breakers["redis"]
             if not breaker.misses:  # logged once per outage
@@ -131,7 +139,7 @@ class Prefetcher:
             self._wake()
 
     async def _from(
-        self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]]
+        self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]], began_s: float
     ) -> None:
         """Bring pages of one tier, the most expensive to compute first."""
         breaker = self.breakers[tier]
@@ -141,26 +149,30 @@ class Prefetcher:
             if not count:
                 return
             wanted, there = deque(there[:count]), there[count:]
-            self._wait_for(sequence, count, tier, sum(prices))
+            fetch = _Fetch(tier, sequence, wanted, sum(prices), began_s, count, count)
+            self._wait_for(fetch)
             if tier == "disk":
                 await self._store.recall([key for _, key in wanted])
-            before = self.fetched[tier]
-            await asyncio.gather(*(self._some(tier, sequence, wanted) for _ in range(AT_ONCE)))
-            if came := self.fetched[tier] - before:
+            await asyncio.gather(*(self._some(fetch) for _ in range(AT_ONCE)))
+            if fetch.came:
                 now = self._now_s()
-                breaker.came(came, now - began, now)
+                breaker.came(fetch.came, now - began, now)
 
-    async def _some(self, tier: Tier, sequence: TokenSequence, wanted: Wanted) -> None:
+    async def _some(self, fetch: _Fetch) -> None:
         """Bring a few pages at a time until all are here or computed."""
         tiers, table = self._scheduler.table.tiers, self._scheduler.table
+        tier, sequence, wanted = fetch.tier, fetch.sequence, fetch.wanted
         while wanted:
             targets: dict[PageKey, int] = {}
             while wanted and len(targets) < TOGETHER:
                 page, key = wanted.popleft()
                 if not table.awaits(sequence, page):
+                    fetch.left -= 1
                     continue  # the page was computed first
                 if (target := tiers.bring(key.group, key.id)) is not None:
                     targets[key] = target
+                else:
+                    fetch.left -= 1
             came: set[PageKey] = set()
             try:
                 values = await self._values(tier, sequence, list(targets))
@@ -169,9 +181,13 @@ class Prefetcher:
                 for key, target in targets.items():
                     tiers.brought(key.group, key.id, target, tier if key in came else None)
                 self.fetched[tier] += len(came)
+                fetch.came += len(came)
+                fetch.left -= len(targets)
+            if came:
+                self._wait_for(fetch)
 
     async def _keep(
-        self, tier: Tier, targets: dict[PageKey, int], values: dict[PageKey, bytes]
+        self, tier: Tier, targets: dict[PageKey, int], values: dict[PageKey, Value]
     ) -> set[PageKey]:
         """Write values to their host pages; return those that are sound."""
         pages = [(key, targets[key], value) for key, value in values.items()]
@@ -185,10 +201,10 @@ class Prefetcher:
 
     async def _values(
         self, tier: Tier, sequence: TokenSequence, keys: list[PageKey]
-    ) -> dict[PageKey, bytes]:
+    ) -> dict[PageKey, Value]:
         """Return the values of pages that are there; pages that kv_store brings from its disk are waited for."""
         give_up = self._now_s() + (RECALL_S if tier == "disk" else 0.0)
-        found: dict[PageKey, bytes] = {}
+        found: dict[PageKey, Value] = {}
         while keys and not sequence.over:
             values = await self._store.get_many(keys)
             found |= {key: value for key, value in zip(keys, values, strict=True) if value}
