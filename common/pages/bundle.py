@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from common.errors import InvalidRequest, TooLarge
 from common.pages import codec
 from common.pages.chain import Chain, ChainPlace
-from common.pages.codec import HEADER_BYTES, CorruptPage, Header
+from common.pages.codec import HEADER_BYTES, Buffer, CorruptPage, Header
 from common.pages.keys import GROUPS, PageKey
 
 FORMAT = "spillway.pages/1"
@@ -97,7 +97,7 @@ class BundleReader:
         self._at += count
 
 
-def named(value: bytes, key: PageKey, place: ChainPlace) -> bytes:
+def named(value: Buffer, key: PageKey, place: ChainPlace) -> bytes:
     """Return a page's value with another id and place in its header and the same layers. Raises CorruptPage."""
     header = replace(codec.read_header(value), id=key.id, parent=place.parent, depth=place.depth)
     return codec.header_bytes(header) + memoryview(value)[HEADER_BYTES:]

@@ -63,6 +63,10 @@ class PagesServer:
         """Run commands in one round trip per node; return replies in order, for a refused command its ResponseError."""
         return await self._client.pipeline(commands)
 
+    async def values(self, commands: Sequence[Command]) -> list[Any]:
+        """Run commands as `pipeline` does; their replies are no arrays, and large values are read without copies."""
+        return await self._client.values(commands)
+
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script by its name; the script is loaded if the server does not know it."""
         return await self._scripts.run(self.call, name, keys, args)

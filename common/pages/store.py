@@ -31,6 +31,7 @@ FREE = 0.1  # the share of its budget that kv_store keeps free
 MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
 _BLOCK_MS = 1000  # shorter than the timeout of a reply
+Value = bytes | bytearray
 Put = Literal["stored", "exists", "over", "full"]
 Tier = Literal["redis", "disk"]
 
@@ -122,19 +123,19 @@ class PageStore:
         outcome: Put = found
         return outcome
 
-    async def get(self, key: PageKey) -> bytes | None:
+    async def get(self, key: PageKey) -> Value | None:
         """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not stored."""
         (found,) = await self.get_many([key])
         return found
 
-    async def get_many(self, keys: Sequence[PageKey]) -> list[bytes | None]:
+    async def get_many(self, keys: Sequence[PageKey]) -> list[Value | None]:
         """Return the values of pages in one round trip, as `get` does."""
         now_ms = self.clock.now_ms()
         asked: list[tuple[object, ...]] = []
         for key in keys:
             asked.append(("GETEX", names.value(key), "PX", 1000 * self.ttl_s))
             asked.append(("ZADD", names.index(key.partition), "XX", now_ms, key.member))
-        found: list[bytes | None] = (await self.server.pipeline(asked))[::2]
+        found: list[Value | None] = (await self.server.values(asked))[::2]
         for value in found:
             if isinstance(value, ResponseError):
                 raise value

@@ -7,6 +7,7 @@ from typing import Any
 import redis
 from msgspec import Struct
 from redis.asyncio import ConnectionPool, RedisCluster
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -14,6 +15,7 @@ from redis.retry import Retry as ThreadRetry
 
 from common.errors import ConfigError
 from common.redis.connections import ServerConnections
+from common.redis.values import ValueConnections
 
 
 class RedisAddress(Struct, frozen=True):
@@ -49,9 +51,25 @@ class RedisAddress(Struct, frozen=True):
             )
             return ServerConnections(pool.make_connection, timeout_s=timeout_s, connect_s=connect_s)
         except (ValueError, RedisError) as error:
-            raise ConfigError(
-                f"{self.setting} is {self.url!r}: {error}; expected {self.expected}"
-            ) from error
+            raise self._bad(error) from error
+
+    def values(self, *, timeout_s: float, connect_s: float) -> ValueConnections | None:
+        """Return connections that read large values without copies; None for a Cluster, or over TLS.
+
+        ConfigError if the URL is none.
+        """
+        if self.cluster:
+            return None
+        try:
+            options = dict(parse_url(self.url))
+        except (ValueError, RedisError) as error:
+            raise self._bad(error) from error
+        if options.get("connection_class") is SSLConnection:
+            return None
+        return ValueConnections(options, timeout_s=timeout_s, connect_s=connect_s)
+
+    def _bad(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.setting} is {self.url!r}: {error}; expected {self.expected}")
 
     def thread_client(self, *, timeout_s: float, connect_s: float) -> Any:
         """Return a blocking client for a thread, which retries nothing either."""

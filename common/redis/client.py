@@ -67,6 +67,7 @@ class RedisClient:
             connections=2 * connections
             or 100_000,  # a Cluster's node counts those that come and go
         )
+        self._values = address.values(timeout_s=timeout_s, connect_s=connect_s)
         # A Cluster's client fails where the pool of a single server would wait.
         self._gate: contextlib.AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(connections) if connections else contextlib.nullcontext()
@@ -94,15 +95,28 @@ class RedisClient:
             return []
 
         async def work(redis: Any) -> list[Any]:
-            replies = await (
-                _of_cluster(redis, commands) if self.cluster else redis.pipeline(commands)
-            )
-            for reply in replies:
-                if isinstance(reply, Exception) and is_away(reply, cluster=self.cluster):
-                    raise reply
-            return replies
+            asked = _of_cluster(redis, commands) if self.cluster else redis.pipeline(commands)
+            return self._checked(await asked)
 
         replies: list[Any] = await self.run(work)
+        return replies
+
+    async def values(self, commands: Sequence[Command]) -> list[Any]:
+        """Run commands as `pipeline` does; their replies are no arrays, and large values are bytearrays, not copied."""
+        values = self._values
+        if values is None or not commands:
+            return await self.pipeline(commands)
+
+        async def work(_redis: Any) -> list[Any]:
+            return self._checked(await values.ask(commands))
+
+        replies: list[Any] = await self.run(work)
+        return replies
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        for reply in replies:
+            if isinstance(reply, Exception) and is_away(reply, cluster=self.cluster):
+                raise reply
         return replies
 
     def callers(self, timeout_s: float | None = None) -> list[Callable[..., Awaitable[Any]]]:
@@ -127,6 +141,8 @@ class RedisClient:
             for task in left:  # else a Cluster's client opens new connections for them
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+        if self._values is not None:
+            self._values.close()
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
 

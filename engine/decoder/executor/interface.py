@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from common.pages.codec import Header
+from common.pages.codec import Buffer, Header
 from common.pages.identity import PageId
 from common.pages.keys import PageKey
 from common.types.generation import SamplingParams
@@ -139,7 +139,7 @@ class PageCopier(Protocol):
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
         """Return the bytes of a held page in the form of the tiers below the host."""
 
-    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+    async def fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
         """Write values from a lower tier to host pages; return the errors of those that are not sound."""
 
     def layout(self, group: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common import log
 from common.clock import SYSTEM
-from common.pages.codec import CorruptPage, Header, checksum, encode, layer, read_header
+from common.pages.codec import Buffer, CorruptPage, Header, checksum, encode, layer, read_header
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
 from engine.kernels.page_arrival import PageArrival
@@ -134,7 +134,7 @@ class TorchPageCopier:
         """Return the bytes of a held page in the form of the tiers below the host."""
         return await self._later(partial(self._value, header, tier, page))
 
-    async def fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+    async def fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
         """Write values from a lower tier to host pages; return the errors of those that are not sound."""
         return await self._later(partial(self._fill, pages))
 
@@ -169,7 +169,7 @@ class TorchPageCopier:
         self._count("put", len(found), SYSTEM.perf_s() - began)
         return found
 
-    def _fill(self, pages: Sequence[tuple[PageKey, int, bytes]]) -> dict[PageKey, str]:
+    def _fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
         wrong = {}
         for key, page, value in pages:
             began = SYSTEM.perf_s()
@@ -180,7 +180,7 @@ class TorchPageCopier:
             self._count("get", len(value), SYSTEM.perf_s() - began)
         return wrong
 
-    def _fill_page(self, key: PageKey, page: int, value: bytes) -> None:
+    def _fill_page(self, key: PageKey, page: int, value: Buffer) -> None:
         header = read_header(value, key.id)
         if (header.layers, header.layer_bytes) != self.layout(key.group):
             raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")

@@ -21,7 +21,7 @@ from common.pages.chain import Chain
 from common.pages.codec import CorruptPage, Header
 from common.pages.identity import PageId, owner_id, root_id
 from common.pages.keys import GROUPS, PageKey
-from common.pages.store import PageStore, Tier, TierDown
+from common.pages.store import PageStore, Tier, TierDown, Value
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord
 from services.router.http.receiver import REQUEST_ID, TENANT, Receiver
@@ -147,10 +147,10 @@ async def _values(
                 _log.warning("page_corrupt", page=key.member, why=str(error))
 
 
-async def _read(store: PageStore, keys: list[PageKey], wait_s: float) -> dict[PageKey, bytes]:
+async def _read(store: PageStore, keys: list[PageKey], wait_s: float) -> dict[PageKey, Value]:
     loop = asyncio.get_running_loop()
     give_up = loop.time() + wait_s
-    found: dict[PageKey, bytes] = {}
+    found: dict[PageKey, Value] = {}
     while True:
         values = zip(keys, await store.get_many(keys), strict=True)
         found |= {key: value for key, value in values if value is not None}

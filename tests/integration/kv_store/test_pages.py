@@ -119,7 +119,7 @@ async def brought(store: PageStore, key: PageKey) -> bytes:
         return await in_redis(store, key)
 
     await until(back)
-    return await store.get(key) or b""
+    return bytes(await store.get(key) or b"")
 
 
 @every_place

@@ -196,7 +196,9 @@ async def test_a_reader_that_leaves(store: PageStore) -> None:
         for read in reads[::2]:
             read.cancel()
         found = await asyncio.gather(*reads, return_exceptions=True)
-        assert [f for f in found if isinstance(f, bytes)] == [p.id * 5000 for p in pages[1::2]]
+        assert [f for f in found if isinstance(f, bytearray | bytes)] == [
+            p.id * 5000 for p in pages[1::2]
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -258,6 +260,27 @@ async def test_closing(place: Any) -> None:
     await store.close()
     with pytest.raises(TierDown, match="closed"):
         await waiting
+
+
+async def test_a_server_with_a_password(redis_server: Server) -> None:
+    """Values are read with the password and in the database that the address names, over a socket and over TCP."""
+    redis_server.config_set("requirepass", "secret")
+    for url in (
+        f"unix://:secret@{redis_server.socket}?db=2",
+        f"redis://:secret@127.0.0.1:{redis_server.port}/2",
+    ):
+        made = PageStore.of(PagesConfig(pages_url=url), SystemClock())
+        assert made is not None
+        assert await made.put(key(1), b"x" * 100_000, TTL_S) in {"stored", "exists"}
+        assert await made.get(key(1)) == b"x" * 100_000
+        await made.close()
+    wrong = PageStore.of(
+        PagesConfig(pages_url=f"unix://:wrong@{redis_server.socket}"), SystemClock()
+    )
+    assert wrong is not None
+    with pytest.raises(TierDown, match="WRONGPASS"):
+        await wrong.get(key(1))
+    await wrong.close()
 
 
 async def test_addresses(tmp_path: Any) -> None:
