@@ -18,7 +18,7 @@ REFUSED = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request: seconds from the run's start at which it was due, sent and answered."""
+    """One request: seconds from the run's start at which it was due, sent and answered; the server's id of it."""
 
     due_s: float
     sent_s: float
@@ -26,6 +26,7 @@ class Sample:
     status: int
     code: str
     items: int
+    request_id: str = ""
 
     @property
     def ok(self) -> bool:
@@ -103,7 +104,10 @@ class LoadRun(LoadLoop[RequestRun]):
         """Send the next request and record its answer."""
         request, sent = next(self._requests), self.now()
         answer = await self._target.send(request)
-        sample = Sample(due, sent, self.now(), answer.status, answer.code, request.items)
+        done = self.now()
+        sample = Sample(
+            due, sent, done, answer.status, answer.code, request.items, answer.request_id
+        )
         self.samples.append(sample)
         if self._check is not None:
             self._check(request, answer)

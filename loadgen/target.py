@@ -15,11 +15,12 @@ from loadgen.bodies import Request
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswer:
-    """What came back: the status (0: no HTTP answer), the error's code if any, and the body."""
+    """What came back: status (0: no HTTP answer), the error's code if any, body, and the server's id of the request."""
 
     status: int
     code: str
     body: bytes
+    request_id: str = ""
 
 
 class Target:
@@ -73,11 +74,12 @@ class Target:
             async with self._session.post(url, data=request.body, headers=headers) as response:
                 body = await response.read()
                 status = response.status
+                name = response.headers.get("x-request-id", "")
         except TimeoutError:
             return TargetAnswer(0, "client_timeout", b"")
         except (aiohttp.ClientError, OSError) as error:
             return TargetAnswer(0, type(error).__name__, b"")
-        return TargetAnswer(status, _code(body) if status >= 400 else "", body)
+        return TargetAnswer(status, _code(body) if status >= 400 else "", body, name)
 
 
 def _code(body: bytes) -> str:

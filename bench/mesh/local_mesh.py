@@ -265,7 +265,8 @@ class LocalMesh:
 
     def _argv(self, service: Service) -> list[str]:
         where = ["--data-dir", str(self.data_dir), "--instance", service.name.replace("_", "-")]
-        return [self._python, "-m", service.module, *where, *service.flags]
+        stamped = ["bench.mesh.stamped", service.stamps] if service.stamps else []
+        return [self._python, "-m", *stamped, service.module, *where, *service.flags]
 
     def _server_argv(self, name: str) -> list[str]:
         write = embedded.write_config if name == REDIS else embedded.write_pages_config

@@ -13,13 +13,17 @@ DEMO = ROOT / "models" / "demo"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process: its instance name, its module, its flags; `cores` pins it."""
+    """One process: its instance name, its module, its flags; `cores` pins it.
+
+    With `stamps` it writes the moments of each request's stages to that file when it ends (`bench/mesh/stamped.py`).
+    """
 
     name: str
     module: str
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cores: frozenset[int] | None = None
+    stamps: str = ""
 
     @property
     def keeps_pages(self) -> bool:

@@ -68,7 +68,12 @@ def _e2(samples: Mapping[str, Any]) -> Charts:
 
 def _r1(samples: Mapping[str, Any]) -> Charts:
     runs = {name: values for name, values in samples.items() if "/" in name}
-    marks = [Mark("goal p50", 2), Mark("must p50", 4), Mark("goal p99", 10), Mark("must p99", 20)]
+    marks = [
+        Mark("goal p50", 1.3),
+        Mark("must p50", 2.6),
+        Mark("goal p99", 5),
+        Mark("must p99", 10),
+    ]
     hops = {name: stats.percentiles(values) for name, values in samples.get("hops_s", {}).items()}
     parts = {key: [hop[key] * 1e6 for hop in hops.values()] for key in ("p50", "p90")}
     return [
