@@ -34,6 +34,11 @@ class EncodeJob(NamedTuple):
     asked_s: float
 
     @property
+    def unasked(self) -> bool:
+        """True if the bus was not asked since the job was read, and so does not know that the job runs."""
+        return self.asked_s == self.read_s
+
+    @property
     def alone(self) -> bool:
         """True if the job must share no batch."""
         return self.lease.alone

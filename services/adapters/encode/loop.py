@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from services.adapters.metrics import LaneMetrics
 _ASK_FIRST_S = 0.02
 # The next batch is chosen so long before the running one should end: time to ask the bus, and for an early end.
 _LEAD_S, _LEAD_SHARE = 0.005, 0.1
+# Until then nothing read would be computed sooner: what arrives within this time is read in one call.
+_GATHER_S = 0.003
 _MAX_JOBS = 256
 _WAIT_S = 1.0
 _DRIFT = 0.2  # a change of the depth by this share is logged
@@ -88,6 +91,11 @@ class SubmittedBatch:
         self.tokens = sum(job.tokens for job in self.jobs)
 
 
+def is_stale(job: EncodeJob, now_s: float) -> bool:
+    """True if the bus is to be asked about a job before its batch begins."""
+    return now_s - job.asked_s >= _ASK_FIRST_S
+
+
 class EmbeddingLoop:
     """The loop of one worker: it runs until told to stop, ends the running batch and hands over the rest."""
 
@@ -110,6 +118,7 @@ class EmbeddingLoop:
         self._kind = "rerank" if model.reranks else "embed"
         self._queue: deque[EncodeJob] = deque()
         self._next: SubmittedBatch | None = None  # at the device, behind the running one
+        self._choose_s = -math.inf  # when the batch behind the running one is to be chosen
         self._finishing: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -153,6 +162,9 @@ class EmbeddingLoop:
                 return  # drain hands these over
             for lease in leases:
                 await self._accept(lease)
+            left_s = self._choose_s - self._clock.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(min(_GATHER_S, left_s))
 
     def _free_jobs(self) -> int:
         """Return how many jobs of the usual size one full batch beyond the running one still lacks."""
@@ -223,8 +235,7 @@ class EmbeddingLoop:
         expired or been cancelled long before waits at the device.
         """
         ended = running.computing
-        lead_s = _LEAD_S + _LEAD_SHARE * running.predicted_s
-        left_s = running.began_s + running.predicted_s - lead_s - self._clock.monotonic()
+        left_s = self._choose_s - self._clock.monotonic()
         await asyncio.wait({ended}, timeout=max(0.0, left_s))
         pause_s, anew = _ASK_FIRST_S, True
         while not self._stopping:
@@ -258,7 +269,7 @@ class EmbeddingLoop:
         if running is not None:
             begin_s = max(now_s, running.began_s + running.predicted_s)
         jobs = await self._form(begin_s - now_s)
-        if any(now_s - job.asked_s >= _ASK_FIRST_S for job in jobs):
+        if any(is_stale(job, now_s) for job in jobs):
             stopped = await self._ask(jobs)
             jobs = [job._replace(asked_s=now_s) for job in jobs if job.lease.job not in stopped]
         if not jobs:
@@ -302,6 +313,7 @@ class EmbeddingLoop:
     def _begun(self, batch: SubmittedBatch) -> None:
         """Note that the device computes a batch from now on, and have the bus told."""
         batch.began_s = self._clock.monotonic()
+        self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.predicted_s - _LEAD_S
         self._worker.incarnation.heartbeat.working(batch.predicted_s)
         for job in batch.jobs:
             self._metrics.batch_wait.observe(batch.began_s - job.read_s)
@@ -313,15 +325,16 @@ class EmbeddingLoop:
 
     async def _ask(self, batch: Sequence[EncodeJob], doing: RunningBatch | None = None) -> set[str]:
         """Return the jobs that were cancelled or fenced off, without those of the queue; tell what runs from now on."""
-        held = [*batch, *self._queue]
         now_s = self._clock.monotonic()
+        asked = [job for job in (*batch, *self._queue) if job.unasked or is_stale(job, now_s)]
+        leases = [job.lease for job in asked or batch[:1]]
         try:
-            stopped = await self._worker.outbox.emit([job.lease for job in held], doing=doing)
+            stopped = await self._worker.outbox.emit(leases, doing=doing)
         except BusDown:
             return set()  # the batch goes on: its results are fenced when they are written
-        asked = {job.lease.job for job in held}
+        names = {lease.job for lease in leases}
         self._queue = deque(
-            job._replace(asked_s=now_s) if job.lease.job in asked else job
+            job._replace(asked_s=now_s) if job.lease.job in names else job
             for job in self._queue
             if job.lease.job not in stopped
         )
