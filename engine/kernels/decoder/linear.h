@@ -2,7 +2,7 @@
 // whatever rows are computed beside it: its bits never depend on the batch.
 //
 // Weights are packed into tiles of 64 outputs, read front to back once a step:
-//   fp32 [input][64]; bf16 [pair of inputs][64][2]; bytes and nibbles in groups of 64 inputs, [scale, fp32][64] and then
+//   fp32 [input][64]; bf16 [pair of inputs][64][2]; bytes and nibbles in groups of 32 inputs, [scale, bf16][64] and then
 //   [4 inputs][64][4], or [8 inputs][64][4 bytes], of which the low nibbles are the first four inputs.
 // Bytes and nibbles are unsigned (128 or 8 is zero); the inputs are then rounded to signed bytes, with a scale a group.
 #pragma once
@@ -19,7 +19,7 @@ namespace spillway {
 
 enum Kind { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, FP16 = 4 };
 
-constexpr int TILE = 64, GROUP = 64, VECTORS = TILE / 16;
+constexpr int TILE = 64, GROUP = 32, VECTORS = TILE / 16;
 #if defined(__AVX512F__)
 constexpr int WIDE = 4, ROWS = 6;  // vectors of outputs and rows whose sums stay in registers
 #else
@@ -126,10 +126,11 @@ inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, i
     for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
+// `first` is the first of the V vectors in its tile `w`; `acc` begins at it.
 template <int M, int V, bool NIBBLES>
-inline void step_bytes(const uint8_t* w, const int32_t* const* x, const float* const* scale,
+inline void step_bytes(const uint8_t* w, int first, const int32_t* const* x, const float* const* scale,
                        const int32_t* const* total, int64_t from, int64_t to, float* acc) {
-  constexpr int64_t BYTES = TILE * 4 + TILE * GROUP / (NIBBLES ? 2 : 1);
+  constexpr int64_t BYTES = TILE * 2 + TILE * GROUP / (NIBBLES ? 2 : 1);
   constexpr int32_t ZERO = NIBBLES ? 8 : 128;
   F s[M][V];
   for (int m = 0; m < M; ++m)
@@ -139,7 +140,7 @@ inline void step_bytes(const uint8_t* w, const int32_t* const* x, const float* c
     I t[M][V];
     for (int m = 0; m < M; ++m)
       for (int v = 0; v < V; ++v) t[m][v] = splat(-ZERO * total[m][g]);
-    const uint8_t* codes = at + TILE * 4;
+    const uint8_t* codes = at + TILE * 2 + 64 * first;
     for (int k = 0; k < GROUP / 4; k += NIBBLES ? 2 : 1) {
       for (int v = 0; v < V; ++v) {
         const I c = load<I>(codes + (NIBBLES ? k / 2 : k) * TILE * 4 + 64 * v);
@@ -156,7 +157,7 @@ inline void step_bytes(const uint8_t* w, const int32_t* const* x, const float* c
       }
     }
     for (int v = 0; v < V; ++v) {
-      const F each = load<F>(at + 64 * v);
+      const F each = widen(load<H>(at + 32 * (first + v)));
       for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), each * splat(scale[m][g]), s[m][v]);
     }
   }
@@ -183,7 +184,7 @@ struct Linear {
     tiles = up(outs, TILE) / TILE;
     group_bytes = as == FP32   ? TILE * GROUP * 4
                   : as == BF16 ? TILE * GROUP * 2
-                               : TILE * 4 + TILE * GROUP / (as == INT4 ? 2 : 1);
+                               : TILE * 2 + TILE * GROUP / (as == INT4 ? 2 : 1);
     tile_bytes = groups * group_bytes;
     data = (uint8_t*)reserve(tiles * tile_bytes + 8192);  // prefetching goes a little beyond
     if (!data) return;
@@ -228,9 +229,10 @@ struct Linear {
       for (int i = 0; i < GROUP; ++i)
         if (std::fabs(values[i]) > most) most = std::fabs(values[i]), signed_most = values[i];
       const int zero = kind == INT8 ? 128 : 8;
-      const float scale = kind == INT8 ? most / 127 : signed_most / -8;
-      ((float*)to)[n] = scale;
-      uint8_t* codes = to + TILE * 4;
+      const uint16_t kept = narrow(kind == INT8 ? most / 127 : signed_most / -8);
+      const float scale = widen(kept);  // codes are of the scale as it is kept, so its rounding costs nothing
+      ((uint16_t*)to)[n] = kept;
+      uint8_t* codes = to + TILE * 2;
       for (int i = 0; i < GROUP; ++i) {
         const int code = scale == 0 ? zero : int(std::nearbyint(values[i] / scale)) + zero;
         if (kind == INT8) codes[(i / 4 * TILE + n) * 4 + i % 4] = uint8_t(code);
@@ -280,11 +282,11 @@ struct Linear {
         return;
       case INT8:
         for (int v = 0; v < VECTORS; v += FEW)
-          step_bytes<M, FEW, false>(w + 64 * v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
+          step_bytes<M, FEW, false>(w, v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
         return;
       default:
         for (int v = 0; v < VECTORS; v += FEW)
-          step_bytes<M, FEW, true>(w + 64 * v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
+          step_bytes<M, FEW, true>(w, v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
     }
   }
 };

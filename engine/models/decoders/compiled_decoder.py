@@ -91,7 +91,7 @@ class CompiledDecoder:
     ) -> None:
         """Pack weights named and shaped as `weights.wanted` says, of fp32 or bf16; those packed leave the dict.
 
-        int8 and int4 are made here, with one scale for 64 inputs of an output. ConfigError if memory does not suffice.
+        int8 and int4 are made here, with one scale for 32 inputs of an output. ConfigError if memory does not suffice.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
         self._model = ctypes.c_void_p(

@@ -196,11 +196,11 @@ def test_bf16_agrees_with_transformers_in_bf16(tmp_path: Path, family: str) -> N
 
 
 def _rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return a matrix as int8 or int4 has it: 64 inputs of an output share a scale."""
+    """Return a matrix as int8 or int4 has it: 32 inputs of an output share a scale in bf16."""
     out, into = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -into % 64)).view(out, -1, 64)
+    padded = torch.nn.functional.pad(weight, (0, -into % 32)).view(out, -1, 32)
     most = padded.gather(2, padded.abs().argmax(2, keepdim=True))
-    scale = most.abs() / 127 if kind == "int8" else most / -8
+    scale = (most.abs() / 127 if kind == "int8" else most / -8).bfloat16().float()
     least, largest = (-127, 127) if kind == "int8" else (-8, 7)
     codes = (padded / scale.where(scale != 0, 1)).round().clamp(least, largest)
     return (codes * scale).view(out, -1)[:, :into]
