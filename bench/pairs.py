@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from bench.peak import Peak, Speed, still_blocks
 
 BLOCK = 20
+LEAST = 4  # pairs or rounds in any case
 
 
 class Measured(NamedTuple):
@@ -111,3 +112,8 @@ def measure_pairs(
         found: Blocks = done.value
         return found
     raise RuntimeError("a synchronous pair waited for an event loop")
+
+
+def rounds_within(seconds: float, round_s: float, most: int) -> int:
+    """Return how many rounds of this length fit, at most `most`, and a few in any case."""
+    return min(most, max(LEAST, int(seconds / round_s)))

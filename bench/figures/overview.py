@@ -26,6 +26,7 @@ class Line(NamedTuple):
 
 _ENCODER, _SHIPPED, _SIM = "MiniLM-L6-v2", "S", "simulated devices"
 _ITSELF = "its own levels"
+_LARGE, _BOTH = "L; bf16, int8, int4", "llama.cpp, vLLM on CPU"
 SECTIONS: dict[str, tuple[Line, ...]] = {
     "product": (
         Line(
@@ -49,8 +50,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
     ),
     "embeddings": (
         Line(
-            "E1", "texts/s, and cosine to fp32", _ENCODER, "sentence-transformers (in process), infinity (HTTP)",
-            "in process and over HTTP",
+            "E1", "texts/s, and cosine to fp32", _ENCODER,
+            "sentence-transformers (in process), infinity, ONNX Runtime, OpenVINO (HTTP)", "in process and over HTTP",
         ),
         Line("E2", "the whole mesh against its own engine", _ENCODER, "our engine in process", HTTP),
         Line("W1", "depth of a device found by probes", _SIM, "the paper's table", "through the mesh"),
@@ -66,15 +67,15 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("V2", "filtered search returns k whenever k match", "vectors of 128", _ITSELF, PROCESS),
     ),
     "engine": (
-        Line("L1", "decode, one stream: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
-        Line("L2", "decode, 8 and 32 streams: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
-        Line("L3", "prompts: tokens/s", "L; bf16, int8, int4", "llama.cpp", PROCESS),
+        Line("L1", "decode, one stream: tokens/s, share of the memory's bandwidth", _LARGE, _BOTH, PROCESS),
+        Line("L2", "decode, 8 and 32 streams at 64 and 2k tokens: tokens/s", _LARGE, _BOTH, PROCESS),
+        Line("L3", "prompts: tokens/s, share of the GEMM peak", _LARGE, _BOTH, PROCESS),
         Line("L4", "paged attention: share of the memory's bandwidth", "shapes of M and L", "torch", PROCESS),
         Line("L5", "decode and prompts beside other engines", "L, M", "transformers, CTranslate2, vLLM", PROCESS),
         Line("K1", "linear layers", "matrices of M and L", "torch, oneDNN", PROCESS),
         Line("N2", "prediction of a step's time", "S, M", _ITSELF, PROCESS),
         Line("X1", "text and logits equal transformers'", "small random ones", "transformers, fp32", PROCESS),
-        Line("X2", "answers with weights of 8 and 4 bits", _SHIPPED, "its own fp32", PROCESS),
+        Line("X2", "answers and KL with weights of 8 and 4 bits", _SHIPPED, "its own fp32, llama.cpp", PROCESS),
     ),
     "guarantees": (
         Line("R1", "latency added by router, bus and worker hop", _SIM, _ITSELF, HTTP),

