@@ -43,6 +43,8 @@ _DTYPES: dict[WeightKind, torch.dtype] = {
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
 }
+# How weights are rounded tells what they compute: pages of another rounding are other pages.
+_ROUNDED: dict[WeightKind, str] = {"int8": "int8 by 32", "int4": "int4 by 32"}
 _log = log.get("engine")
 
 
@@ -76,7 +78,8 @@ class TorchExecutor:
         self.device = decoder.device.type
         self.exact = isinstance(decoder, CompiledDecoder)
         # Pages that were stored in a lossy form differ from computed ones, so they have ids of their own.
-        kept = dtype if form == "exact" else f"{dtype}, {form} below the host"
+        computed = _ROUNDED.get(dtype, dtype)
+        kept = computed if form == "exact" else f"{computed}, {form} below the host"
         self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
         pages = min(pool.pages for pool in pools)
