@@ -120,11 +120,9 @@ ALL_CLAIMS = f"All rows, losses included, each with the command that repeats it:
 def claim(row: str, figures: Sequence[Figure], found: Found) -> list[str]:
     """Return a row's line in the README."""
     (line,) = (each for some in SECTIONS.values() for each in some if each.row == row)
-    machine = found["machine"]
     what = f"[{line.what}](docs/benchmarks/{row}.md)"
-    where = f"{machine['cores']} cores of {machine['cpu'].strip()}"
     said = f"{worst(figures, found)} ({lowest(found)})"
-    return [what, line.model, line.against, line.how, said, where]
+    return [what, line.model, line.against, line.how, said, _machine(found)]
 
 
 def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: bool) -> list[str]:
@@ -136,9 +134,15 @@ def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: 
     reached = lowest(found)
     more = ", **stale**" if stale else ""
     left = ", not complete" if found.get("left") else ""
-    machine = found["machine"]
-    where = f"{found['measured_at'][:10]}, {machine['cores']} cores of {machine['cpu'].strip()}"
+    where = f"{found['measured_at'][:10]}, {_machine(found)}"
     return [*about, worst(figures, found), f"{reached}{left}{more}", where, command]
+
+
+def _machine(found: Found) -> str:
+    """Return the cores, and the processor with its family and model where the document names them."""
+    about = found["machine"]
+    kind = f" (family {about['family']}, model {about['model']})" if about.get("family") else ""
+    return f"{about['cores']} cores of {about['cpu'].strip()}{kind}"
 
 
 def worst(figures: Sequence[Figure], found: Found) -> str:
