@@ -29,11 +29,18 @@ from engine.decoder.prompt_lookup import MOST, PromptLookup, draft_length
 from engine.decoder.scheduler import ScheduledRows, StepLimits
 from engine.device import DeviceQueue
 
+SEVERAL, SEVERAL_S = (
+    4,
+    0.025,
+)  # tokens that a step may give a sequence one after another, and in so many seconds
 DRAFTED = 8  # the most sequences in a step of which tokens are guessed: the rows of more are no longer cheap
 
 
 class RunningStep(NamedTuple):
-    """A submitted step: its parts, the generation of each, the page loads it waits for, its size and predicted cost."""
+    """A submitted step: its parts, the generation of each, the page loads it waits for, its size and predicted cost.
+
+    It gives each sequence so many `tokens` one after another; the size is that of one of them, the cost of all.
+    """
 
     parts: list[ScheduledRows]
     generations: list[Generation]
@@ -41,6 +48,7 @@ class RunningStep(NamedTuple):
     size: Step
     predicted_s: float
     handle: StepHandle
+    tokens: int = 1
 
 
 class Progress(NamedTuple):
@@ -72,12 +80,14 @@ class DecoderEngine:
         cache: CachePolicy | None = None,
         store: PageStore | None = None,
         lookup: bool = False,
+        several: int = 1,
     ) -> None:
         """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any.
 
-        With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`).
+        With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`). A
+        step gives each sequence at most `several` tokens, one after another.
         """
-        self._lookup = lookup
+        self._lookup, self._several = lookup, several
         # Guessed tokens that were computed, and those that were right.
         self.drafted = self.accepted = 0
         self.executor, self.capacity, self.limits = executor, capacity, limits
@@ -164,6 +174,8 @@ class DecoderEngine:
             lookup = self._choice_of(parts[place]).lookup
             if length and lookup is not None and (guesses := lookup.draft(length)):
                 parts[place] = self.scheduler.guess(parts[place], guesses)
+        if not any(part.guesses for part in parts):
+            parts = self._extend(parts, 0)
         return parts if parts or self.scheduler.loads else None
 
     def _choice_of(self, part: ScheduledRows) -> Choice:
@@ -183,7 +195,7 @@ class DecoderEngine:
         for choice in choices:
             if choice.lookup is None:
                 choice.lookup = PromptLookup(choice.sequence.tokens())
-        if any(len(part.positions) > 1 + len(part.guesses) for part in parts):
+        if any(len(part.known) > 1 for part in parts):
             return []  # the last rows of a prompt: the step after them may have guesses
         windows = self.executor.shape.windows
         looks = [attended(part.sequence.length, part.sequence.length, 1, windows) for part in parts]
@@ -201,6 +213,26 @@ class DecoderEngine:
         attends = size.attended + more * attended_each
         return self.capacity.cost.seconds(size._replace(rows=size.rows + more, attended=attends))
 
+    def _extend(self, parts: list[ScheduledRows], before: int) -> list[ScheduledRows]:
+        """Return the parts of a step with as many tokens as it may give them, after `before` that are being drawn."""
+        if self._several < 2 or not all(part.draws and len(part.positions) == 1 for part in parts):
+            return parts
+        rooms = [
+            self._choice_of(part).room - before
+            for part in parts
+            if part.sequence.job in self._generations
+        ]
+        if len(rooms) < len(parts):
+            return parts
+        windows = self.executor.shape.windows
+        size = Step(
+            len(parts),
+            len(parts),
+            sum(attended(part.positions[0], part.positions[0], 1, windows) for part in parts),
+        )
+        token_s = self.capacity.cost.seconds(size)
+        return self.scheduler.extend(parts, tokens_at_once(token_s, self._several, rooms) - 1)
+
     def submit(self, parts: Sequence[ScheduledRows]) -> RunningStep:
         """Begin to execute a planned step, without sequences that were aborted since."""
         parts = [part for part in parts if part.sequence.pages]
@@ -216,27 +248,35 @@ class DecoderEngine:
         if len(self._submitted) != 1:
             return False
         before = self._submitted[0]
+        if before.handle.early.asked:
+            return False  # how many tokens it draws is not known
         if any(self._draft_lengths(before.parts)):
             return False  # the next step is to have guesses, which need the tokens of this one
         ending = {
             part.sequence
             for generation, part in zip(before.generations, before.parts, strict=True)
-            if generation.choices[part.sequence.choice].room <= 1
+            if generation.choices[part.sequence.choice].room <= before.tokens
         }
         parts = self.scheduler.follow(before.parts, ending, now_s=self._clock.monotonic())
         if not parts:
             return False
+        parts = self._extend(parts, before.tokens)
         places = {part.sequence: place for place, part in enumerate(before.parts)}
         generations = [before.generations[places[part.sequence]] for part in parts]
-        rows = [_next_row(*each) for each in zip(generations, parts, strict=True)]
+        rows = [
+            _next_row(generation, part, before.tokens)
+            for generation, part in zip(generations, parts, strict=True)
+        ]
         following = Following(before.handle, [places[part.sequence] for part in parts])
         self._submit(parts, generations, rows, None, following)
         return True
 
     def recall(self) -> None:
-        """Take back the step that was submitted ahead, unless it has begun."""
+        """Take back the step that was submitted ahead, unless it has begun; let the running one end with its token."""
         if len(self._submitted) > 1 and self._submitted[1].handle.revoke():
             self._submitted.pop()
+        for step in self._submitted:
+            step.handle.early.ask()
 
     def _submit(
         self,
@@ -247,11 +287,12 @@ class DecoderEngine:
         following: Following | None = None,
     ) -> RunningStep:
         size = size_of(rows, self.executor.shape.windows)
-        predicted_s = self.capacity.cost.seconds(size)
+        tokens = 1 + max((part.ahead for part in parts), default=0)
+        predicted_s = tokens * self.capacity.cost.seconds(size)
         due_s = sum((step.predicted_s for step in self._submitted), predicted_s)
         requests = [generation.id for generation in generations]
         handle = self._steps.submit(rows, requests, loading, due_s, following)
-        step = RunningStep(parts, generations, loading, size, predicted_s, handle)
+        step = RunningStep(parts, generations, loading, size, predicted_s, handle, tokens)
         self._submitted.append(step)
         return step
 
@@ -259,7 +300,7 @@ class DecoderEngine:
         """Give the choices of the oldest submitted step their tokens; return choices with a token, and failures."""
         self._submitted.popleft()
         if not result.isolated:
-            self.capacity.cost.observe(step.size, result.seconds)
+            self.capacity.cost.observe(step.size, result.seconds / result.tokens)
         self.offload.loaded(step.loading)
         progress = []
         for generation, part, outcome in zip(
@@ -289,12 +330,13 @@ class DecoderEngine:
             self._fail(generation, outcome)
             return None
         choice = generation.choices[part.sequence.choice]
-        own = part._replace(positions=part.positions[: len(part.positions) - len(part.guesses)])
+        own = part._replace(positions=part.known)
         if outcome is None:
             self.scheduler.commit(own, None)
             return choice
-        self.drafted += len(part.guesses)
-        self.accepted += len(outcome.then)
+        if part.guesses:
+            self.drafted += len(part.guesses)
+            self.accepted += len(outcome.then)
         for ahead, drawn in enumerate((outcome, *outcome.then)):
             row = own if ahead == 0 else own._replace(positions=[own.positions[-1] + ahead])
             self.scheduler.commit(row, choice.push(drawn))
@@ -311,22 +353,37 @@ class DecoderEngine:
         self.abort(generation)
 
 
+def tokens_at_once(token_s: float, most: int, rooms: Sequence[int]) -> int:
+    """Return how many tokens a step gives each sequence one after another, at least one.
+
+    `token_s` is what a token of all sequences takes; each sequence has room for as many tokens as `rooms` says. What a
+    step gives is delivered together: the tokens of `SEVERAL_S` at most.
+    """
+    soon = int(SEVERAL_S / max(token_s, 1e-9))
+    return max(1, min(most, soon, *rooms))
+
+
 def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     """Return a part of a step as the executor takes it."""
     sequence = part.sequence
     choice, guesses = generation.choices[sequence.choice], part.guesses
     sample = choice.draw() if part.draws else None
     drafts = [choice.draw(at, guesses[:at]) for at in range(1, len(guesses) + 1)]
+    ahead = [choice.draw(at) for at in range(1, part.ahead + 1)]
     # A copy: pages may be added for the next step while this one is laid out.
     pages = [list(held) for held in sequence.pages]
-    known = part.positions[: len(part.positions) - len(guesses)]
-    tokens = [*sequence.at(known), *guesses]
-    return SequenceInput(tokens, part.positions, pages, sample, drafts)
+    tokens = [*sequence.at(part.known), *guesses]
+    positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
+    return SequenceInput(tokens, positions, pages, sample, drafts, ahead)
 
 
-def _next_row(generation: Generation, part: ScheduledRows) -> SequenceInput:
-    """Return the row of a token that the running step draws: the token is filled in when the step has ended."""
+def _next_row(generation: Generation, part: ScheduledRows, before: int) -> SequenceInput:
+    """Return the row of the last of `before` tokens that the running step draws.
+
+    The tokens are filled in when the step has ended.
+    """
     sequence = part.sequence
     pages = [list(held) for held in sequence.pages]
-    sample = generation.choices[sequence.choice].draw(ahead=1)
-    return SequenceInput([], part.positions, pages, sample)
+    choice = generation.choices[sequence.choice]
+    ahead = [choice.draw(before + at) for at in range(1, part.ahead + 1)]
+    return SequenceInput([], part.known, pages, choice.draw(before), ahead=ahead)

@@ -40,13 +40,20 @@ class StepPlan(NamedTuple):
 class ScheduledRows(NamedTuple):
     """One sequence's part of a step; with `draws` its last row yields a token.
 
-    The last rows are those of `guesses`, tokens that the rows before them may yield.
+    The last rows are those of `guesses`, tokens that the rows before them may yield, or of `ahead` tokens, each
+    of which the row before it yields in the same step.
     """
 
     sequence: TokenSequence
     positions: list[int]
     draws: bool
     guesses: Sequence[int] = ()
+    ahead: int = 0
+
+    @property
+    def known(self) -> list[int]:
+        """The positions of the tokens that are known before the step."""
+        return self.positions[: len(self.positions) - len(self.guesses) - self.ahead]
 
 
 class Scheduler:
@@ -119,6 +126,30 @@ class Scheduler:
         self.table.grow(part.sequence, positions)
         return part._replace(positions=positions, guesses=guesses)
 
+    def extend(self, parts: list[ScheduledRows], count: int) -> list[ScheduledRows]:
+        """Return parts that decode with rows for `count` tokens more; unchanged if there are no pages for all of them.
+
+        Only for a step that is all the scheduler has to do: no sequence waits, and no page is copied for its rows.
+        """
+        if count <= 0 or self.waiting or self.loads:
+            return parts
+        extended = [
+            part._replace(
+                positions=[
+                    *part.positions,
+                    *range(part.positions[-1] + 1, part.positions[-1] + 1 + count),
+                ],
+                ahead=count,
+            )
+            for part in parts
+        ]
+        wanted = sum(self.table.wants(part.sequence, part.positions) for part in extended)
+        if wanted > min(pool.available for pool in self.table.pools):
+            return parts
+        for part in extended:
+            self.table.grow(part.sequence, part.positions)
+        return extended
+
     def follow(
         self,
         parts: Sequence[ScheduledRows],
@@ -126,7 +157,7 @@ class Scheduler:
         *,
         now_s: float = 0.0,
     ) -> list[ScheduledRows]:
-        """Plan the step after `parts`, which are being computed: one row for each token that they will draw.
+        """Plan the step after `parts`, which are being computed: one row for each sequence that they draw for.
 
         Sequences in `ending` have no row. Empty unless `step` would plan nothing else: no sequence waits, no page is
         copied, every running sequence draws, and there are pages for all rows.
@@ -136,7 +167,7 @@ class Scheduler:
         if not all(part.draws and part.sequence.pages for part in parts):
             return []
         following = [
-            ScheduledRows(part.sequence, [part.sequence.length], draws=True)
+            ScheduledRows(part.sequence, [part.sequence.length + part.ahead], draws=True)
             for part in parts
             if part.sequence not in ending
         ]

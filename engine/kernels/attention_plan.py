@@ -72,17 +72,22 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    queries: Sequence[QueryRows], pools: Sequence[PageMemory], *, whole: bool = True
+    queries: Sequence[QueryRows],
+    pools: Sequence[PageMemory],
+    *,
+    whole: bool = True,
+    reach: int = 0,
 ) -> Layout:
     """Join the sequences of a step.
 
-    ValueError if positions do not rise or a page that a row needs is not there, unless some may be missing.
+    ValueError if positions do not rise or a page is not there that a row needs, or one of the `reach` rows after the
+    last; unless some may be missing.
     """
     for index, query in enumerate(queries):
         if not _rises(query.positions):
             raise ValueError(f"sequence {index}: positions must rise from 0 or more")
         for group, pool in enumerate(pools):
-            _check_pages(index, query, group, pool, whole=whole)
+            _check_pages(index, query, group, pool, whole=whole, reach=reach)
     ends = np.cumsum([len(query.positions) for query in queries])
     tables = [_joined(query.pages[group] for query in queries) for group in range(len(pools))]
     starts = [
@@ -101,20 +106,20 @@ def _rises(positions: Sequence[int]) -> bool:
 
 
 def _check_pages(
-    index: int, query: QueryRows, group: int, pool: PageMemory, *, whole: bool
+    index: int, query: QueryRows, group: int, pool: PageMemory, *, whole: bool, reach: int
 ) -> None:
     """Raise ValueError unless every page a row sees is resident and exists."""
     # Plain lists: a step has few sequences, and numpy takes longer to begin than this to end.
     positions, table = query.positions, query.pages[group]
-    if positions[-1] // PAGE >= len(table):
+    if (last := positions[-1] + reach) // PAGE >= len(table):
         raise ValueError(
-            f"sequence {index}: position {positions[-1]} has no page in group {group} of {len(table)}"
+            f"sequence {index}: position {last} has no page in group {group} of {len(table)}"
         )
     if (page := max(table)) >= pool.pages:
         raise ValueError(f"sequence {index}: page {page} of group {group} does not exist")
     if not whole or min(table) >= 0:
         return
-    for position in positions:
+    for position in (*positions, *range(positions[-1] + 1, last + 1)):
         first = 0 if pool.window is None else max(position - pool.window + 1, 0) // PAGE
         if min(table[first : position // PAGE + 1]) < 0:
             raise ValueError(

@@ -23,7 +23,13 @@ from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker as FamilyWorker
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.engine import DecoderEngine
-from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
+from engine.decoder.executor.interface import (
+    EarlyEnd,
+    Executor,
+    PageLoads,
+    SampledToken,
+    SequenceInput,
+)
 from engine.decoder.executor.simulated_executor import NAME, SimulatedExecutor
 from engine.decoder.kv.offload import CachePolicy
 from engine.decoder.scheduler import StepLimits
@@ -51,13 +57,16 @@ class HeldRunner(SimulatedExecutor):
         self.batches: list[list[SequenceInput]] = []
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
         assert self.gate.wait(WAIT_S)
         self.batches.append(list(batch))
         if any(rows.positions[0] == 0 and rows.tokens[0] == self.POISON for rows in batch):
             raise RuntimeError("poisoned")
-        return super().execute(batch, loading)
+        return super().execute(batch, loading, early)
 
 
 def work(*prompts: str | list[int], max_new: int = 16, **more: Any) -> GenerateWork:

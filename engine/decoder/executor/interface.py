@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -36,7 +37,8 @@ class SequenceInput(NamedTuple):
     is not resident because no row of this step can see it (windowed out). The pages of all `positions` are there, and
     their K and V are written before any row of the step attends. `sample` is how to draw from the last row's logits,
     None if they are not wanted. The last `len(drafts)` of the tokens are guesses: `sample` then belongs to the row
-    before them, and `drafts` to theirs.
+    before them, and `drafts` to theirs. `ahead` are the draws of further tokens, each of whose rows is computed in
+    this step too, once its token is drawn: their pages are there. Never both `drafts` and `ahead`.
     """
 
     tokens: Sequence[int]
@@ -44,13 +46,14 @@ class SequenceInput(NamedTuple):
     pages: Sequence[Sequence[int]]
     sample: SamplingRequest | None = None
     drafts: Sequence[SamplingRequest] = ()
+    ahead: Sequence[SamplingRequest] = ()
 
 
 class SampledToken(NamedTuple):
     """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
 
     Without `SamplingRequest.logprobs` the probability is 0.0 and `top` is empty. `then` are the tokens drawn after it
-    in the same step, because the guesses up to them were right.
+    in the same step: because the guesses up to them were right, or because they were asked for (`ahead`).
     """
 
     token: int
@@ -68,6 +71,54 @@ def run_of(rows: SequenceInput, drawn: Sequence[SampledToken]) -> SampledToken:
             break
         count += 1
     return drawn[0]._replace(then=tuple(drawn[1:count]))
+
+
+class EarlyEnd:
+    """Asks a step of several tokens a sequence to end after the one it is at; any thread may ask."""
+
+    def __init__(self) -> None:
+        self.flag = ctypes.c_int64(0)  # compiled kernels read it too
+
+    @property
+    def asked(self) -> bool:
+        """True once `ask` was called."""
+        return bool(self.flag.value)
+
+    def ask(self) -> None:
+        """Let the step end; it draws no token more than the one it is at."""
+        self.flag.value = 1
+
+
+Draw = Callable[[Sequence[SequenceInput]], Sequence[SampledToken | None]]
+
+
+def draw_several(
+    batch: Sequence[SequenceInput], draw: Draw, early: EarlyEnd | None = None
+) -> list[SampledToken | None]:
+    """Draw a token of each sequence, then those `ahead`, one after another; `draw` gives one of each of its rows."""
+    drawn = list(draw(batch))
+    then: list[list[SampledToken]] = [[] for _ in batch]
+    for number in range(max(len(rows.ahead) for rows in batch)):
+        if early is not None and early.asked:
+            break
+        places = [place for place, rows in enumerate(batch) if number < len(rows.ahead)]
+        again = [_next(batch[place], [drawn[place], *then[place]]) for place in places]
+        for place, token in zip(places, draw(again), strict=True):
+            assert token is not None
+            then[place].append(token)
+    return [
+        first._replace(then=tuple(more)) if first is not None and more else first
+        for first, more in zip(drawn, then, strict=True)
+    ]
+
+
+def _next(rows: SequenceInput, drawn: Sequence[SampledToken | None]) -> SequenceInput:
+    """Return the row of the token drawn last."""
+    draw, known = rows.ahead[len(drawn) - 1], [each.token for each in drawn if each is not None]
+    output = [*draw.output, *known]
+    position = rows.positions[-1] + len(drawn)
+    sample = draw._replace(output=output)
+    return SequenceInput([known[-1]], [position], rows.pages, sample)
 
 
 class ModelShape(NamedTuple):
@@ -162,12 +213,16 @@ class Executor(Protocol):
     exact: bool
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
         """Run one step over all sequences and draw where asked, in the batch's order.
 
-        A layer waits for its pages that are being loaded. A sequence appears at most once in a batch. Raises
-        only what a step can cause: StepFailed, if one sequence's numbers are not finite, and memory errors.
+        A layer waits for its pages that are being loaded. Tokens `ahead` are left out once `early` is asked for. A
+        sequence appears at most once in a batch. Raises only what a step can cause: StepFailed, if one sequence's
+        numbers are not finite, and memory errors.
         """
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:

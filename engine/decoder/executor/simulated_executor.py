@@ -16,12 +16,14 @@ from common.clock import SystemClock
 from common.types.generation import SamplingParams
 from common.types.model_card import ModelCard
 from engine.decoder.executor.interface import (
+    EarlyEnd,
     ModelShape,
     PageCopier,
     PageLoads,
     SampledToken,
     SamplingRequest,
     SequenceInput,
+    draw_several,
 )
 from engine.decoder.output.detokenizer import BYTE_OF
 
@@ -64,8 +66,12 @@ class SimulatedExecutor:
         self,
         batch: Sequence[SequenceInput],
         loading: PageLoads | None = None,  # noqa: ARG002 - there are no tiers
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
-        """Return the next byte of each answer after the seconds that the time model says."""
+        """Return the next bytes of each answer after the seconds that the time model says."""
+        return draw_several(batch, self._compute, early)
+
+    def _compute(self, batch: Sequence[SequenceInput]) -> list[SampledToken | None]:
         due = self._clock.monotonic() + self.beta_s
         due += self.alpha_s * sum(len(rows.tokens) for rows in batch)
         drawn = [None if rows.sample is None else self._draw(rows.sample) for rows in batch]

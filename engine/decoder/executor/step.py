@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.clock import SYSTEM, Clock
 from engine.decoder.executor.interface import (
+    EarlyEnd,
     Executor,
     PageLoads,
     SampledToken,
@@ -29,11 +30,15 @@ class StepFailure(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone."""
+    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone.
+
+    `tokens` is how many tokens each sequence was given one after another (see `SequenceInput.ahead`).
+    """
 
     outcomes: list[SampledToken | StepFailure | None]
     seconds: float
     isolated: bool
+    tokens: int = 1
 
 
 class StepHandle:
@@ -41,6 +46,7 @@ class StepHandle:
 
     def __init__(self, device: DeviceQueue) -> None:
         self._device = device
+        self.early = EarlyEnd()
         self.future: asyncio.Future[StepResult] | None = None
         self.outcomes: Sequence[
             SampledToken | StepFailure | None
@@ -86,7 +92,7 @@ class StepQueue:
 
         def run() -> StepResult:
             given = _followed(rows, following)
-            result = run_step(self._executor, given, requests, loading, self._clock)
+            result = run_step(self._executor, given, requests, loading, self._clock, handle.early)
             handle.outcomes = result.outcomes
             return result
 
@@ -103,13 +109,12 @@ def _followed(
     given: list[SequenceInput | None] = []
     for row, before in zip(rows, following.rows, strict=True):
         drawn = following.step.outcomes[before] if following.step.outcomes else None
-        if not isinstance(drawn, SampledToken):
+        if not isinstance(drawn, SampledToken) or row.sample is None:
             given.append(None)
             continue
-        sample = row.sample
-        if sample is not None:
-            sample = sample._replace(output=[*sample.output, drawn.token])
-        given.append(row._replace(tokens=[drawn.token], sample=sample))
+        tokens = [drawn.token, *(each.token for each in drawn.then)]
+        draws = [draw._replace(output=[*draw.output, *tokens]) for draw in (row.sample, *row.ahead)]
+        given.append(row._replace(tokens=tokens[-1:], sample=draws[0], ahead=draws[1:]))
     return given
 
 
@@ -119,6 +124,7 @@ def run_step(
     requests: Sequence[str],
     loading: PageLoads | None = None,
     clock: Clock = SYSTEM,
+    early: EarlyEnd | None = None,
 ) -> StepResult:
     """Execute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
 
@@ -134,7 +140,7 @@ def run_step(
     while batches:
         batch = batches.pop()
         try:
-            drawn = executor.execute([given[index] for index in batch], loading)
+            drawn = executor.execute([given[index] for index in batch], loading, early)
         except Exception as error:  # noqa: BLE001 - an error of the model fails its requests, not the worker
             isolated, names = True, [requests[index] for index in batch]
             guilty = _guilty(error, names)
@@ -153,7 +159,14 @@ def run_step(
                 outcomes[index] = outcome
     if loading is not None:
         loading.wait()
-    return StepResult(outcomes, clock.perf_s() - started, isolated)
+    tokens = max((_drawn(row, got) for row, got in zip(rows, outcomes, strict=True)), default=1)
+    return StepResult(outcomes, clock.perf_s() - started, isolated, tokens)
+
+
+def _drawn(row: SequenceInput | None, outcome: SampledToken | StepFailure | None) -> int:
+    """Return how many tokens were drawn one after another for a row."""
+    several = row is not None and row.ahead and isinstance(outcome, SampledToken)
+    return 1 + len(outcome.then) if several and isinstance(outcome, SampledToken) else 1
 
 
 def _guilty(error: Exception, requests: Sequence[str]) -> str | None:

@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from ctypes import CDLL
+from functools import partial
 from itertools import accumulate, islice
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from common.types.pages import PageForm
 from engine.decoder.executor import interface as border
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
-from engine.decoder.sampling.sampler import draw_tokens
+from engine.decoder.sampling.sampler import draw_tokens, is_plain
+from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
 from engine.models.decoders.compiled_decoder import (
     CompiledDecoder,
@@ -145,13 +147,58 @@ class TorchExecutor:
         return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: border.PageLoads | None = None,
+        early: border.EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
         """Run one step over all sequences and draw where asked, in the batch's order (see `Executor`)."""
         if not batch:
             return []
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        drawn = self._greedy(batch, loading, early)
+        if drawn is not None:
+            return drawn
+        draw = partial(self._draw, loading=loading)
+        return border.draw_several(batch, draw, early)
+
+    def _greedy(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: border.PageLoads | None,
+        early: border.EarlyEnd | None,
+    ) -> list[SampledToken | None] | None:
+        """Draw by one call of the kernels; None unless all rows are decoded greedily, and if a number is not finite."""
+        decoder, ahead = self._decoder, len(batch[0].ahead)
+        if not isinstance(decoder, CompiledDecoder):
+            return None
+        draws = [(*([rows.sample] if rows.sample else []), *rows.ahead) for rows in batch]
+        if not all(
+            len(rows.tokens) == 1 and not rows.drafts and len(some) == 1 + ahead and all(map(is_plain, some))
+            for rows, some in zip(batch, draws, strict=True)
+        ):  # fmt: skip
+            return None
+        self._check_tokens(batch)
+        found = decoder.greedy(
+            [rows.tokens[0] for rows in batch],
+            [StepRows(rows.positions, rows.pages) for rows in batch],
+            self._pools,
+            [[draw.banned for draw in some] for some in zip(*draws, strict=True)],
+            arrival=_arrival(loading),
+            early=None if early is None else early.flag,
+        )
+        if found is None:
+            return None
+        return [
+            SampledToken(first, 0.0, [], tuple(SampledToken(token, 0.0, []) for token in more))
+            for first, *more in zip(*found, strict=True)
+        ]
+
+    def _draw(
+        self, batch: Sequence[SequenceInput], loading: border.PageLoads | None
+    ) -> list[SampledToken | None]:
+        """Compute the rows of a batch and draw where asked, without the tokens ahead."""
         with torch.inference_mode():
             hidden = self._compute(batch, loading)
             ends = list(accumulate(len(rows.tokens) for rows in batch))
@@ -205,6 +252,15 @@ class TorchExecutor:
         self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
     ) -> Tensor:
         """Return the hidden states of all rows."""
+        self._check_tokens(batch)
+        queries = [StepRows(rows.positions, rows.pages) for rows in batch]
+        tokens = torch.tensor(
+            [token for rows in batch for token in rows.tokens], device=self._decoder.device
+        )
+        return self._decoder.hidden(tokens, queries, self._pools, _arrival(loading))
+
+    def _check_tokens(self, batch: Sequence[SequenceInput]) -> None:
+        """Raise ValueError for tokens that are not in the vocabulary, or not as many as positions."""
         vocabulary = self.shape.vocabulary
         for index, rows in enumerate(batch):
             if len(rows.tokens) != len(rows.positions):
@@ -213,12 +269,6 @@ class TorchExecutor:
                 )
             if not all(0 <= token < vocabulary for token in rows.tokens):
                 raise ValueError(f"sequence {index}: a token id outside 0 to {vocabulary - 1}")
-        queries = [StepRows(rows.positions, rows.pages) for rows in batch]
-        tokens = torch.tensor(
-            [token for rows in batch for token in rows.tokens], device=self._decoder.device
-        )
-        arrival = loading.arrival if isinstance(loading, TorchPageLoads) else None
-        return self._decoder.hidden(tokens, queries, self._pools, arrival)
 
     def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[SequenceInput]) -> None:
         """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
@@ -313,6 +363,10 @@ def _memory(
         if below
     ]
     return pools, host
+
+
+def _arrival(loading: border.PageLoads | None) -> PageArrival | None:
+    return loading.arrival if isinstance(loading, TorchPageLoads) else None
 
 
 def _not_finite(rows: Tensor) -> list[int]:

@@ -44,6 +44,17 @@ def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[Sample
     return drawn
 
 
+def is_plain(draw: SamplingRequest) -> bool:
+    """True if the draw is the likeliest of the ids that are not banned, and no probability is asked for."""
+    how = draw.sampling
+    return (
+        how.temperature <= 0
+        and draw.logprobs < 0
+        and how.repetition == 1
+        and not (how.bias or how.frequency or how.presence)
+    )
+
+
 def _shift(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
     """Add each row's bias; the logits of banned ids become minus infinity."""
     rows: list[int] = []

@@ -66,7 +66,7 @@ struct Model {
 
   // A step's memory, kept from step to step.
   Input input;
-  std::vector<float> joined, queries, attended, activated, rotated;
+  std::vector<float> joined, queries, attended, activated, rotated, states, scores;
   std::vector<Attention> attentions;
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
@@ -231,6 +231,28 @@ void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention,
   });
   const Input& activated = plain_inputs(m, m.activated.data(), rows, m.inner, inner, layer.down.kind);
   multiply_into(layer.down, activated, rows, out, true);
+}
+
+// True if no number is infinite or NaN.
+bool finite(const float* from, int64_t count) {
+  constexpr int32_t EXPONENT = 0x7f800000;
+  const auto* bits = (const int32_t*)from;
+  int32_t bad = 0;
+  for (int64_t i = 0; i < count; ++i) bad |= (bits[i] & EXPONENT) == EXPONENT;
+  return !bad;
+}
+
+// The index of the largest number, the first among equals.
+int64_t likeliest(const float* from, int64_t count) {
+  F most = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) most = max(most, load<F>(from + i));
+  float best = -INFINITY;
+  for (int k = 0; k < 16; ++k) best = std::max(best, most[k]);
+  for (; i < count; ++i) best = std::max(best, from[i]);
+  for (i = 0; i < count && from[i] != best; ++i) {
+  }
+  return std::min(i, count - 1);
 }
 
 template <class T>
@@ -417,6 +439,40 @@ void spillway_multiply(const void* packed, int64_t rows, const float* from, floa
 }
 
 void spillway_drop(void* packed) { delete (Linear*)packed; }
+
+// Compute a row of each sequence, and then `count` - 1 times the row of the id that the row before drew: the likeliest,
+// the first among equals, of those not banned. The ids banned for the token `n` of row `r` lie in `banned` from
+// starts[n * rows + r] on. Ends after the token at which `early` (or null) is not 0. `out` is (count, rows). Returns
+// how many tokens each row drew, or -1 if a hidden state or a logit is not finite.
+int64_t spillway_greedy(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t groups,
+                        const Pages* pages, const int64_t* pages_ready, int64_t count, const int64_t* starts,
+                        const int64_t* banned, const int64_t* early, int64_t* out, int threads) {
+  Model& m = *(Model*)model;
+  const int64_t vocabulary = m.head.outputs;
+  std::vector<int64_t> at(positions, positions + rows), ends(rows);
+  for (int64_t r = 0; r < rows; ++r) ends[r] = r + 1;
+  grow(m.states, rows * m.hidden);
+  grow(m.scores, rows * vocabulary);
+  for (int64_t n = 0; n < count; ++n) {
+    spillway_step(model, rows, n ? out + (n - 1) * rows : tokens, at.data(), rows, ends.data(), groups, pages,
+                  n ? nullptr : pages_ready, m.states.data(), threads);
+    if (!finite(m.states.data(), rows * m.hidden)) return -1;
+    spillway_logits(model, rows, m.states.data(), m.scores.data(), threads);
+    bool sound = true;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : sound) if (rows > 1)
+    for (int64_t r = 0; r < rows; ++r) {
+      float* scores = m.scores.data() + r * vocabulary;
+      sound = sound && finite(scores, vocabulary);
+      const int64_t* ids = starts + n * rows + r;
+      for (int64_t b = ids[0]; b < ids[1]; ++b) scores[banned[b]] = -INFINITY;
+      out[n * rows + r] = likeliest(scores, vocabulary);
+    }
+    if (!sound) return -1;
+    for (int64_t& position : at) ++position;
+    if (early && __atomic_load_n(early, __ATOMIC_RELAXED)) return n + 1;
+  }
+  return count;
+}
 
 // The sum of some memory, read as fast as it can be: the bandwidth that others are compared with.
 float spillway_read(const float* from, int64_t count, int threads) {

@@ -67,6 +67,7 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
         library.spillway_pack.restype = ctypes.c_void_p
         library.spillway_free.restype = None
         library.spillway_read.restype = ctypes.c_float
+        library.spillway_greedy.restype = ctypes.c_int64
     return library
 
 
@@ -155,6 +156,47 @@ class CompiledDecoder:
         )
         return out
 
+    def greedy(
+        self,
+        tokens: Sequence[int],
+        queries: Sequence[QueryRows],
+        pools: Sequence[PageMemory],
+        banned: Sequence[Sequence[Sequence[int]]],
+        *,
+        arrival: PageArrival | None = None,
+        early: ctypes.c_int64 | None = None,
+    ) -> list[list[int]] | None:
+        """Compute one row of each sequence, then the row of its likeliest token, and so on; return those tokens.
+
+        The result is (tokens, rows), as long as `banned` (tokens, rows, ids), whose ids are not taken: shorter if
+        `early` is not 0 after a token. None if a number is not finite. ValueError if a row's page is not there.
+        """
+        count, rows = len(banned), len(tokens)
+        step = _Step(queries, pools, reach=count - 1)
+        ids = np.array([token for some in banned for each in some for token in each], np.int64)
+        starts = np.cumsum([0, *(len(each) for some in banned for each in some)], dtype=np.int64)
+        out = np.empty((count, rows), np.int64)
+        first = np.array(tokens, np.int64)
+        drawn: int = self._kernels.spillway_greedy(
+            self._model,
+            _int64(rows),
+            ctypes.c_void_p(first.ctypes.data),
+            ctypes.c_void_p(step.positions.ctypes.data),
+            _int64(len(pools)),
+            step.pages,
+            None if arrival is None else ctypes.byref(arrival.flag),
+            _int64(count),
+            ctypes.c_void_p(starts.ctypes.data),
+            ctypes.c_void_p(ids.ctypes.data),
+            None if early is None else ctypes.byref(early),
+            ctypes.c_void_p(out.ctypes.data),
+            self._threads,
+        )
+        if drawn < 0:
+            return None
+        found: list[list[int]] = out[:drawn].tolist()
+        return found
+
     def logits(self, rows: Tensor) -> Tensor:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
         out = torch.empty(len(rows), self.spec.vocabulary)
@@ -220,9 +262,14 @@ class _Step:
     """The rows of a step as the kernels take them; owns the memory that the kernels read."""
 
     def __init__(
-        self, queries: Sequence[QueryRows], pools: Sequence[PageMemory], *, whole: bool = True
+        self,
+        queries: Sequence[QueryRows],
+        pools: Sequence[PageMemory],
+        *,
+        whole: bool = True,
+        reach: int = 0,
     ) -> None:
-        step = lay_out(queries, pools, whole=whole)
+        step = lay_out(queries, pools, whole=whole, reach=reach)
         self.positions, self._ends, self._starts = step.positions, step.ends, step.starts
         self._tables = [table.astype(np.int32) for table in step.tables]
         self.pages = (_Pages * len(pools))(

@@ -17,7 +17,7 @@ from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity, measure
-from engine.decoder.engine import DecoderEngine
+from engine.decoder.engine import SEVERAL, DecoderEngine
 from engine.decoder.executor.interface import Executor
 from engine.decoder.kv.offload import CachePolicy
 from engine.decoder.scheduler import StepLimits
@@ -107,6 +107,7 @@ class Generator:
             cache=CachePolicy(config.eviction, config.page_publish, config.pages_ttl_s),
             store=PageStore.of(config, bus.clock),
             lookup=config.prompt_lookup and executor.exact,
+            several=SEVERAL,
         )
         return GenerationLoop(worker, engine, metrics)
 

@@ -1,7 +1,7 @@
 """The generation loop: joins a decoder engine to the bus; leases in, events and results out.
 
 The loop holds no truth: every lease can be lost at any moment, and then another worker goes on from the job's log. It
-runs at most a few steps ahead of the bus' acknowledgements, so when Redis is away, generation pauses.
+runs at most `AHEAD` tokens ahead of the bus' acknowledgements, so when Redis is away, generation pauses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 from services.adapters.generate.output_emitter import OutputEmitter
 
-AHEAD = 8  # steps that may run before the first of them is acknowledged
+AHEAD = 32  # tokens of a sequence that may be drawn before the first of them is acknowledged
 STATE_S = 0.1  # between two looks at the engine's state, while steps run
 _WAIT_S = 1.0
 _CLOSE_S = 5.0
@@ -162,7 +162,7 @@ class GenerationLoop:
                 parts = self.engine.plan()
                 step = None if parts is None else self.engine.submit(parts)
             if step is not None:
-                if self.emitter.behind + 1 < AHEAD:
+                if self.emitter.behind + step.tokens < AHEAD:
                     self.engine.submit_ahead()
                 await self._step(step)
             else:
@@ -182,7 +182,7 @@ class GenerationLoop:
         self._observe(step, result)
         for progress in self.engine.commit(step, result):
             self._note_progress(progress)
-        self.emitter.stepped()
+        self.emitter.stepped(result.tokens)
         self._room.set()
 
     def _note_waits(self, jobs: Iterable[str]) -> None:
@@ -242,8 +242,9 @@ class GenerationLoop:
 
     def _observe(self, step: RunningStep, result: StepResult) -> None:
         sequences, rows = step.size.sequences, step.size.rows
-        self._metrics.observe_step(result, step.predicted_s, sequences=sequences, rows=rows)
-        self._worker.incarnation.ran(sequences, rows, result.seconds)
+        predicted_s = step.predicted_s / step.tokens
+        self._metrics.observe_step(result, predicted_s, sequences=sequences, rows=rows)
+        self._worker.incarnation.ran(sequences, rows * result.tokens, result.seconds)
         if self._clock.monotonic() >= self._observed_s + STATE_S:
             self._observe_state()
 

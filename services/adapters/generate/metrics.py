@@ -122,22 +122,23 @@ class EngineMetrics:
         for guess in self._last_guessed:
             self._guessed.labels(guess)
         self.unacknowledged = Gauge(
-            "spillway_steps_unacknowledged",
-            "Steps whose tokens the bus has not acknowledged yet.",
+            "spillway_tokens_unacknowledged",
+            "Tokens of a sequence that the bus has not acknowledged yet.",
             registry=registry,
         )
 
     def observe_step(
         self, ran: StepResult, predicted_s: float, *, sequences: int, rows: int
     ) -> None:
-        """Note one step."""
+        """Note one step, by the mean of its tokens: `predicted_s` is that of one of them."""
+        token_s = ran.seconds / ran.tokens
         self.work.batch_size.observe(sequences)
         self.work.batch_tokens.observe(rows)
-        self.work.step.observe(ran.seconds)
+        self.work.step.observe(token_s)
         if ran.isolated:
             self.work.isolated.inc()
         else:
-            self.work.step_ratio.observe(ran.seconds / max(predicted_s, 1e-9))
+            self.work.step_ratio.observe(token_s / max(predicted_s, 1e-9))
 
     def observe_state(self, engine: DecoderEngine, unacknowledged: int) -> None:
         """Note what the scheduler holds, and how far the loop is ahead of the bus."""

@@ -19,7 +19,7 @@ from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 
 # Output waits for more output, unless an answer begins or ends: each event costs the bus, the router and the client a
-# millisecond of a core that computes. It waits for `TOGETHER` steps and `LEAST_S`, and never longer than `MOST_S`.
+# millisecond of a core that computes. It waits for `TOGETHER` tokens and `LEAST_S`, and never longer than `MOST_S`.
 TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.025
 _WAIT_S = 1.0
 _RETRY_S = 0.2
@@ -29,7 +29,7 @@ _log = log.get("engine")
 class OutputEmitter:
     """Sends the events of all `jobs` in few calls; jobs that are over, or were ended elsewhere, `leave`.
 
-    Of the `steps` that were computed, the tokens of the first `acked` are acknowledged by the bus.
+    Of `tokens` that each sequence was given, the first `acked` are acknowledged by the bus.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OutputEmitter:
     ) -> None:
         self._worker, self._announcer, self._metrics = worker, announcer, metrics
         self._jobs, self._leave, self._clock = jobs, leave, clock
-        self.steps = self.acked = 0
+        self.tokens = self.acked = 0
         self._sent_s = 0.0
         self._ending: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()  # there is output to send, or a question to the bus
@@ -52,12 +52,12 @@ class OutputEmitter:
 
     @property
     def behind(self) -> int:
-        """Steps that are not acknowledged."""
-        return self.steps - self.acked
+        """Tokens of each sequence that are not acknowledged."""
+        return self.tokens - self.acked
 
-    def stepped(self) -> None:
-        """Note that a step has ended."""
-        self.steps += 1
+    def stepped(self, tokens: int) -> None:
+        """Note that a step has ended, which gave each sequence so many tokens."""
+        self.tokens += tokens
         self._news.set()
         if self.behind >= TOGETHER and self._clock.monotonic() >= self._sent_s + LEAST_S:
             self._hurry.set()
@@ -93,16 +93,16 @@ class OutputEmitter:
             self._news.clear()
             self._hurry.clear()
             jobs = [job for job in self._jobs.values() if not job.ending]
-            # Events made before this call lack newer tokens: then no step is acknowledged, and another call follows.
+            # Events made before this call lack newer tokens: then no token is acknowledged, and another call follows.
             repeated = any(job.emitting is not None for job in jobs)
-            steps = self.acked if repeated else self.steps
+            tokens = self.acked if repeated else self.tokens
             try:
                 stopped = await self._emit(jobs)
             except (BusDown, BusFull):
                 self._news.set()
                 await asyncio.sleep(_RETRY_S)
                 continue
-            self.acked = steps
+            self.acked = tokens
             if repeated:
                 self._news.set()
             for job in jobs:

@@ -128,9 +128,9 @@ async def test_redis_restarts_and_stands_still(bus: Bus, desk: Desk, redis_serve
         for job in jobs.values():
             await desk.until(job, 40)
         redis_server.pause()
-        steps = worker.loop.emitter.steps
+        tokens = worker.loop.emitter.tokens
         await asyncio.sleep(1.0)
-        assert worker.loop.emitter.steps - steps <= AHEAD + 1
+        assert worker.loop.emitter.tokens - tokens <= AHEAD + 1
         assert worker.loop.emitter.behind <= AHEAD
         redis_server.resume()
         for prompt, job in jobs.items():

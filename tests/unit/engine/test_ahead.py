@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, measure
-from engine.decoder.engine import DecoderEngine
+from engine.decoder.engine import SEVERAL_S, DecoderEngine, tokens_at_once
 from engine.decoder.executor.interface import (
+    EarlyEnd,
     PageLoads,
     SampledToken,
     SamplingRequest,
     SequenceInput,
+    draw_several,
     run_of,
 )
 from engine.decoder.executor.simulated_executor import SimulatedExecutor
@@ -43,11 +45,19 @@ class RememberingExecutor(SimulatedExecutor):
         super().__init__(alpha_s=0.0, beta_s=0.0, kv_bytes=pages * 4096)
         self.looks = looks
         self.memory: dict[tuple[int, int], int] = {}
-        self.rows = 0
+        self.rows = self.steps = 0
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
+        self.steps += 1
+        return draw_several(batch, self.remember, early)
+
+    def remember(self, batch: Sequence[SequenceInput]) -> list[SampledToken | None]:
+        """Write the rows' tokens to their pages and draw a token of each."""
         drawn: list[SampledToken | None] = []
         for rows in batch:
             assert len(rows.tokens) == len(rows.positions)
@@ -108,11 +118,14 @@ class Run:
         device: DeviceQueue,
         *,
         lookup: bool = False,
+        several: int = 1,
     ) -> None:
         self.executor = executor
         capacity = DecoderCapacity(PROBES, slo_s=60.0, context=4096, fixed=True)
         limits = StepLimits(64, 6)
-        self.engine = DecoderEngine(self.executor, capacity, limits, device, lookup=lookup)
+        self.engine = DecoderEngine(
+            self.executor, capacity, limits, device, lookup=lookup, several=several
+        )
         self.ahead = 0
         self._works = list(works)
         vocabulary = Vocabulary(self.executor.tokenizer_json())
@@ -179,6 +192,7 @@ async def compared(
     executor: Callable[[], RememberingExecutor],
     *,
     lookup: bool = False,
+    several: int = 1,
 ) -> Run:
     """Compute the work step after step, and again with steps ahead; the tokens are the same, and no page stays held.
 
@@ -186,7 +200,10 @@ async def compared(
     """
     device = DeviceQueue()
     try:
-        plain, early = Run(works, executor(), device), Run(works, executor(), device, lookup=lookup)
+        plain, early = (
+            Run(works, executor(), device),
+            Run(works, executor(), device, lookup=lookup, several=several),
+        )
         await plain.run(ahead=False, pause=[False])
         await early.run(ahead=True, pause=pause)
     finally:
@@ -225,6 +242,86 @@ async def test_the_same_tokens_with_guesses(
     event(f"guesses right: {min(early.engine.accepted, 20)}")
 
 
+@given(
+    works=st.lists(WORK, min_size=1, max_size=5),
+    pages=st.integers(9, 40),
+    looks=st.none() | st.integers(1, 3),
+    several=st.integers(2, 6),
+    pause=st.lists(st.booleans(), min_size=1, max_size=7),
+)
+@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, None, 4, [False])
+@example([Work([40], 60, 60, 0, None)], 40, 1, 4, [False])
+async def test_the_same_tokens_several_a_step(
+    works: list[Work], pages: int, looks: int | None, several: int, pause: list[bool]
+) -> None:
+    """Steps that give each sequence several tokens, cut short by arrivals, beside guesses or alone, change none."""
+    early = await compared(
+        works,
+        pause,
+        lambda: RememberingExecutor(pages, looks or 1 << 30),
+        lookup=looks is not None,
+        several=several,
+    )
+    event(f"tokens beyond a step's first: {min(early.executor.rows - early.executor.steps, 20)}")
+
+
+async def test_a_stream_alone_takes_a_step_for_several_tokens() -> None:
+    """A generation of 40 tokens takes the step of its prompt and steps of four; no row is computed in vain."""
+    device = DeviceQueue()
+    try:
+        run = Run([Work([5], 41, 41, 0, None)], RememberingExecutor(9), device, several=4)
+        await run.run(ahead=True, pause=[False])
+    finally:
+        device.close()
+    (((tokens, finish),),) = run.outcome()
+    assert (len(tokens), finish) == (41, "length")
+    assert run.executor.steps == 1 + 10
+    assert run.executor.rows == 5 + 40
+
+
+async def test_an_arrival_cuts_a_step_short() -> None:
+    """A step of several tokens ends with the token it is at when a generation arrives, and the next has both."""
+    device, executor = DeviceQueue(), GatedExecutor(9)
+    try:
+        works = [Work([5], 40, 40, 0, None), Work([6], 2, 2, 99, None)]
+        run = Run(works, executor, device, several=4)
+        engine = run.engine
+        engine.add(run.generations[0])
+        executor.gate.release()
+        await engine.step()
+        executor.entered.clear()
+        parts = engine.plan()
+        assert parts is not None
+        assert [part.ahead for part in parts] == [3]
+        step = engine.submit(parts)
+        await asyncio.to_thread(executor.entered.wait, 60.0)
+        engine.add(run.generations[1])
+        assert not engine.submit_ahead()
+        executor.gate.release()
+        result = await step.handle.result()
+        engine.commit(step, result)
+        assert result.tokens == 1
+        assert len(run.generations[0].choices[0].tokens) == 2
+        parts = engine.plan()
+        assert parts is not None
+        assert {part.sequence.job for part in parts} == {"r0", "r1"}
+    finally:
+        executor.gate.release(1000)
+        device.close()
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.integers(1, 8),
+    st.lists(st.integers(1, 100), min_size=1, max_size=8),
+)
+def test_tokens_at_once(token_s: float, most: int, rooms: list[int]) -> None:
+    """A step gives a token at least, no more than asked for or than there is room for, and none that comes late."""
+    count = tokens_at_once(token_s, most, rooms)
+    assert 1 <= count <= max(1, min(most, *rooms))
+    assert count == 1 or count * token_s <= SEVERAL_S
+
+
 async def test_repeated_tokens_are_guessed() -> None:
     """An answer that repeats itself takes fewer steps than it has tokens."""
     device = DeviceQueue()
@@ -257,13 +354,12 @@ class GatedExecutor(RememberingExecutor):
 
     def __init__(self, pages: int) -> None:
         super().__init__(pages)
-        self.gate = threading.Semaphore(0)
+        self.gate, self.entered = threading.Semaphore(0), threading.Event()
 
-    def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
-    ) -> list[SampledToken | None]:
+    def remember(self, batch: Sequence[SequenceInput]) -> list[SampledToken | None]:
+        self.entered.set()
         assert self.gate.acquire(timeout=60.0)
-        return super().execute(batch, loading)
+        return super().remember(batch)
 
 
 async def test_an_arrival_takes_back_the_step_ahead() -> None:

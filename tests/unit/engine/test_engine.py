@@ -13,7 +13,13 @@ from common.pages.identity import root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.engine import DecoderEngine
-from engine.decoder.executor.interface import PageLoads, SampledToken, SequenceInput, StepFailed
+from engine.decoder.executor.interface import (
+    EarlyEnd,
+    PageLoads,
+    SampledToken,
+    SequenceInput,
+    StepFailed,
+)
 from engine.decoder.executor.simulated_executor import SimulatedExecutor, answer
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import StopRules
@@ -35,7 +41,10 @@ class GatedExecutor(SimulatedExecutor):
         self.batches: list[list[int]] = []
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
         self.entered.set()
         assert self.gate.wait(WAIT_S)
@@ -43,7 +52,7 @@ class GatedExecutor(SimulatedExecutor):
         self.batches.append(firsts)
         if BAD in firsts:
             raise StepFailed(firsts.index(BAD), "not finite")
-        return super().execute(batch, loading)
+        return super().execute(batch, loading, early)
 
 
 class Bench:

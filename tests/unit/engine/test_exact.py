@@ -15,7 +15,7 @@ from common.pages.identity import PAGE, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.engine import DecoderEngine
-from engine.decoder.executor.interface import SamplingRequest, SequenceInput, StepFailed
+from engine.decoder.executor.interface import EarlyEnd, SamplingRequest, SequenceInput, StepFailed
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import StopRules
@@ -315,6 +315,58 @@ def test_exactness_table(family: str) -> None:
     assert row.excused <= 1
 
 
+def test_several_tokens_a_step(runner: TorchExecutor) -> None:
+    """Tokens computed one after another in a step, by the kernels' own draw or another, are those of as many steps."""
+    scatter = Scatter(runner, random.Random(12))
+    prompts = [_tokens(seed, 30 + seed) for seed in range(3)]
+    bans = [(), tuple(range(20)), tuple(range(64, 128))]
+
+    def drawn(*, plain: bool, together: bool, early: EarlyEnd | None = None) -> list[list[int]]:
+        lines = [Line(scatter, [*prompt, *[0] * 8]) for prompt in prompts]
+        for line in lines:
+            line.rows(range(len(line.tokens)))  # all pages are there
+        found: list[list[int]] = [[] for _ in lines]
+        while len(found[0]) < 6:
+            done = len(found[0])
+            count = 5 if together and done else 1
+            batch = []
+            for line, prompt, ban, known in zip(lines, prompts, bans, found, strict=True):
+                end = len(prompt) + done
+                draws = [
+                    SamplingRequest(GREEDY, 0, end + n, prompt, known, ban, -1 if plain else 0)
+                    for n in range(count)
+                ]
+                line.tokens[len(prompt) : end] = known
+                first = end - 1 if done else 0
+                rows = line.rows(range(first, end), draws[0])
+                batch.append(rows._replace(ahead=draws[1:]))
+            for known, token in zip(found, runner.execute(batch, None, early), strict=True):
+                assert token is not None
+                known += [token.token, *(each.token for each in token.then)]
+            if early is not None and done:
+                break
+        return found
+
+    alone = drawn(plain=False, together=False)
+    assert drawn(plain=True, together=False) == alone
+    assert drawn(plain=True, together=True) == alone
+    assert drawn(plain=False, together=True) == alone
+    ended = EarlyEnd()
+    ended.ask()
+    assert drawn(plain=True, together=True, early=ended) == [tokens[:2] for tokens in alone]
+    assert not any(
+        token in ban for tokens, ban in zip(alone, bans, strict=True) for token in tokens
+    )
+
+
+def test_a_token_beyond_the_pages_is_refused(runner: TorchExecutor) -> None:
+    """Tokens whose rows would have no page are a caller's error, named before anything is computed."""
+    table = [[0] for _ in runner.shape.windows]
+    draws = [SamplingRequest(GREEDY, 0, 32 + n, [], []) for n in range(3)]
+    with pytest.raises((ValueError, IndexError)):
+        runner.execute([SequenceInput([5], [PAGE - 1], table, draws[0], (), draws[1:])])
+
+
 @pytest.mark.parametrize("runner", COMPILED, indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_guesses_change_no_text(runner: TorchExecutor, temperature: float) -> None:
@@ -322,18 +374,24 @@ async def test_guesses_change_no_text(runner: TorchExecutor, temperature: float)
     plain, _ = await _generate(runner, temperature, lookup=False)
     guessed, right = await _generate(runner, temperature, lookup=True)
     assert guessed == plain
+    several, _ = await _generate(runner, temperature, lookup=False, several=4)
+    assert several == plain
+    both, _ = await _generate(runner, temperature, lookup=True, several=4)
+    assert both == plain
     assert right > 0
 
 
 async def _generate(
-    runner: TorchExecutor, temperature: float, *, lookup: bool
+    runner: TorchExecutor, temperature: float, *, lookup: bool, several: int = 1
 ) -> tuple[list[list[int]], int]:
     """Return the tokens of three streams that repeat two tokens, and how many were guessed right."""
-    probes = [(Step(1, 1, 1.0), 1.0), (Step(4, 4, 8.0), 1.0), (Step(1, 64, 2000.0), 1.0)]
+    probes = [(Step(1, 1, 1.0), 1e-3), (Step(4, 4, 8.0), 1e-3), (Step(1, 64, 2000.0), 1e-3)]
     capacity = DecoderCapacity(probes, slo_s=60.0, context=runner.shape.context, fixed=True)
     device = DeviceQueue()
     try:
-        engine = DecoderEngine(runner, capacity, StepLimits(64, 8), device, lookup=lookup)
+        engine = DecoderEngine(
+            runner, capacity, StepLimits(64, 8), device, lookup=lookup, several=several
+        )
         request = GenerationRequest(
             "r",
             [_tokens(seed, 20) * 3 for seed in range(3)],

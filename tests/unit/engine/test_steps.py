@@ -14,6 +14,7 @@ from common.types.generation import SamplingParams
 from common.wire.registry import WorkerRecord
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.executor.interface import (
+    EarlyEnd,
     PageLoads,
     SampledToken,
     SamplingRequest,
@@ -34,14 +35,17 @@ class Fragile(SimulatedExecutor):
         super().__init__(alpha_s=0.0, beta_s=0.0)
 
     def execute(
-        self, batch: Sequence[SequenceInput], loading: PageLoads | None = None
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
         for index, rows in enumerate(batch):
             if BAD_ROW in rows.tokens:
                 raise StepFailed(index, "its numbers are not finite")
         if any(BAD_BATCH in rows.tokens for rows in batch):
             raise MemoryError("too large")
-        return super().execute(batch, loading)
+        return super().execute(batch, loading, early)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12))
