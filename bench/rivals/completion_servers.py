@@ -21,7 +21,7 @@ from bench.document import BenchOptions
 from bench.gpu import shapes
 from bench.mesh import probe, proc, processes
 from bench.mesh.local_mesh import LocalMesh
-from bench.rivals import environments, gguf_file
+from bench.rivals import environments
 from bench.workloads.turns import System
 from chaos.tiers import TierCounts
 from common.devices import detect
@@ -128,26 +128,6 @@ async def ours(
         yield System(
             mesh.url, found.vocabulary, more={"ignore_eos": True}, forget=forget, counted=counted, pids=pids
         )  # fmt: skip
-
-
-@contextlib.asynccontextmanager
-async def llama(found: Weights, options: BenchOptions) -> AsyncIterator[System]:
-    """Run llama-cpp-python's server: one sequence at a time, and its cache of prompts in the machine's memory."""
-    python = environments.python("llama.cpp", options.setup_dir)
-    if python is None:
-        raise FileNotFoundError("llama.cpp is not set up")
-    file = await asyncio.to_thread(gguf_file.of, found.directory, "bf16", python)
-    threads = str(detect().usable_cores)
-    flags = {
-        "model": str(file), "n_ctx": str(found.kv_tokens), "n_batch": "512", "n_threads": threads,
-        "n_threads_batch": threads, "cache": "true", "cache_type": "ram",
-        "cache_size": str(found.host_bytes), "interrupt_requests": "false", "verbose": "false",
-    }  # fmt: skip
-    argv = [str(python), "-m", "llama_cpp.server"]
-    argv += [word for key, value in flags.items() for word in (f"--{key}", value)]
-    async with serve(argv) as (url, _):
-        # It cannot be told to ignore the end of a sequence, whose id is 2 where a file names none.
-        yield System(url, found.vocabulary, words=True, more={"logit_bias": {"2": -100.0}})
 
 
 @contextlib.asynccontextmanager

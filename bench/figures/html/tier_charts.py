@@ -26,17 +26,17 @@ def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     }
     found = []
     for first, (title, limit_ms) in titles.items():
-        series = {
-            key.partition(first)[2].lstrip(":, "): (
-                [point["turns_per_s"] for point in points],
-                [1e3 * point["normalized_s"] for point in points],
-            )
-            for key, points in samples["points"].items()
-            if key.startswith(first)
-        }
+        series: dict[str, tuple[list[float], list[float]]] = {}
+        for key, points in samples["points"].items():
+            if key.startswith(first):
+                name = key.partition(first)[2].lstrip(":, ").partition(" #")[0]  # of every repeat
+                turns, latencies = series.setdefault(name, ([], []))
+                turns += [point["turns_per_s"] for point in points]
+                latencies += [1e3 * point["normalized_s"] for point in points]
         marks = [Mark("limit", limit_ms)] if limit_ms else []
         if series:
-            drawn = plots.dots(series, "turns/s", "p90 ms by token", marks, joined=True)
+            repeated = any(" #2" in key for key in samples["points"] if key.startswith(first))
+            drawn = plots.dots(series, "turns/s", "p90 ms by token", marks, joined=not repeated)
             found.append((title, drawn))
     return found
 
