@@ -208,8 +208,9 @@ def _notes(options: BenchOptions) -> list[str]:
     seconds = QUICK_S if options.quick else SECONDS
     rates = (
         f"{seconds:g} s a rate, the first {WARM:.0%} of them to warm up; each rate {STEP:g} times the one before, "
-        "until one is above the highest limit, then one between the last two; figures are interpolated between those next "
-        "to a limit ('>': none was above). An answer still open at the end counts if it already took longer than the p90. "
+        "until one is above the highest limit, then one between the last two; figures are interpolated between those "
+        "next to a limit ('>': none was above). An answer still open at the end counts if it already took longer than "
+        "the p90. "
         "A run begins with conversations as they would be under way at its rate, their answers so far made up."
     )
     scale = (
@@ -218,8 +219,8 @@ def _notes(options: BenchOptions) -> list[str]:
     )
     memory = (
         f"Weights and KV cache in bf16; our device holds {DEVICE_TOKENS} tokens of it and the machine's memory "
-        f"{HOST_TIMES} times that. llama.cpp has the same memory in all, divided as the sweep found best between slots "
-        "and its cache of prompts; vLLM has all of it as blocks. Stateless: the first two tokens of requests are others."
+        f"{HOST_TIMES} times that. llama.cpp has the same memory in all, divided as the sweep found best between "
+        "slots and its cache of prompts; vLLM has all of it as blocks. Stateless: all requests begin with other tokens."
     )
     shapes = (
         f"Turns, think times and policies: M, {SHAPE * seconds:.0f} s a rate, the paper's figures 3.15, 3.16 and 3.14. "
