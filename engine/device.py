@@ -6,6 +6,7 @@ The thread lives as long as the worker, so the thread pools of the libraries tha
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from common.clock import SYSTEM, Clock
 
 T = TypeVar("T")
+_NICE = 10
 
 
 class DeviceTask(NamedTuple):
@@ -61,13 +63,18 @@ def _ignore(_kind: str, _times: TaskTimes) -> None:
 class DeviceQueue:
     """Runs one task at a time, each to its end; `ended` is told each task's kind and times.
 
-    The thread is a daemon: a device that hangs cannot keep the process from ending.
+    The thread is a daemon: a device that hangs cannot keep the process from ending. A thread that `yields` leaves a
+    core to whatever else wants it, as do the threads that its libraries start.
     """
 
     def __init__(
-        self, *, clock: Clock = SYSTEM, ended: Callable[[str, TaskTimes], None] = _ignore
+        self,
+        *,
+        clock: Clock = SYSTEM,
+        ended: Callable[[str, TaskTimes], None] = _ignore,
+        yields: bool = False,
     ) -> None:
-        self._clock, self._note = clock, ended
+        self._clock, self._note, self._yields = clock, ended, yields
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Tasks that have not begun. Both threads remove from it: whoever removes a task has it.
         self._unbegun: set[asyncio.Future[Any]] = set()
@@ -129,6 +136,8 @@ class DeviceQueue:
         self._arriving.put(None)
 
     def _work(self) -> None:
+        if self._yields:
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux of this thread only
         waiting: list[_Call] = []
         while self._take(waiting):
             if not self._execute(waiting.pop(next_task([call.task for call in waiting]))):

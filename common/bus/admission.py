@@ -85,6 +85,7 @@ class _Asked(NamedTuple):
     own: bool
     spread: bool
     waits: bool
+    came_ms: int
 
 
 class LaneAdmission:
@@ -112,16 +113,17 @@ class LaneAdmission:
         own: bool = False,
         spread: bool = False,
         waits: bool = False,
+        came_ms: int = 0,
     ) -> Admission:
         """Admit all `jobs` (of one family) to the first class that can hold and finish them in time, or admit none.
 
         A job that exists already is not admitted again. With `own` the deadline is the request's own and decides alone;
-        without it the objective (SLO) of the lane's workers counts, too. With `spread` each job goes into the first
-        lane that has room for it, but still all jobs are admitted or none. `prefer` names a worker: its own lane is
-        chosen if its predicted finish is at most `value_s` later than the shared lane's. A `share` below 1 leaves the
-        rest of a lane's depth to others, so that bulk work does not delay interactive work. With `waits` a refusal asks
-        for a notification when there is room, which reaches `Notifications.on_room`. Raises BusDown; if Redis is full,
-        the jobs are refused with the reason "bus_full".
+        without it the objective (SLO) of the lane's workers counts, too, from `came_ms` on (0: from now). With `spread`
+        each job goes into the first lane that has room for it, but still all jobs are admitted or none. `prefer` names
+        a worker: its own lane is chosen if its predicted finish is at most `value_s` later than the shared lane's. A
+        `share` below 1 leaves the rest of a lane's depth to others, so that bulk work does not delay interactive work.
+        With `waits` a refusal asks for a notification when there is room, which reaches `Notifications.on_room`. Raises
+        BusDown; if Redis is full, the jobs are refused with the reason "bus_full".
 
         With a `session` (of the jobs' family) the only job is the session's next turn and holds the turn lock until the
         job ends. The job is refused as "session_busy" while another turn runs, as "session_changed" if the session's
@@ -131,7 +133,7 @@ class LaneAdmission:
         """
         asked = _Asked(
             jobs, classes, router, tenant, deadline_ms, prefer or "", value_s, share, replay_of, session,
-            version, origin, terms or Terms(), own, spread, waits,
+            version, origin, terms or Terms(), own, spread, waits, came_ms,
         )  # fmt: skip
         family = family_of(jobs[0].id)
         known = self._workers.known(family)
@@ -161,6 +163,7 @@ class LaneAdmission:
             terms.order,
         ]
         args += [int(asked.spread), int(asked.own), terms.hop_s, int(asked.waits)]
+        args.append(asked.came_ms)
         args.append(len(asked.classes))
         for cls in asked.classes:
             names.append(keys.lane(family, cls))

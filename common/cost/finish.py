@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from common.cost.linear import LinearCost
 
+LEAST = 0.05  # of the objective: so late may a job be however soon it was predicted to end
+
 
 class Tail(NamedTuple):
     """The last planned batch of a lane: its number, what is in it, and the earliest due time in it, in seconds from
@@ -32,7 +34,8 @@ class Queue(NamedTuple):
 
     `held_*` is everything queued and running; `running_*` the part that is in batches now, which need `remaining_s`
     more, summed over the workers; `began` is the highest number among them. `hop_s` is the way from the end of a job to
-    its client; predictions are off by at most `late_s` seconds or `late_share` of themselves.
+    its client; predictions are off by at most `late_s` seconds, and by at most `least_s` more than `late_share` of
+    themselves.
     """
 
     cost: LinearCost
@@ -48,6 +51,7 @@ class Queue(NamedTuple):
     hop_s: float = 0.0
     late_s: float = 0.0
     late_share: float = 0.0
+    least_s: float = 0.0
 
     def batches(self, items: int, tokens: int) -> int:
         """Return how many batches so much work makes at least."""
@@ -55,7 +59,7 @@ class Queue(NamedTuple):
 
     def safe(self, finish_s: float) -> float:
         """Return when the client surely has what is predicted to end in `finish_s`."""
-        return finish_s + self.hop_s + margin(finish_s, self.late_s, self.late_share)
+        return finish_s + self.hop_s + margin(finish_s, self.late_s, self.late_share, self.least_s)
 
 
 class PlannedPlace(NamedTuple):
@@ -66,9 +70,17 @@ class PlannedPlace(NamedTuple):
     tail: Tail
 
 
-def margin(finish_s: float, late_s: float, late_share: float) -> float:
-    """Return what a prediction may be off by: the lesser of the residuals' quantile in seconds and in shares of it."""
-    return min(late_s, late_share * finish_s)
+def margin(finish_s: float, late_s: float, late_share: float, least_s: float) -> float:
+    """Return what a prediction may be off by: at most `late_s`, and at most `least_s` more than that share of it."""
+    return min(late_s, least_s + late_share * finish_s)
+
+
+def remaining(left_s: float, needs_s: float) -> float:
+    """Return the seconds that a batch still needs, which is predicted to need `needs_s` in all and to end in `left_s`.
+
+    A batch that should be over (`left_s` below 0) needs as long again as it is late, at most `needs_s`.
+    """
+    return left_s if left_s >= 0 else min(-left_s, needs_s)
 
 
 def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> PlannedPlace:

@@ -121,12 +121,20 @@ class Explained:
 class Lateness:
     """Margin by which steps end later than predicted: a high quantile of the latest residuals.
 
-    Before there are enough of them to know it, `prior` (which fades) stands for those not seen yet.
+    Before there are enough of them to know it, `prior` stands for those not seen yet; it fades over `fades` residuals
+    (0: over as many as the quantile needs).
     """
 
-    def __init__(self, quantile: float = 0.999, *, window: int = 2000, prior: float = 0.0) -> None:
+    def __init__(
+        self,
+        quantile: float = 0.999,
+        *,
+        window: int = 2000,
+        prior: float = 0.0,
+        fades: int = 0,
+    ) -> None:
         self._quantile, self._window, self._prior = quantile, window, prior
-        self._needed = math.ceil(1 / (1 - quantile))
+        self._fades = fades or math.ceil(1 / (1 - quantile))
         self._order: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -145,4 +153,4 @@ class Lateness:
         count = len(self._sorted)
         rank = min(count, math.ceil(self._quantile * count)) - 1
         found = self._sorted[rank] if count else 0.0
-        return max(0.0, found, self._prior * (1 - count / self._needed))
+        return max(0.0, found, self._prior * (1 - count / self._fades))

@@ -14,11 +14,11 @@ class WorkerRecord(Message, frozen=True):
 
     Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens, of which `r2` says how
     much they explain. `limit_items` and `limit_tokens` are its largest batch, by which the door plans (0: it plans
-    none); predictions are off by `late_s` seconds or `late_share` of themselves, 99.9 % of them by less; without a
-    deadline of its own a request should end within `slo_s` (0: by its deadline). `depth_queries` is the depth in
-    queries of the count policies. A `closed` worker serves its own lane only. `batches` and `tokens` count what it
-    ran since its start, the fields after them tell of the last batch; they are as old as the last heartbeat. `place`
-    is where its process can be looked for.
+    none). Of predictions 99.9 % are off by less than `late_s` seconds, and by less than `late_share` of themselves and
+    a twentieth of `slo_s`. Without a deadline of its own a request should end within `slo_s` (0: by its deadline).
+    `depth_queries` is the depth in queries of the count policies. A `closed` worker serves its own lane only. `batches`
+    and `tokens` count what it ran since its start, the fields after them tell of the last batch; they are as old as the
+    last heartbeat. `place` is where its process can be looked for.
     """
 
     worker: str

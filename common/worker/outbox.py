@@ -12,6 +12,7 @@ import msgspec
 
 from common.bus import Bus, keys, metrics
 from common.bus.connection import BusDown, BusFull
+from common.cost.slowdown import Slowness
 from common.errors import Cancelled, DeadlineExceeded, SpillwayError
 from common.ids import Family
 from common.wire.message import encode
@@ -26,16 +27,21 @@ SessionPart = tuple[Turn, SessionTurn]
 
 
 class RunningBatch(NamedTuple):
-    """The batch a worker runs: when the batch should be over, its number in the lane's plan, and its size."""
+    """The batch a worker runs: when the batch should be over, its number in the lane's plan, and its size.
+
+    `slowness` is what the batches before say of the device's speed.
+    """
 
     until_ms: int
     batch: int
     items: int
     tokens: int
+    slowness: Slowness = Slowness()
 
     def line(self) -> str:
         """Return the batch as the heartbeat's value."""
-        return f"{max(0, self.until_ms)} {self.batch} {self.items} {self.tokens}"
+        log, weight = (round(1000 * part) for part in self.slowness)
+        return f"{max(0, self.until_ms)} {self.batch} {self.items} {self.tokens} {log} {weight}"
 
 
 class JobEnd(NamedTuple):

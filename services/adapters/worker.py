@@ -148,7 +148,9 @@ class _Worker:
     ) -> None:
         self._config, self._service, self._stopping = config, service, stopping
         self._lane, self._metrics, self._beside = lane, metrics, beside
-        self.device = DeviceQueue(ended=metrics.device_ended)
+        # The router and the bus serve every request, also those it must refuse: encoders, whose batches the clients
+        # of a burst share, take the cores that these leave. A generator's steps are too short to be interrupted.
+        self.device = DeviceQueue(ended=metrics.device_ended, yields=beside is None)
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []

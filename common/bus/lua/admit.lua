@@ -2,17 +2,18 @@
 -- whole into the first lane with room for it; with `spread` each job is a load of its own.
 -- KEYS use workers plan | lane per class | own lane of the preferred worker or '' | heart per worker | job per job
 --   | with a session: its record, turns and jobs, and the record of the job that is `busy` (if any)
--- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s waits
+-- ARGV router tenant deadline replay_of full_share share traceparent('' none) rule order spread own hop_s waits came(0 now)
 --   | n class.. | preferred value_s | n worker.. | n {id payload items tokens view('' none)}..
 --   | session ('' none) [version busy origin]
 -- rule: finish (the predicted end decides), count (items against the workers' depth in queries), or all (for probes)
 -- order: first (the classes as given) or turns (each admission begins with the next class)
 -- waits: 1 if a caller that is refused waits to be notified of room
+-- came: when the request came (ms), from which the lane's objective counts
 -- own: 1 if the deadline is the request's own, which then decides instead of the lane's objective
 local use, workers, plan = key(), key(), key()
 local router, tenant, deadline, replay_of, full_share, share = arg(), arg(), num(), arg(), num(), num()
 local traceparent, rule, order, spread, own, hop_s = arg(), arg(), arg(), arg() == '1', arg() == '1', num()
-local waits = arg() == '1'
+local waits, came = arg() == '1', num()
 local classes, alive, jobs = {}, {}, {}
 
 -- Returns why a job may not have a session's next turn, or nil. The turn lock is held while the record of the `busy` job
@@ -75,11 +76,11 @@ local reason, retry = 'deadline', 1
 if now > deadline then return {'refused', '', 'deadline', '0', 0, 0, 0, 0} end
 
 -- Returns the state of a lane, with the loads placed so far.
-local lanes = {}
+local lanes, all = {}, living(workers, alive, now)
 local function lane_of(class, name)
   local l = lanes[class]
   if not l then
-    l = capacity(workers, alive, class, now)
+    l = capacity(all, class, now)
     l.class, l.name, l.hop, l.tail = class, name, hop_s, tail_of(plan, class)
     l.held_items, l.held_tokens = held(use, class, l)
     lanes[class] = l
@@ -90,7 +91,7 @@ end
 -- Returns the time by which a lane must end a load. An empty lane takes one job whatever its objective.
 local function due_of(l)
   if own or l.slo == 0 or l.held_items == 0 then return deadline end
-  return math.min(deadline, now + l.slo * 1000 * share)
+  return math.min(deadline, (came > 0 and came or now) + l.slo * 1000 * share)
 end
 
 -- Returns the place that a load would have in a lane, or nil, with the reason in `reason` and `retry`.

@@ -8,8 +8,9 @@ local source_class, target_class, sooner, alive, out = arg(), arg(), arg() == '1
 for _ = 1, num() do alive[arg()] = key() end
 if call('EXISTS', heart) == 0 then return out end
 local now = now_ms()
+local all = living(workers, alive, now)
 local function lane(class)
-  local l = capacity(workers, alive, class, now)
+  local l = capacity(all, class, now)
   l.held_items, l.held_tokens = held(use, class, l)
   l.tail, l.hop = tail_of(plan, class), 0
   return l

@@ -125,6 +125,7 @@ class EmbeddingLoop:
         self._stopping = False
         self._logged_tokens = capacity.depth.tokens
         self._typical_tokens = 128.0
+        self._ended_s = clock.monotonic()  # when the last batch ended
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
@@ -221,7 +222,8 @@ class EmbeddingLoop:
             await self._follow(running)
             ran = await asyncio.shield(running.computing)
             ended, running, self._next = running, self._next, None
-            seconds = self._clock.monotonic() - ended.began_s
+            self._ended_s = self._clock.monotonic()
+            seconds = self._ended_s - ended.began_s
             if running is None:
                 self._worker.incarnation.heartbeat.idle()
             else:
@@ -275,7 +277,7 @@ class EmbeddingLoop:
         if not jobs:
             return None
         items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
-        predicted_s = self._capacity.cost.seconds(items, tokens)
+        predicted_s = self._capacity.expected(items, tokens)
         # Due with the first of its jobs, but no later than its predicted end: admission counts on batches that begin
         # at once, and the jobs behind this batch wait for it.
         left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
@@ -314,13 +316,15 @@ class EmbeddingLoop:
         """Note that the device computes a batch from now on, and have the bus told."""
         batch.began_s = self._clock.monotonic()
         self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.predicted_s - _LEAD_S
+        self._capacity.rested(batch.began_s - self._ended_s)
         self._worker.incarnation.heartbeat.working(batch.predicted_s)
         for job in batch.jobs:
             self._metrics.batch_wait.observe(batch.began_s - job.read_s)
         batch.span = self._worker.leases.spans.batch(job.lease for job in batch.jobs)
         number = max(job.batch for job in batch.jobs)
         until_ms = self._clock.now_ms() + int(1000 * batch.predicted_s)
-        doing = RunningBatch(until_ms, number, batch.items, batch.tokens)
+        slowness = self._capacity.slowness
+        doing = RunningBatch(until_ms, number, batch.items, batch.tokens, slowness)
         batch.asking = asyncio.create_task(self._ask(batch.jobs, doing), name="ask")
 
     async def _ask(self, batch: Sequence[EncodeJob], doing: RunningBatch | None = None) -> set[str]:
@@ -396,7 +400,7 @@ class EmbeddingLoop:
         if ran.isolated:
             metrics.isolated.inc()
             return
-        metrics.step_ratio.observe(self._capacity.online.observe(items, tokens, seconds))
+        metrics.step_ratio.observe(self._capacity.ran(items, tokens, seconds))
         record = self._worker.incarnation.record = with_capacity(
             self._worker.record, self._capacity
         )

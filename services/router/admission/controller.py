@@ -172,7 +172,9 @@ class AdmissionController:
         subscription = self._notifications.bell(request, family_of(request))
         admitted = False
         try:
-            admission = await self.submit(caller, [job], spec.classes, prompt=spec.prompt)
+            admission = await self.submit(
+                caller, [job], spec.classes, prompt=spec.prompt, came_ms=caller.came_ms
+            )
             admitted = admission.outcome == "admitted"
         finally:
             if not admitted:
@@ -195,11 +197,13 @@ class AdmissionController:
         origin: str = "",
         spread: bool = False,
         waits: bool = False,
+        came_ms: int = 0,
     ) -> Admission:
         """Admit `jobs`, all of one family, to lanes of `classes`, or refuse them all; a job that exists is adopted.
 
         `prompt` is that of a generation, `origin` the request whose stage the jobs are, `spread` lets each job take a
-        lane of its own, and with `waits` a refusal asks for a notification when there is room. Raises BusDown.
+        lane of its own, and with `waits` a refusal asks for a notification when there is room. The objective of a lane
+        counts from `came_ms` (0: from now). Raises BusDown.
         """
         family = family_of(jobs[0].id)
         self._used[family] = self._bus.clock.monotonic()
@@ -220,6 +224,7 @@ class AdmissionController:
             origin=origin,
             spread=spread,
             waits=waits,
+            came_ms=came_ms,
         )
         await self._note(jobs, admission)
         return admission

@@ -17,12 +17,14 @@ from services.router.text.requests import Parcel
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The caller of a request, its deadline, and what a disconnect means.
 
-    `own` says that the client or its key set the deadline; `share` below 1 leaves the rest of a lane to others.
+    `own` says that the client or its key set the deadline; `share` below 1 leaves the rest of a lane to others. The
+    request was complete at `came_ms` (0: not known).
     """
 
     tenant: str
     key: ApiKey | None
     deadline_ms: int
+    came_ms: int = 0
     own: bool = False
     share: float = 1.0
     resume_s: float = 0.0

@@ -30,7 +30,7 @@ _TERMS: dict[Admission, Terms] = {
     "accelerator-only": Terms("count", "first"),
     "round-robin": Terms("count", "turns"),
 }
-_HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.1
+_HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.2
 
 
 def request_families(partitions: int) -> list[Family]:

@@ -85,10 +85,12 @@ class Receiver:
         own_s = _timeout_s(request, self._config.max_timeout_s, owner.timeout_s if owner else 0.0)
         low = _is_low(request, owner.priority if owner else "normal")
         key = _idempotency_key(request) if request.method == "POST" else ""
+        now_ms = self._clock.now_ms()
         return RequestContext(
             tenant=request[TENANT],
             key=owner,
-            deadline_ms=self._clock.now_ms() + int((own_s or default) * 1000),
+            deadline_ms=now_ms + int((own_s or default) * 1000),
+            came_ms=now_ms,
             own=own_s is not None,
             share=LOW_SHARE if low else 1.0,
             resume_s=_seconds(request, "Spillway-Resume", 0.0, MAX_RESUME_S, 0.0),

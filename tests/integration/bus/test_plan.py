@@ -10,8 +10,9 @@ import pytest
 
 from common.bus import Bus, keys
 from common.bus.admission import Terms
-from common.cost.finish import Queue, Tail, place
+from common.cost.finish import Queue, Tail, place, remaining
 from common.cost.linear import LinearCost
+from common.cost.slowdown import Slowness, slowdown
 from common.ids import Family
 from common.worker.outbox import RunningBatch
 from tests.conftest import PROFILE, SEED
@@ -44,14 +45,16 @@ async def test_script_and_function_agree(bus: Bus, family: Family) -> None:
     """Random loads, batches that begin and end: batch, predicted end and verdict are the function's."""
     rng, hop_s = random.Random(SEED), 0.007
     hand = await planner(bus, family)
-    tail, doing = Tail(), RunningBatch(0, 0, 0, 0)
+    tail, doing, known = Tail(), RunningBatch(0, 0, 0, 0), Slowness()
     for _ in range(STEPS):
         if rng.random() < 0.3 and not hand.held:
             leases = await hand.pull(rng.randint(1, 4))
             if leases:
                 size = sum(x.items for x in leases), sum(x.tokens for x in leases)
-                until = bus.clock.now_ms() + int(1000 * COST.seconds(*size))
-                doing = RunningBatch(until, max(x.batch for x in leases), *size)
+                known = Slowness(round(rng.uniform(-0.5, 0.9), 3), round(rng.uniform(0, 3), 3))
+                factor = slowdown(known)
+                until = bus.clock.now_ms() + int(1000 * factor * COST.seconds(*size))
+                doing = RunningBatch(until, max(x.batch for x in leases), *size, known)
                 await hand.step(leases, doing=doing)
         elif rng.random() < 0.4:
             for lease in list(hand.held.values()):
@@ -67,9 +70,11 @@ async def test_script_and_function_agree(bus: Bus, family: Family) -> None:
         )
         found = await bus.jobs.get(job.id)
         now = found.created_ms if found else bus.clock.now_ms()
-        remaining = max(0, doing.until_ms - now) / 1000
+        left_s = (doing.until_ms - now) / 1000
+        cost = COST.scaled(slowdown(known.faded(max(0.0, -left_s))))
+        left_s = remaining(left_s, cost.seconds(doing.items, doing.tokens)) if doing.batch else 0.0
         queue = Queue(
-            COST, 1, *used, doing.items, doing.tokens, remaining, doing.batch,
+            cost, 1, *used, doing.items, doing.tokens, left_s, doing.batch,
             LIMITS["limit_items"], LIMITS["limit_tokens"], hop_s, LATE["late_s"], LATE["late_share"],
         )  # fmt: skip
         due_s = (deadline - now) / 1000
@@ -101,6 +106,41 @@ async def test_objective_and_own_deadline(bus: Bus, family: Family) -> None:
     assert refused.retry_after_s == pytest.approx(0.135, abs=0.05)
     assert (await admit(bus, new_job(family, 1, 10), own=True)).outcome == "admitted"
     assert (await admit(bus, new_job(family, 1, 10), own=True, left_s=0.4)).reason == "deadline"
+
+
+async def test_lanes_of_a_machine_are_slow_together(bus: Bus, family: Family) -> None:
+    """What makes one lane slow is believed of the other lane of its machine, but not of another machine's."""
+    known = Slowness(0.7, 3.0)
+    gpu, cpu = await planner(bus, family, "g", "gpu"), await planner(bus, family, "c", "cpu")
+    await must(bus, new_job(family, 1, 10))
+    until = bus.clock.now_ms() + 60_000
+    await gpu.step(await gpu.pull(1), doing=RunningBatch(until, 1, 1, 10, known))
+
+    async def predicted_s() -> float:
+        (job,) = await must(bus, new_job(family, 16, 1600), classes=("cpu",))
+        found, entry = await bus.jobs.get(job.id), await _entry(bus, family, "cpu")
+        assert found is not None
+        await bus.control.cancel(job.id)
+        return (int(entry["f"]) - found.created_ms) / 1000
+
+    shared = slowdown(Slowness(), [known])
+    assert await predicted_s() == pytest.approx(shared * COST.seconds(16, 1600), abs=0.003)
+
+    incarnation = cpu.parts.incarnation
+    incarnation.record = msgspec.structs.replace(incarnation.record, place="box/other/7 10 1")
+    await incarnation.beat("keep")
+    assert await predicted_s() == pytest.approx(COST.seconds(16, 1600), abs=0.003)
+
+
+async def test_the_objective_counts_from_the_arrival(bus: Bus, family: Family) -> None:
+    """A request that waited in its router has less time left, and the time by which it is due says so."""
+    await planner(bus, family, slo_s=1.0, late_s=0.0)
+    await must(bus, new_job(family, 1, 10))  # an empty lane takes one job, whatever it costs
+    came_ms = bus.clock.now_ms() - 600
+    await must(bus, new_job(family, 1, 10), came_ms=came_ms)
+    assert int((await _entry(bus, family))["u"]) == came_ms + 1000
+    refused = await admit(bus, new_job(family, 1, 10), came_ms=came_ms - 400)
+    assert refused.reason == "deadline"
 
 
 async def test_spread_is_all_or_nothing(bus: Bus, family: Family) -> None:
