@@ -50,5 +50,4 @@ def for_fetch(now_s: float, began_s: float, takes_s: float, compute_s: float, pa
     slow = held + MARGIN * takes_s if pages >= LEAST else 0.0
     if not held:
         slow = due_s if takes_s <= compute_s / 2 else 0.0
-    rows = PAGE * max(1, min(CAP, int(takes_s / compute_s * pages)))
-    return Wait(held, slow, rows)
+    return Wait(held, slow, PAGE * CAP)

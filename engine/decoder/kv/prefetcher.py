@@ -48,6 +48,7 @@ class _Fetch:
     count: int
     left: int
     came: int = 0
+    held: bool = False
 
 
 class Prefetcher:
@@ -105,7 +106,13 @@ class Prefetcher:
             return
         takes_s, now = breaker.predicted_s(fetch.left), self._now_s()
         wait = patience.for_fetch(now, fetch.began_s, takes_s, fetch.compute_s, fetch.count)
-        self._wait(fetch.sequence, wait._replace(hold_until_s=0.0) if breaker.misses else wait)
+        if breaker.misses:
+            wait = wait._replace(hold_until_s=0.0)
+        if not fetch.came:
+            fetch.held = bool(wait.hold_until_s)
+        elif not fetch.held:
+            return  # computing has begun, in steps that end when the fetch is over
+        self._wait(fetch.sequence, wait)
 
     async def let_end(self) -> None:
         """Wait until the fetches for sequences that have left have ended."""
