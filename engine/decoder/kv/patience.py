@@ -12,11 +12,10 @@ from common.pages.identity import PAGE
 
 # How long a sequence may wait to learn which pages the tiers have, and for a fetch that will be over by then: shares of
 # the seconds that computing the pages takes. A hundredth more goes to small steps, so that all of it is a tenth.
-ASK, HOLD = 0.015, 0.09
+ASK, HOLD = 0.03, 0.09
 CAP = 4  # pages computed in a step while others are on their way
-LEAST = (
-    8 * CAP
-)  # of fewer pages a step more would cost too large a share, and one step computes them all
+# Fewer pages are computed in one step, of which a step more would cost a large share.
+LEAST = 4 * CAP
 MARGIN = 1.5  # times the predicted seconds of a look-up, or of a fetch
 STALL_S = 0.01  # a pause such as every process has now and then on a busy machine
 
@@ -31,7 +30,8 @@ class Wait(NamedTuple):
 
 def for_look_up(now_s: float, asking_s: float, compute_s: float, pages: int) -> Wait:
     """Return the wait for a look-up, expected to take `asking_s`, of `pages` pages that take `compute_s` to compute."""
-    hold_s = min(ASK * compute_s, max(MARGIN * asking_s, STALL_S))
+    # No pause is waited for that costs more than half of ASK: most look-ups are over long before.
+    hold_s = min(ASK * compute_s, max(MARGIN * asking_s, min(STALL_S, ASK / 2 * compute_s)))
     held = now_s + hold_s if asking_s <= ASK * compute_s else 0.0
     slow = now_s + HOLD * compute_s if pages >= LEAST else 0.0
     return Wait(held, slow, PAGE * CAP)
