@@ -1,7 +1,8 @@
 """The value of one page, the same for every tier: Redis and the disk.
 
-A value is a header of 64 bytes, then for each layer its bytes, `[K|V][kv head][token][dim]`, and their checksum
-(xxh3-64). So a layer can be used as soon as it has arrived and is checked. One damaged layer makes the page damaged.
+A value is a header of 64 bytes, then for each layer its bytes, in the layout that is part of the pages' fingerprint
+(`engine.kernels.page_memory`), and their checksum (xxh3-64). So a layer can be used as soon as it has arrived and is
+checked. One damaged layer makes the page damaged.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.pages.identity import PAGE
 from engine.models.decoders.spec import DecoderSpec
 
-LAYOUT = 1  # version of `[layer][K|V][kv head][token][dim]`; part of the fingerprint
+LAYOUT = 2  # version of the packed layout, in which pages leave the host (see `pack`); part of the fingerprint
 SEQUENCES = 64  # so many sequences of full context is more than is ever taken unasked
 HOST_TIMES = 4  # so many times the device's pages are more than is ever taken of a host unasked
 _SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8
@@ -34,8 +34,8 @@ _CGROUP = (
 class PageMemory:
     """The pages of one layer group: (pages, layers, 2, kv heads, PAGE, dim), a page contiguous in memory.
 
-    `layers` are the model's layers it holds, `window` is what their rows see. On a host the memory is taken when a
-    page is first written.
+    `layers` are the model's layers it holds, `window` is what their rows see. Keys and values are as torch and Triton
+    read them, or `packed`, as the compiled kernels do. On a host the memory is taken when a page is first written.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class PageMemory:
         dtype: torch.dtype,
         device: torch.device,
         shared: bool = False,
+        packed: bool = False,
     ) -> None:
         """Take the memory; `shared` is host memory that other processes can map, pinned where CUDA is."""
+        self.packed = packed
         self.window = window
         self.layers = list(layers)
         self.kv_heads = spec.kv_heads
@@ -78,9 +80,15 @@ class PageMemory:
     def read(self, layer: int, blocks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """Return K and V, (sequences * kv heads, 1, tokens, dim), of a layer (counted in the group)."""
         at = blocks + layer * 2 * self.kv_heads
-        shape = (sequences * self.kv_heads, 1, -1, self.data.shape[-1])
-        keys = self._blocks.index_select(0, at).view(shape)
-        return keys, self._blocks.index_select(0, at + self.kv_heads).view(shape)
+        dim = self.data.shape[-1]
+        keys, values = (
+            self._blocks.index_select(0, half).view(-1, PAGE, dim)
+            for half in (at, at + self.kv_heads)
+        )
+        if self.packed:
+            keys, values = _unpack_keys(keys), _unpack_values(values)
+        shape = (sequences * self.kv_heads, 1, -1, dim)
+        return keys.reshape(shape), values.reshape(shape)
 
     def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
         """Return, for rows' page ids and offsets in them, indices to be passed to `write`."""
@@ -90,17 +98,74 @@ class PageMemory:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store rows (rows, kv heads, dim) of a layer (counted in the group)."""
-        at = slots + layer * 2 * self.kv_heads * PAGE
-        dim = keys.shape[-1]
-        self._slots.index_copy_(0, at, keys.reshape(-1, dim))
-        self._slots.index_copy_(0, at + self.kv_heads * PAGE, values.reshape(-1, dim))
+        at, dim = slots + layer * 2 * self.kv_heads * PAGE, keys.shape[-1]
+        self._put(at, keys.reshape(-1, dim), values.reshape(-1, dim))
 
     def clear(self, slots: Tensor) -> None:
         """Zero rows in all layers, so that no number that is not finite stays behind."""
+        nothing = self.data.new_zeros(len(slots), self.data.shape[-1])
         for layer in range(len(self.layers)):
-            for half in (0, 1):
-                at = slots + (layer * 2 + half) * self.kv_heads * PAGE
-                self._slots.index_fill_(0, at, 0)
+            self._put(slots + layer * 2 * self.kv_heads * PAGE, nothing, nothing)
+
+    def form(self, layers: Tensor) -> Tensor:
+        """Return layers of pages that lie as in this pool, (…, 2, kv heads, PAGE, dim), in the packed layout."""
+        return layers if self.packed else pack(layers)
+
+    def store(self, page: int, layer: int, packed: Tensor) -> None:
+        """Store one layer of a page (2, kv heads, PAGE, dim) that is in the packed layout."""
+        self.data[page, layer] = packed if self.packed else unpack(packed)
+
+    def _put(self, at: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values (n, dim) at indices of keys among all rows of `dim` numbers."""
+        to = at + self.kv_heads * PAGE
+        if not self.packed:
+            self._slots.index_copy_(0, at, keys)
+            self._slots.index_copy_(0, to, values)
+            return
+        unit, dim = _unit(self.data), keys.shape[-1]
+        by_key = self._blocks.view(-1, dim // unit, PAGE, unit)
+        by_key[at // PAGE, :, at % PAGE] = keys.view(-1, dim // unit, unit)
+        by_value = self._blocks.view(-1, PAGE // unit, dim, unit)
+        by_value[to // PAGE, to % PAGE // unit, :, to % unit] = values
+
+
+def pack(pages: Tensor) -> Tensor:
+    """Return layers of pages (…, 2, kv heads, PAGE, dim) in the packed layout, in which the compiled kernels read them.
+
+    Keys lie `[dim][token]` and values `[token][dim]`. In bf16 two neighbours are one unit, since processors multiply
+    pairs: keys lie `[dim / 2][token][2]` and values `[token / 2][dim][2]`. The shape stays that of the plain layout.
+    """
+    unit, dim = _unit(pages), pages.shape[-1]
+    keys, values = pages.unbind(-4)
+    keys = keys.unflatten(-1, (dim // unit, unit)).transpose(-3, -2)
+    values = values.unflatten(-2, (PAGE // unit, unit)).transpose(-2, -1)
+    return torch.stack(
+        [each.reshape(pages.shape[:-4] + pages.shape[-3:]) for each in (keys, values)], -4
+    )
+
+
+def unpack(pages: Tensor) -> Tensor:
+    """Return layers of pages that are in the packed layout in the plain one: `pack` undone."""
+    keys, values = pages.unbind(-4)
+    return torch.stack([_unpack_keys(keys), _unpack_values(values)], -4)
+
+
+def _unpack_keys(blocks: Tensor) -> Tensor:
+    unit, dim = _unit(blocks), blocks.shape[-1]
+    return blocks.reshape(*blocks.shape[:-2], dim // unit, PAGE, unit).transpose(-3, -2).flatten(-2)
+
+
+def _unpack_values(blocks: Tensor) -> Tensor:
+    unit, dim = _unit(blocks), blocks.shape[-1]
+    return (
+        blocks.reshape(*blocks.shape[:-2], PAGE // unit, dim, unit)
+        .transpose(-2, -1)
+        .flatten(-3, -2)
+    )
+
+
+def _unit(pages: Tensor) -> int:
+    return 2 if pages.dtype == torch.bfloat16 else 1
 
 
 def page_bytes(spec: DecoderSpec, layers: int, dtype: torch.dtype) -> int:

@@ -52,9 +52,11 @@ def plan_blocks(
 ) -> list[Blocks]:
     """Work out a step for every layer group; `shared` query heads are on one head of K and V.
 
-    The tensors are on `device`, or where the pools are. ValueError if positions do not rise or a page that a row
-    needs is not there.
+    The tensors are on `device`, or where the pools are. ValueError if positions do not rise, a page that a row needs
+    is not there, or pages are packed.
     """
+    if any(pool.packed for pool in pools):
+        raise ValueError("Triton's kernel reads plain pages; these are packed")
     device, step = device or pools[0].data.device, lay_out(queries, pools)
     flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
     for group, pool in enumerate(pools):

@@ -84,7 +84,8 @@ class TorchPageLoads:
 class TorchPageCopier:
     """Copies between the pools of both tiers; `places` are (group, layer in it) of each of the model's layers.
 
-    A checksum is made of every layer of a page that is copied to the host, and compared when the page leaves the host.
+    Both tiers have one layout; pages below the host are packed, whatever it is. A checksum is made of every layer of a
+    page that is copied to the host, and compared when the page leaves the host.
     """
 
     def __init__(
@@ -156,15 +157,21 @@ class TorchPageCopier:
 
     def _value(self, header: Header, tier: LocalTier, page: int) -> bytes:
         began = SYSTEM.perf_s()
+        pool = (self._host if tier == "host" else self._device)[header.group]
+        held = pool.form(pool.data[page].cpu()).view(torch.uint8)
+        layers = list(held.reshape(header.layers, -1).numpy())
+        if self._form is not None:
+            layers = [self._form.shrink(layer) for layer in layers]
         sums: list[int] | None = None
         if tier == "host":
-            layers = list(self._bytes[header.group][page])
             sums = self._sums[header.group][page].tolist()
-        else:
-            held = self._device[header.group].data[page].cpu().view(torch.uint8)
-            layers = list(held.reshape(header.layers, -1).numpy())
-        if self._form is not None:
-            layers, sums = [self._form.shrink(layer) for layer in layers], None
+            if self._form is not None or not pool.packed:
+                # What was damaged in the host's memory has a wrong checksum also in another form.
+                plain = self._bytes[header.group][page]
+                sums = [
+                    checksum(now.data) ^ checksum(was.data) ^ known
+                    for now, was, known in zip(layers, plain, sums, strict=True)
+                ]
         found = encode(header, layers, sums)
         self._count("put", len(found), SYSTEM.perf_s() - began)
         return found
@@ -184,11 +191,16 @@ class TorchPageCopier:
         header = read_header(value, key.id)
         if (header.layers, header.layer_bytes) != self.layout(key.group):
             raise CorruptPage(f"page {key.member}: {header.layers} layers of {header.layer_bytes}")
+        pool = self._host[key.group]
         for at in range(header.layers):
             found = np.frombuffer(layer(value, header, at), dtype=np.uint8)
             found = found if self._form is None else self._form.grow(found)
-            self._bytes[key.group][page, at] = found
-            self._sums[key.group][page, at] = checksum(found.data)
+            if pool.packed:
+                self._bytes[key.group][page, at] = found
+            else:
+                whole = torch.from_numpy(found.copy()).view(pool.data.dtype)
+                pool.store(page, at, whole.view(pool.data.shape[2:]))
+            self._sums[key.group][page, at] = checksum(self._bytes[key.group][page, at].data)
 
     # -- the thread ------------------------------------------------------------------------------------
 

@@ -142,7 +142,9 @@ class TorchExecutor:
         kernels = _kernels(files, chosen, place, exact=exact, compiled=compiled)
         decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
-            pools, host = _memory(files, _DTYPES[chosen], place, kv_bytes, host_bytes)
+            pools, host = _memory(
+                files, _DTYPES[chosen], place, kv_bytes, host_bytes, packed=kernels is not None
+            )
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
 
@@ -345,12 +347,14 @@ def _memory(
     place: torch.device,
     kv_bytes: int,
     host_bytes: int | None,
+    *,
+    packed: bool,
 ) -> tuple[list[PageMemory], list[PageMemory]]:
     """Return the page memory of each layer group on the device, and that on the host, if there is a host tier."""
     spec = files.spec
     pages = page_count(spec, kv_bytes, dtype=dtype, device=place)
     pools = [
-        PageMemory(spec, window, layers, pages, dtype=dtype, device=place)
+        PageMemory(spec, window, layers, pages, dtype=dtype, device=place, packed=packed)
         for window, layers in spec.groups
     ]
     below = host_page_count(
@@ -358,7 +362,7 @@ def _memory(
     )
     cpu = torch.device("cpu")
     host = [
-        PageMemory(spec, window, layers, below, dtype=dtype, device=cpu, shared=True)
+        PageMemory(spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed)
         for window, layers in spec.groups
         if below
     ]

@@ -14,7 +14,9 @@ constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
-// The pages of one layer group, (pages, layers, 2, kv heads, PAGE, dim), and every sequence's page table.
+// The pages of one layer group, (pages, layers, 2, kv heads, PAGE * dim), and every sequence's page table. Keys lie
+// [dim][token] and values [token][dim]; in bf16 two neighbours are one unit, since processors multiply pairs: keys
+// [dim / 2][token][2], values [token / 2][dim][2]. So products read a page as it lies.
 struct Pages {
   uint8_t* data;
   Kind kind;
@@ -37,6 +39,11 @@ struct Block {
 // Softmax over some of the tokens a query head sees: their largest score, and sums of weights and of weighted values.
 struct Partial {
   std::vector<float> row_max, row_sum, sums;
+  void take(const Partial& from, int64_t first, int64_t queries, int64_t width) {
+    row_max.assign(from.row_max.begin() + first, from.row_max.begin() + first + queries);
+    row_sum.assign(from.row_sum.begin() + first, from.row_sum.begin() + first + queries);
+    sums.assign(from.sums.begin() + first * width, from.sums.begin() + (first + queries) * width);
+  }
   void reset(int64_t queries, int64_t width) {
     row_max.assign(queries, NOTHING);
     row_sum.assign(queries, 0.0f);
@@ -55,13 +62,6 @@ inline void merge(float& row_max, float& row_sum, float* sums, float other_max, 
   row_max = now;
 }
 
-// One page of one head as the products want it, and the queries that attend to it. A unit is a number, or a pair of bf16.
-// Keys: [4 tokens][16 dims][dim % 4] of lanes dim % 16 / 4, each the four tokens; queries likewise, four times the same.
-// Values: [token or pair][width]; in pairs the dims of a group of 32 lie as `pair_up` leaves them.
-struct Staged {
-  alignas(64) float keys[PAGE * 512], values[PAGE * 512], queries[QUERIES * 4 * 512];
-};
-
 // N numbers of 32 or 16 bits, of which `left` are there; the others are 0.
 template <class V, class T>
 inline V some(const T* from, int64_t left) {
@@ -72,122 +72,90 @@ inline V some(const T* from, int64_t left) {
   return v;
 }
 
-inline F wide(const uint8_t* row, int64_t at, int64_t dim, Kind kind) {
-  if (kind == FP32) return some<F>((const float*)row + at, dim - at);
-  const H halves = some<H>((const uint16_t*)row + at, dim - at);
-  return kind == BF16 ? widen(halves) : widen16(halves);
+// What one vector of a page is: 16 numbers, or for bf16 pairs of them.
+template <Kind K>
+constexpr int64_t UNITS = K == BF16 ? 2 : 1;
+template <Kind K>
+constexpr int64_t UNIT_BYTES = K == FP16 ? 2 : 4;
+
+// 16 units of a page, of which `left` are there.
+template <Kind K>
+inline F units(const uint8_t* from, int64_t left) {
+  return K == FP16 ? widen16(some<H>((const uint16_t*)from, left)) : some<F>((const float*)from, left);
 }
 
-// The next page, which comes into the first cache bit by bit while this one is computed: its values as this one is
-// staged, its keys with the products. All at once, it would only wait for memory.
-struct Ahead {
-  const uint8_t *keys, *values, *more_keys;
-  int64_t stride;                          // bytes a call; 0 to stay where it is
-};
+template <Kind K>
+inline F dot(F acc, F k, F q) { return K == BF16 ? dot_pairs(acc, (I)k, (I)q) : fma(k, q, acc); }
 
-// Lays out one page of one head.
-template <bool PAIRS>
-inline void stage(const uint8_t* keys, const uint8_t* values, Ahead ahead, Kind kind, int64_t dim, int64_t width,
-                  Staged& s) {
-  const int64_t bytes = dim * (kind == FP32 ? 4 : 2), across = PAIRS ? width / 2 : width;
-  float* to = s.keys;
-  for (int t = 0; t < PAGE; t += 4)
-    for (int64_t d = 0; d < across; d += 16, to += 64) {
-      F r[4];
-      for (int i = 0; i < 4; ++i) {
-        const uint8_t* row = keys + (t + i) * bytes;
-        if (i & 1) prefetch(ahead.values), ahead.values += ahead.stride;
-        r[i] = PAIRS ? some<F>((const uint16_t*)row + 2 * d, dim - 2 * d) : wide(row, d, dim, kind);
+// Scores of R query heads with the page's 32 tokens: units of even and of odd places have sums of their own, whatever R
+// is. As keys are read, so are the lines at `ahead` asked for: all at once, products would only wait for memory.
+template <Kind K, int R>
+inline void score(const float* const* q, const uint8_t* keys, int64_t across, const uint8_t* ahead, F (*out)[2]) {
+  constexpr int SOME = R <= 4 ? 2 : 1;  // vectors of tokens whose sums fit into registers
+  constexpr int64_t VECTOR = 16 * UNIT_BYTES<K>;
+  for (int from = 0; from < 2; from += SOME) {
+    F acc[2][R][SOME] = {};
+    const int64_t begin = from * VECTOR;
+    for (int64_t u = 0; u + 1 < across; u += 2)
+      for (int odd = 0; odd < 2; ++odd) {
+        const int64_t at = begin + (u + odd) * 2 * VECTOR;
+        F k[SOME];
+        for (int i = 0; i < SOME; ++i) k[i] = units<K>(keys + at + i * VECTOR, 16), prefetch(ahead + at + i * VECTOR);
+        for (int r = 0; r < R; ++r) {
+          const F b = splat(q[r][u + odd]);
+          for (int i = 0; i < SOME; ++i) acc[odd][r][i] = dot<K>(acc[odd][r][i], k[i], b);
+        }
       }
-      transpose_lanes(r);
-      for (int i = 0; i < 4; ++i) store(to + 16 * i, r[i]);
-    }
-  if (PAIRS) {
-    for (int t = 0; t < PAGE; t += 2)
-      for (int64_t d = 0; d < width; d += 32) {
-        const uint16_t* row = (const uint16_t*)(values + t * bytes) + d;
-        prefetch(ahead.values), ahead.values += ahead.stride;
-        pair_up(some<W>(row, dim - d), some<W>(row + dim, dim - d), (F*)(s.values + t / 2 * width + d));
-      }
-    return;
-  }
-  for (int t = 0; t < PAGE; ++t)
-    for (int64_t d = 0; d < width; d += 16) {
-      const uint8_t* row = values + t * bytes;
-      if (d & 16) prefetch(ahead.values), ahead.values += ahead.stride;
-      store(s.values + t * width + d, wide(row, d, dim, kind));
-    }
-}
-
-inline F dot(F acc, F k, F q, bool pairs) { return pairs ? dot_pairs(acc, (I)k, (I)q) : fma(k, q, acc); }
-
-// Lays out a query head of as many units as `stage` does keys.
-inline void spread(const float* q, int64_t across, float* to) {
-  for (int64_t d = 0; d < across; d += 16, to += 64) {
-    const F v = load<F>(q + d);
-    store(to, lanes<0, 0, 0, 0>(v, v)), store(to + 16, lanes<1, 1, 1, 1>(v, v));
-    store(to + 32, lanes<2, 2, 2, 2>(v, v)), store(to + 48, lanes<3, 3, 3, 3>(v, v));
-  }
-}
-
-// Scores of R query heads with the page's 32 tokens.
-template <bool PAIRS, int R>
-inline void score(const float* const* q, const Staged& s, int64_t across, Ahead ahead, F (*out)[2]) {
-  constexpr int FOURS = PAGE / 4, SOME = R == 1 ? 8 : R <= 4 ? 4 : 2;  // sums that fit into registers
-  F sums[R][FOURS];
-  for (int from = 0; from < FOURS; from += SOME) {
-    F acc[R][SOME] = {};
-    const float* keys = s.keys + from * 4 * across;
-    for (int64_t u = 0; u < 4 * across; u += 16) {
-      F k[SOME];
+    if (across % 2)
       for (int i = 0; i < SOME; ++i) {
-        k[i] = load<F>(keys + i * 4 * across + u);
-        if (i & 1) prefetch(ahead.keys), ahead.keys += ahead.stride;
+        const F k = units<K>(keys + begin + (across - 1) * 2 * VECTOR + i * VECTOR, 16);
+        for (int r = 0; r < R; ++r) acc[0][r][i] = dot<K>(acc[0][r][i], k, splat(q[r][across - 1]));
       }
-      for (int r = 0; r < R; ++r) {
-        const F b = load<F>(q[r] + u);
-        for (int i = 0; i < SOME; ++i) acc[r][i] = dot(acc[r][i], k[i], b, PAIRS);
-      }
-    }
     for (int r = 0; r < R; ++r)
-      for (int i = 0; i < SOME; ++i) sums[r][from + i] = acc[r][i];
+      for (int i = 0; i < SOME; ++i) out[r][from + i] = acc[0][r][i] + acc[1][r][i];
   }
-  for (int r = 0; r < R; ++r) out[r][0] = sum_lanes(sums[r]), out[r][1] = sum_lanes(sums[r] + 4);
 }
 
-// Where `pair_up` puts a dim.
-inline int64_t paired(int64_t d) { return d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4; }
-
-// sums[r] = sums[r] * keep[r] + weights[r] . values, two vectors of dimensions at a time.
-template <bool PAIRS, int R>
-inline void weigh(const float (*p)[PAGE], const float* keep, const Staged& s, int64_t width, Ahead ahead,
-                  float* const* sums) {
-  for (int64_t d = 0; d < width; d += 32) {
-    F o[R][2];
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < 2; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v) * splat(keep[r]);
-    for (int t = 0; t < (PAIRS ? PAGE / 2 : PAGE); ++t) {
-      prefetch(ahead.more_keys), ahead.more_keys += ahead.stride;
-      const F v0 = load<F>(s.values + t * width + d), v1 = load<F>(s.values + t * width + d + 16);
-      for (int r = 0; r < R; ++r) {
-        const F b = PAIRS ? (F)splat(((const int32_t*)p[r])[t]) : splat(p[r][t]);
-        o[r][0] = dot(o[r][0], v0, b, PAIRS);
-        o[r][1] = dot(o[r][1], v1, b, PAIRS);
-      }
+// sums[r] = sums[r] * keep[r] + weights[r] . values, N vectors of dimensions from `d` on; FULL: all of them are there.
+template <Kind K, int R, int N, bool FULL>
+inline void weigh_some(const float (*p)[PAGE], const float* keep, const uint8_t* values, int64_t d, int64_t dim,
+                       const uint8_t* ahead, float* const* sums) {
+  F o[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < N; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v) * splat(keep[r]);
+  for (int t = 0; t < PAGE / UNITS<K>; ++t) {
+    const int64_t at = (t * dim + d) * UNIT_BYTES<K>;
+    F x[N];
+    for (int v = 0; v < N; ++v) {
+      x[v] = units<K>(values + at + 16 * v * UNIT_BYTES<K>, FULL ? 16 : dim - d - 16 * v);
+      prefetch(ahead + at + 16 * v * UNIT_BYTES<K>);
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < 2; ++v) store(sums[r] + d + 16 * v, o[r][v]);
+    for (int r = 0; r < R; ++r) {
+      const F b = splat(p[r][t]);
+      for (int v = 0; v < N; ++v) o[r][v] = dot<K>(o[r][v], x[v], b);
+    }
   }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < N; ++v) store(sums[r] + d + 16 * v, o[r][v]);
+}
+
+template <Kind K, int R>
+inline void weigh(const float (*p)[PAGE], const float* keep, const uint8_t* values, int64_t dim, const uint8_t* ahead,
+                  float* const* sums) {
+  constexpr int N = R == 1 ? 8 : R <= 4 ? 4 : 2;  // vectors whose sums fit into registers
+  int64_t d = 0;
+  for (; d + 16 * N <= dim; d += 16 * N) weigh_some<K, R, N, true>(p, keep, values, d, dim, ahead, sums);
+  for (; d < dim; d += 32) weigh_some<K, R, 2, false>(p, keep, values, d, dim, ahead, sums);
 }
 
 // Attend with R query heads to one page: update their largest score, their sum of weights and their sums.
-template <bool PAIRS, int R>
+template <Kind K, int R>
 inline void attend_tile(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
-                        const Staged& s, int64_t width, float scale, Ahead ahead, float* row_max, float* row_sum,
-                        float* const* sums) {
+                        const uint8_t* keys, const uint8_t* values, int64_t dim, float scale, const uint8_t* ahead_keys,
+                        const uint8_t* ahead_values, float* row_max, float* row_sum, float* const* sums) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   F x[R][2];
-  score<PAIRS, R>(q, s, PAIRS ? width / 2 : width, ahead, x);
+  score<K, R>(q, keys, dim / UNITS<K>, ahead_keys, x);
   alignas(64) float p[R][PAGE];
   F keep = F{}, fresh = F{}, before = F{};  // R is at most 8
   const F none = splat(-INFINITY);
@@ -206,7 +174,7 @@ inline void attend_tile(const float* const* q, const int64_t* positions, int64_t
     keep[r] = row_max[r] - now;
     row_max[r] = now;
     fresh[r] = sum(e0 + e1);
-    if (PAIRS) {
+    if (K == BF16) {
       store((uint16_t*)p[r], narrow(e0));
       store((uint16_t*)p[r] + 16, narrow(e1));
     } else {
@@ -220,69 +188,79 @@ inline void attend_tile(const float* const* q, const int64_t* positions, int64_t
   for (int r = 0; r < R; ++r) row_sum[r] = after[r];
   float kept[16];
   store(kept, keep);
-  weigh<PAIRS, R>(p, kept, s, width, ahead, sums);
+  weigh<K, R>(p, kept, values, dim, ahead_values, sums);
 }
 
-// Attend with some rows' heads that share one head of K and V to the pages [from, to) of their sequence.
-// `q` is (rows, heads, width) fp32, or (…, width / 2) bf16 pairs in the same room; results go into `out`.
-inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Block& block, int64_t head, int64_t from,
-                   int64_t to, const float* q, const int64_t* positions, float scale, Staged& staged, Partial& out) {
+// Attend with some rows, and the heads on those of K and V from `head` to `head_end`, to the pages [from, to) of their
+// sequence. Pages lie apart and a page's heads side by side, so that page after page is read front to back. `q` is
+// (rows, heads, width) fp32, or (…, width / 2) bf16 pairs in the same room; results go into `out`, head by head.
+template <Kind K>
+inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Block& block, int64_t head,
+                   int64_t head_end, int64_t from, int64_t to, const float* q, const int64_t* positions, float scale,
+                   Partial& out) {
   const int64_t shared = of.shared(), width = of.width(), queries = (block.last - block.first) * shared;
-  const bool pairs = pages.kind == BF16;
-  const int64_t across = pairs ? width / 2 : width;
-  const int64_t bytes = (pages.kind == FP32 ? 4 : 2) * PAGE * of.dim, half = of.kv_heads * bytes;
+  const int64_t bytes = UNIT_BYTES<K> / UNITS<K> * PAGE * of.dim, half = of.kv_heads * bytes;
   const int32_t* table = pages.tables + pages.starts[block.sequence];
   const float* rows[QUERIES];
   float* sums[QUERIES];
   int64_t where[QUERIES];
-  for (int64_t i = 0; i < queries; ++i) {
-    const int64_t row = block.first + i / shared;
-    float* laid = staged.queries + i * 4 * across;
-    spread(q + (row * of.heads + head * shared + i % shared) * width, across, laid);
-    rows[i] = laid;
-    sums[i] = out.sums.data() + i * width;
-    where[i] = positions[row];
-  }
+  for (int64_t h = head, at = 0; h < head_end; ++h)
+    for (int64_t i = 0; i < queries; ++i, ++at) {
+      const int64_t row = block.first + i / shared;
+      rows[at] = q + (row * of.heads + h * shared + i % shared) * width;
+      sums[at] = out.sums.data() + at * width;
+      where[at] = positions[row];
+    }
+  const auto place = [&](int64_t page) { return pages.data + (table[page] * pages.layers + layer) * 2 * half; };
   for (int64_t page = from; page < to; ++page) {
     if (table[page] < 0) continue;
-    const uint8_t* keys = pages.data + (table[page] * pages.layers + layer) * 2 * half + head * bytes;
-    const int32_t next = page + 1 < block.pages && table[page + 1] >= 0 ? table[page + 1] : table[page];
-    const uint8_t* following = keys + (int64_t(next) - table[page]) * pages.layers * 2 * half;
-    Ahead ahead{following, following + half, following + bytes / 2, pages.kind == FP16 ? 32 : 64};
-    pairs ? stage<true>(keys, keys + half, ahead, pages.kind, of.dim, width, staged)
-          : stage<false>(keys, keys + half, ahead, pages.kind, of.dim, width, staged);
     const int64_t base = page * PAGE;
     const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
-    const int64_t parts = (queries + 7) / 8;
-    for (int64_t part = 0; part < parts; ++part, ahead.stride = 0) {
-      const int64_t a = part * queries / parts, n = (part + 1) * queries / parts - a;
+    const uint8_t* following = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page) + head * bytes;
+    for (int64_t h = head; h < head_end; ++h) {
+      const uint8_t *keys = place(page) + h * bytes, *values = keys + half;
+      const uint8_t* next = h + 1 < head_end ? keys + bytes : following;
+#ifdef FULLAHEAD
+      const uint8_t *ahead_keys = next, *ahead_values = next + half;
+#else
+      const uint8_t *ahead_keys = values, *ahead_values = next;
+#endif
+      const int64_t parts = (queries + 7) / 8;
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t n = (part + 1) * queries / parts - part * queries / parts;
+        const int64_t a = (h - head) * queries + part * queries / parts;
 #define SPILLWAY_ATTEND_TILE(R)                                                                                   \
   case R:                                                                                                         \
-    pairs ? attend_tile<true, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,     \
-                                 &out.row_max[a], &out.row_sum[a], sums + a)                                      \
-          : attend_tile<false, R>(rows + a, where + a, base, pages.window, whole, staged, width, scale, ahead,    \
-                                  &out.row_max[a], &out.row_sum[a], sums + a);                                    \
+    attend_tile<K, R>(rows + a, where + a, base, pages.window, whole, keys, values, of.dim, scale, ahead_keys,    \
+                      ahead_values, &out.row_max[a], &out.row_sum[a], sums + a);                                  \
     break;
-      switch (n) {
-        SPILLWAY_ATTEND_TILE(1)
-        SPILLWAY_ATTEND_TILE(2)
-        SPILLWAY_ATTEND_TILE(3)
-        SPILLWAY_ATTEND_TILE(4)
-        SPILLWAY_ATTEND_TILE(5)
-        SPILLWAY_ATTEND_TILE(6)
-        SPILLWAY_ATTEND_TILE(7)
-        SPILLWAY_ATTEND_TILE(8)
-      }
+        switch (n) {
+          SPILLWAY_ATTEND_TILE(1)
+          SPILLWAY_ATTEND_TILE(2)
+          SPILLWAY_ATTEND_TILE(3)
+          SPILLWAY_ATTEND_TILE(4)
+          SPILLWAY_ATTEND_TILE(5)
+          SPILLWAY_ATTEND_TILE(6)
+          SPILLWAY_ATTEND_TILE(7)
+          SPILLWAY_ATTEND_TILE(8)
+        }
 #undef SPILLWAY_ATTEND_TILE
+      }
     }
   }
 }
 
+// A share of a step's attention: some heads of K and V, and some chunks of a block's pages.
+struct Task {
+  int64_t block, head, head_end, chunk, chunk_end;
+};
+
 // Attention of a whole step in one layer, called by every thread of a team; `out` is (rows, heads * dim).
 struct Attention {
   std::vector<Block> blocks;
-  std::vector<int64_t> firsts;     // of each block, its first chunk among all
-  std::vector<Partial> partials;   // by (block, kv head, chunk), where chunks are shared out
+  std::vector<Task> tasks, joins;    // joins: where the chunks of a block are shared out, what merges them
+  std::vector<int64_t> firsts;       // of each block, its first chunk among all
+  std::vector<Partial> partials;     // by (chunk, head of K and V), where chunks are shared out
   bool split = false;
 
   void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
@@ -300,57 +278,81 @@ struct Attention {
         longest = std::max(longest, chunks);
       }
     }
-    split = longest > 1 && int64_t(blocks.size()) * of.kv_heads < 4 * threads;
-    if (split && int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
+    const int64_t enough = 4 * threads;
+    share(of, of.kv_heads, false);
+    split = longest > 1 && int64_t(tasks.size()) < enough;
+    for (int64_t heads = of.kv_heads; split || int64_t(tasks.size()) < enough; heads = (heads + 1) / 2) {
+      share(of, heads, split);
+      if (heads == 1 || int64_t(tasks.size()) >= enough) break;
+    }
+    if (!split) return;
+    if (int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
+    std::swap(tasks, joins), share(of, 1, false), std::swap(tasks, joins);
   }
 
   // With `row_max` and `row_sum`, (rows, heads) each, sums stay unscaled, to be merged with those over other pages.
   void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float scale,
            float* out, float* row_max = nullptr, float* row_sum = nullptr) {
-    const int64_t width = of.width();
-    static thread_local Staged staged;
+    const int64_t width = of.width(), shared = of.shared();
     static thread_local Partial total, one;
-    auto chunk = [&](const Block& b, int64_t head, int64_t number, Partial& into) {
+    auto chunk = [&](const Task& t, int64_t number) {
+      const Block& b = blocks[t.block];
       const int64_t begin = (b.page / CHUNK + number) * CHUNK;
-      into.reset((b.last - b.first) * of.shared(), width);
-      attend(of, pages, layer, b, head, std::max(b.page, begin), std::min(b.pages, begin + CHUNK), q, positions, scale,
-             staged, into);
+      const int64_t from = std::max(b.page, begin), to = std::min(b.pages, begin + CHUNK);
+      one.reset((t.head_end - t.head) * (b.last - b.first) * shared, width);
+      auto* go = pages.kind == BF16 ? attend<BF16> : pages.kind == FP16 ? attend<FP16> : attend<FP32>;
+      go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, scale, one);
     };
     auto add = [&](const Partial& from) {
       for (size_t i = 0; i < from.row_max.size(); ++i)
         merge(total.row_max[i], total.row_sum[i], total.sums.data() + i * width, from.row_max[i], from.row_sum[i],
               from.sums.data() + i * width, width);
     };
-    auto end = [&](const Block& b, int64_t head) {
-      const int64_t shared = of.shared();
-      for (int64_t i = 0; i < (b.last - b.first) * shared; ++i) {
-        const int64_t at = (b.first + i / shared) * of.heads + head * shared + i % shared;
-        const float inverse = row_max ? 1.0f : 1.0f / total.row_sum[i];
-        for (int64_t d = 0; d < of.dim; ++d)
-          out[at * of.dim + d] = total.sums[i * width + (pages.kind == BF16 ? paired(d) : d)] * inverse;
-        if (row_max) row_max[at] = total.row_max[i], row_sum[at] = total.row_sum[i];
-      }
+    auto end = [&](const Task& t) {
+      const Block& b = blocks[t.block];
+      const int64_t queries = (b.last - b.first) * shared;
+      for (int64_t h = t.head, i = 0; h < t.head_end; ++h)
+        for (int64_t query = 0; query < queries; ++query, ++i) {
+          const int64_t at = (b.first + query / shared) * of.heads + h * shared + query % shared;
+          const float inverse = row_max ? 1.0f : 1.0f / total.row_sum[i];
+          for (int64_t d = 0; d < of.dim; ++d) out[at * of.dim + d] = total.sums[i * width + d] * inverse;
+          if (row_max) row_max[at] = total.row_max[i], row_sum[at] = total.row_sum[i];
+        }
     };
-    const int64_t count = int64_t(blocks.size()), tasks = count * of.kv_heads;
     if (split) {
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t task = 0; task < firsts.back() * of.kv_heads; ++task) {
-        const int64_t head = task % of.kv_heads, number = task / of.kv_heads;
-        int64_t b = 0;
-        while (firsts[b + 1] <= number) ++b;
-        chunk(blocks[b], head, number - firsts[b], partials[task]);
+      for (size_t task = 0; task < tasks.size(); ++task) {
+        const Task& t = tasks[task];
+        const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * shared;
+        chunk(t, t.chunk);
+        for (int64_t h = t.head; h < t.head_end; ++h)
+          partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one, (h - t.head) * queries, queries, width);
       }
     }
+    const std::vector<Task>& last = split ? joins : tasks;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const Block& b = blocks[task / of.kv_heads];
-      const int64_t head = task % of.kv_heads, first = firsts[task / of.kv_heads];
-      total.reset((b.last - b.first) * of.shared(), width);
-      for (int64_t number = first; number < firsts[task / of.kv_heads + 1]; ++number) {
-        if (!split) chunk(b, head, number - first, one);
-        add(split ? partials[number * of.kv_heads + head] : one);
+    for (size_t task = 0; task < last.size(); ++task) {
+      const Task& t = last[task];
+      const Block& b = blocks[t.block];
+      total.reset((t.head_end - t.head) * (b.last - b.first) * shared, width);
+      for (int64_t number = t.chunk; number < t.chunk_end; ++number) {
+        if (!split) chunk(t, number);
+        add(split ? partials[(firsts[t.block] + number) * of.kv_heads + t.head] : one);
       }
-      end(b, head);
+      end(t);
+    }
+  }
+
+ private:
+  // Share out all blocks: so many heads of K and V together where a block's queries are few, and each chunk apart or not.
+  void share(const Heads& of, int64_t heads, bool apart) {
+    tasks.clear();
+    for (int64_t b = 0; b < int64_t(blocks.size()); ++b) {
+      const int64_t queries = (blocks[b].last - blocks[b].first) * of.shared(), chunks = firsts[b + 1] - firsts[b];
+      const int64_t each = queries > 8 ? 1 : std::min(heads, QUERIES / queries);
+      for (int64_t chunk = 0; chunk < chunks; chunk += apart ? 1 : chunks)
+        for (int64_t head = 0; head < of.kv_heads; head += each)
+          tasks.push_back({b, head, std::min(head + each, of.kv_heads), chunk, apart ? chunk + 1 : chunks});
     }
   }
 };

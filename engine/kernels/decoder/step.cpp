@@ -145,15 +145,26 @@ const Input& plain_inputs(Model& m, const float* rows, int64_t count, int64_t in
   });
 }
 
+// Write a token's key (half 0) or value of one head to its place in a page: as `Pages` says, key after key lies 32 units
+// apart, and of values two tokens lie together in bf16.
 void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, int64_t half, int64_t head,
            const float* row) {
-  const int64_t at = ((((page * pages.layers + layer) * 2 + half) * of.kv_heads + head) * PAGE + offset) * of.dim;
-  if (pages.kind == FP32) {
-    std::memcpy((float*)pages.data + at, row, of.dim * 4);
-  } else {
-    uint16_t* to = (uint16_t*)pages.data + at;
-    for (int64_t d = 0; d < of.dim; ++d) to[d] = pages.kind == BF16 ? narrow(row[d]) : narrow16(row[d]);
-  }
+  const int64_t block = ((page * pages.layers + layer) * 2 + half) * of.kv_heads + head;
+  const int64_t unit = pages.kind == BF16 ? 2 : 1;
+  const int64_t first = half ? offset / unit * unit * of.dim + offset % unit : offset * unit;
+  const int64_t at = block * PAGE * of.dim + first;
+  auto put = [&](auto* to, auto as) {
+    if (half)
+      for (int64_t d = 0; d < of.dim; ++d) to[d * unit] = as(row[d]);
+    else
+      for (int64_t d = 0; d < of.dim; ++d) to[d / unit * unit * PAGE + d % unit] = as(row[d]);
+  };
+  if (pages.kind == FP32)
+    put((float*)pages.data + at, [](float x) { return x; });
+  else if (pages.kind == BF16)
+    put((uint16_t*)pages.data + at, [](float x) { return narrow(x); });
+  else
+    put((uint16_t*)pages.data + at, [](float x) { return narrow16(x); });
 }
 
 // Cosines, then sines, of a position's angles: the rotation that `place` gives to heads (rope).
@@ -384,11 +395,12 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   }
 }
 
-// Attention alone, over one layer of one group: `q` is (rows, heads, dim) fp32, `out` likewise. With `row_max`
-// and `row_sum`, (rows, heads), sums are not divided by the row sum, and pages may be missing: partials to be merged.
-void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t rows,
-                     const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends, float* out,
-                     float* row_max, float* row_sum, int threads) {
+// Attention alone, over some layers of one group, one after another: `q` is (rows, heads, dim) fp32, `out`
+// (layers, rows, heads, dim). With `row_max` and `row_sum`, (layers, rows, heads), sums are not divided by the row sum,
+// and pages may be missing: partials to be merged.
+void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t layers,
+                     int64_t rows, const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends,
+                     float* out, float* row_max, float* row_sum, int threads) {
   const Heads of{heads, kv_heads, dim};
   const int64_t width = of.width();
   std::vector<float> queries(rows * heads * width);
@@ -407,8 +419,10 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
       else
         std::memcpy(queries.data() + i * width, row, width * 4);
     }
-    attention.run(of, *pages, layer, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out, row_max,
-                  row_sum);
+    const int64_t size = rows * heads;
+    for (int64_t n = 0; n < layers; ++n)
+      attention.run(of, *pages, layer + n, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out + n * size * dim,
+                    row_max ? row_max + n * size : nullptr, row_sum ? row_sum + n * size : nullptr);
   }
 }
 

@@ -15,7 +15,6 @@ typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
-typedef uint16_t W __attribute__((vector_size(64)));
 
 template <class V, class T>
 inline V load(const T* from) {
@@ -166,56 +165,5 @@ inline F exponential(F x) {  // relative error below 2e-7; 0 from -87 down
 }
 
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
-
-// Within each lane of four numbers: places A to D of those of a (0 to 3) and of b (4 to 7).
-template <int A, int B, int C, int D>
-inline F lanes(F a, F b) {
-#if defined(__AVX512F__)
-#define AT(p, l) ((p) < 4 ? 4 * (l) + (p) : 12 + 4 * (l) + (p))
-#define LANE(l) AT(A, l), AT(B, l), AT(C, l), AT(D, l)
-  return __builtin_shuffle(a, b, (I){LANE(0), LANE(1), LANE(2), LANE(3)});
-#undef LANE
-#undef AT
-#else
-  F4 x[4], y[4];
-  std::memcpy(x, &a, 64), std::memcpy(y, &b, 64);
-  for (int l = 0; l < 4; ++l) x[l] = __builtin_shuffle(x[l], y[l], (I4){A, B, C, D});
-  std::memcpy(&a, x, 64);
-  return a;
-#endif
-}
-
-// Rows and columns of the 4 x 4 numbers in each lane change places: r[i] gets number i of a lane of all four.
-inline void transpose_lanes(F* r) {
-  const F a = lanes<0, 4, 1, 5>(r[0], r[1]), b = lanes<2, 6, 3, 7>(r[0], r[1]);
-  const F c = lanes<0, 4, 1, 5>(r[2], r[3]), d = lanes<2, 6, 3, 7>(r[2], r[3]);
-  r[0] = lanes<0, 1, 4, 5>(a, c), r[1] = lanes<2, 3, 6, 7>(a, c);
-  r[2] = lanes<0, 1, 4, 5>(b, d), r[3] = lanes<2, 3, 6, 7>(b, d);
-}
-
-// The lanes of each of four vectors added up; lane i of the result is that of r[i].
-inline F sum_lanes(const F* r) {
-#define LANES(a, b, c, d) \
-  {4 * a, 4 * a + 1, 4 * a + 2, 4 * a + 3, 4 * b, 4 * b + 1, 4 * b + 2, 4 * b + 3, \
-   4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3, 4 * d, 4 * d + 1, 4 * d + 2, 4 * d + 3}
-  const I low = LANES(0, 1, 4, 5), high = LANES(2, 3, 6, 7), even = LANES(0, 2, 4, 6), odd = LANES(1, 3, 5, 7);
-#undef LANES
-  const F x = __builtin_shuffle(r[0], r[1], low) + __builtin_shuffle(r[0], r[1], high);
-  const F y = __builtin_shuffle(r[2], r[3], low) + __builtin_shuffle(r[2], r[3], high);
-  return __builtin_shuffle(x, y, even) + __builtin_shuffle(x, y, odd);
-}
-
-// Pairs of equal places of two rows of 32 halves: of the first four of each eight, then of the last four.
-inline void pair_up(W a, W b, F* to) {
-#if defined(__AVX512BW__)
-  store(to, _mm512_unpacklo_epi16((__m512i)a, (__m512i)b));
-  store(to + 1, _mm512_unpackhi_epi16((__m512i)a, (__m512i)b));
-#else
-  for (int i = 0; i < 32; ++i) {
-    const uint16_t pair[2] = {a[i], b[i]};
-    std::memcpy((uint8_t*)(to + i % 8 / 4) + i / 8 * 16 + i % 4 * 4, pair, 4);
-  }
-#endif
-}
 
 }  // namespace spillway

@@ -269,6 +269,8 @@ class _Step:
         whole: bool = True,
         reach: int = 0,
     ) -> None:
+        if not all(pool.packed for pool in pools):
+            raise ValueError("the compiled kernels read packed pages; these are plain")
         step = lay_out(queries, pools, whole=whole, reach=reach)
         self.positions, self._ends, self._starts = step.positions, step.ends, step.starts
         self._tables = [table.astype(np.int32) for table in step.tables]
@@ -336,8 +338,22 @@ def attend(
     queries: Sequence[QueryRows],
     threads: int,
 ) -> Tensor:
-    """Attend with fp32 rows (rows, heads, dim) over the pages of one layer, counted in its group; see `attention`."""
-    return _attend(kernels, q, pool, layer, _Step(queries, [pool]), threads, partial=False).sums
+    """Attend with fp32 rows (rows, heads, dim) over the packed pages of one layer, counted in its group."""
+    return _attend(kernels, q, pool, [layer], _Step(queries, [pool]), threads, partial=False).sums[
+        0
+    ]
+
+
+def attend_layers(
+    kernels: ctypes.CDLL,
+    q: Tensor,
+    pool: PageMemory,
+    queries: Sequence[QueryRows],
+    threads: int,
+) -> Tensor:
+    """Attend to all layers of a group, one after another and planned once as in a step: (layers, rows, heads, dim)."""
+    layers = range(len(pool.layers))
+    return _attend(kernels, q, pool, layers, _Step(queries, [pool]), threads, partial=False).sums
 
 
 def attend_partly(
@@ -350,7 +366,8 @@ def attend_partly(
 ) -> Partial:
     """Attend over those pages that are resident (not -1 in the table); `merge` joins what disjoint ones gave."""
     step = _Step(queries, [pool], whole=False)
-    return _attend(kernels, q, pool, layer, step, threads, partial=True)
+    found = _attend(kernels, q, pool, [layer], step, threads, partial=True)
+    return Partial(*(each[0] for each in found))
 
 
 def merge(one: Partial, other: Partial) -> Partial:
@@ -365,7 +382,7 @@ def _attend(
     kernels: ctypes.CDLL,
     q: Tensor,
     pool: PageMemory,
-    layer: int,
+    layers: Sequence[int],
     step: _Step,
     threads: int,
     *,
@@ -373,11 +390,13 @@ def _attend(
 ) -> Partial:
     q = q.contiguous()
     rows, heads, dim = q.shape
-    found = Partial(torch.empty_like(q), torch.empty(rows, heads), torch.empty(rows, heads))
+    sizes = (len(layers), rows, heads)
+    found = Partial(torch.empty(*sizes, dim), torch.empty(sizes), torch.empty(sizes))
     kernels.spillway_attend(
         *map(_int64, (heads, pool.kv_heads, dim)),
         step.pages,
-        _int64(layer),
+        _int64(layers[0]),
+        _int64(len(layers)),
         *step.rows(q),
         *step.sequences(),
         _at(found.sums),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from common.pages.identity import PAGE
 from engine.kernels.attention_plan import BLOCK_ROWS, plan_groups
-from engine.kernels.page_memory import PageMemory
+from engine.kernels.page_memory import PageMemory, pack, unpack
 from engine.kernels.reference_attention import paged_attention
-from engine.models.decoders.compiled_decoder import attend, attend_partly, merge
+from engine.models.decoders.compiled_decoder import attend, attend_layers, attend_partly, merge
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.spec import DecoderSpec
 from tests.support.kernels import decoder_kernels, triton_attention
@@ -42,10 +42,13 @@ def _spec(heads: int, kv_heads: int, window: int | None) -> DecoderSpec:
     )  # fmt: skip
 
 
-def _pool(spec: DecoderSpec, pages: int) -> PageMemory:
+def _pool(
+    spec: DecoderSpec, pages: int, dtype: torch.dtype = torch.float32, *, packed: bool = False
+) -> PageMemory:
     pool = PageMemory(
-        spec, spec.windows[0], range(LAYERS), pages, dtype=torch.float32, device=torch.device("cpu")
-    )
+        spec, spec.windows[0], range(LAYERS), pages, dtype=dtype, device=torch.device("cpu"),
+        packed=packed,
+    )  # fmt: skip
     pool.data.fill_(1e4)  # what a page holds before it is written must not show
     return pool
 
@@ -114,19 +117,25 @@ def test_any_rows_on_any_pages(
                     pool.data[page, layer, 1, :, at % PAGE] = values[-1][layer, at]
     plan = plan_groups(queries, [pool])
     rows = sum(len(positions) for positions in sequences)
+    packed = _pool(spec, 100, packed=True)
+    packed.data.copy_(pack(pool.data))
 
     for layer in range(LAYERS):
         q = torch.randn(rows, heads, DIM)
-        pool.write(
-            layer,
-            plan[0].slots,
-            torch.cat([k[layer, query.positions] for k, query in zip(keys, queries, strict=True)]),
-            torch.cat(
-                [v[layer, query.positions] for v, query in zip(values, queries, strict=True)]
-            ),
-        )
-        found = [paged_attention(q, pool, layer, plan[0])]
-        found += [attend(each, q, pool, layer, queries, threads=2) for each in KERNELS]
+        for each in (pool, packed):
+            each.write(
+                layer,
+                plan[0].slots,
+                torch.cat(
+                    [k[layer, query.positions] for k, query in zip(keys, queries, strict=True)]
+                ),
+                torch.cat(
+                    [v[layer, query.positions] for v, query in zip(values, queries, strict=True)]
+                ),
+            )
+        assert torch.equal(unpack(packed.data), pool.data)
+        found = [paged_attention(q, each, layer, plan[0]) for each in (pool, packed)]
+        found += [attend(each, q, packed, layer, queries, threads=2) for each in KERNELS]
         if TRITON is not None and layer == 0:
             blocks = TRITON.plan_blocks(queries, [pool], heads // kv_heads)[0]
             found.append(TRITON.paged_attention(q, pool, layer, blocks))
@@ -134,8 +143,8 @@ def test_any_rows_on_any_pages(
         for query, k, v in zip(queries, keys, values, strict=True):
             for position in query.positions:
                 expected = _formula(q[at], k[layer], v[layer], position, window)
-                for each in found:
-                    assert torch.allclose(each[at].double(), expected, atol=1e-5)
+                for one in found:
+                    assert torch.allclose(one[at].double(), expected, atol=1e-5)
                 at += 1
 
 
@@ -146,20 +155,21 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
     torch.manual_seed(dim)
     heads, kv_heads, length = 6, 2, 700  # three chunks: they are merged
     spec = dataclasses.replace(_spec(heads, kv_heads, None), head_dim=dim)
-    pool = PageMemory(spec, None, range(LAYERS), 30, dtype=dtype, device=torch.device("cpu"))
+    pool, packed = _pool(spec, 30, dtype), _pool(spec, 30, dtype, packed=True)
     keys, values = torch.randn(2, length, kv_heads, dim).to(dtype)
     query = Query([length - 3, length - 1], [list(range(29, 29 - (length // PAGE + 1), -1))])
     whole = Query(list(range(length)), query.pages)
     slots = plan_groups([whole], [pool])[0].slots
-    pool.write(1, slots, keys, values)
+    for each in (pool, packed):
+        each.write(1, slots, keys, values)
     q = torch.randn(2, heads, dim)
 
-    found = [attend(each, q, pool, 1, [query], threads) for each in KERNELS for threads in (1, 9)]
+    found = [attend(each, q, packed, 1, [query], threads) for each in KERNELS for threads in (1, 9)]
 
     for row, position in enumerate(query.positions):
         expected = _formula(q[row].to(dtype), keys, values, position, None)
-        for each in found:
-            assert torch.allclose(each[row].double(), expected, atol=4e-3)
+        for one in found:
+            assert torch.allclose(one[row].double(), expected, atol=4e-3)
     if TRITON is not None:
         blocks = TRITON.plan_blocks([query], [pool], heads // kv_heads)[0]
         assert blocks.chunks > 1
@@ -171,13 +181,82 @@ def test_pages_of_sixteen_bits(dtype: torch.dtype, dim: int) -> None:
         for half in (0, 1):
             (table,) = query.pages
             some = [page if number % 2 == half else -1 for number, page in enumerate(table)]
-            parts.append(attend_partly(kernels, q, pool, 1, [Query(query.positions, [some])], 1))
+            parts.append(attend_partly(kernels, q, packed, 1, [Query(query.positions, [some])], 1))
         joined = merge(*parts)
         # weights are rounded to bf16 beside those pages, so relative to another largest score
         near = 4e-3 if dtype == torch.bfloat16 else 1e-5
         assert torch.allclose(joined.sums / joined.row_sum[..., None], both, atol=near)
     for one, nine in zip(found[::2], found[1::2], strict=True):
         assert torch.equal(one, nine)  # however the chunks were shared out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_packed_pages(dtype: torch.dtype) -> None:
+    """Keys lie by dims and values by tokens, neighbours of bf16 together; what was packed is unpacked; rows clear."""
+    spec, unit = _spec(4, 2, None), 2 if dtype == torch.bfloat16 else 1
+    plain = torch.randn(3, LAYERS, 2, 2, PAGE, DIM).to(dtype)
+
+    packed = pack(plain)
+
+    assert torch.equal(unpack(packed), plain)
+    keys = packed[1, 1, 0, 1].view(DIM // unit, PAGE, unit)
+    values = packed[1, 1, 1, 1].view(PAGE // unit, DIM, unit)
+    for token, dim in ((0, 0), (5, 3), (31, 7)):
+        assert keys[dim // unit, token, dim % unit] == plain[1, 1, 0, 1, token, dim]
+        assert values[token // unit, dim, token % unit] == plain[1, 1, 1, 1, token, dim]
+    pool = _pool(spec, 3, dtype, packed=True)
+    pool.data.copy_(packed)
+    pool.clear(pool.slots(torch.tensor([1]), torch.tensor([5])))
+    plain[1, :, :, :, 5] = 0
+    assert torch.equal(unpack(pool.data), plain)
+
+
+def test_pages_of_another_layout_are_refused() -> None:
+    """The compiled kernels and Triton's name a pool that they cannot read."""
+    spec, query = _spec(2, 1, None), Query([5], [[0]])
+    q = torch.randn(1, 2, DIM)
+    for kernels in KERNELS:
+        with pytest.raises(ValueError, match="packed pages; these are plain"):
+            attend(kernels, q, _pool(spec, 1), 0, [query], 1)
+    if TRITON is not None:
+        with pytest.raises(ValueError, match="plain pages; these are packed"):
+            TRITON.plan_blocks([query], [_pool(spec, 1, packed=True)], 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from((1, 2, 5)),
+    st.sampled_from(((4, 4), (8, 2), (6, 1))), st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_a_row_is_the_same_beside_any_others(
+    pages: list[int], rows: int, of: tuple[int, int], seed: int
+) -> None:
+    """However heads, chunks and sequences are shared out to threads, a row gets the bits it gets alone."""
+    torch.manual_seed(seed)
+    (heads, kv_heads), dtype = of, (torch.bfloat16, torch.float32)[seed % 2]
+    pool = _pool(_spec(heads, kv_heads, None), sum(pages), dtype, packed=True)
+    pool.data.copy_(torch.randn(pool.data.shape))
+    free = iter(range(sum(pages)))
+    queries = []
+    for count in pages:
+        last = count * PAGE - 1 - seed % PAGE
+        table = [[next(free) for _ in range(count)]]
+        queries.append(Query(list(range(max(0, last - rows + 1), last + 1)), table))
+    q = torch.randn(sum(len(query.positions) for query in queries), heads, DIM)
+    for kernels in KERNELS:
+        together = attend(kernels, q, pool, 1, queries, threads=1)
+        shared = attend(kernels, q, pool, 1, queries, threads=3)
+        layers = attend_layers(kernels, q, pool, queries, threads=2)
+
+        assert torch.equal(shared, together)
+        assert torch.equal(layers[1], together)
+        at = 0
+        for query in queries:
+            for position in query.positions:
+                alone = Query([position], query.pages)
+                row = attend(kernels, q[at : at + 1], pool, 1, [alone], threads=2)
+                assert torch.equal(row[0], together[at])
+                at += 1
 
 
 def test_more_rows_than_a_block() -> None:

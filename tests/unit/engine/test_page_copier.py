@@ -1,0 +1,56 @@
+"""The page copier: pages below the host have one layout, whatever lies in the tiers above."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.pages import codec
+from common.pages.identity import PAGE
+from common.pages.keys import PageKey
+from engine.decoder.executor.page_copier import TorchPageCopier
+from engine.kernels.page_arrival import PageArrival
+from engine.kernels.page_memory import PageMemory, pack
+from engine.models.decoders.spec import DecoderSpec, parse_decoder
+
+LAYERS, DIM = 2, 8
+
+
+def _spec() -> DecoderSpec:
+    config = {
+        "model_type": "llama", "hidden_size": 4 * DIM, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": LAYERS, "intermediate_size": 1, "vocab_size": 1, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return parse_decoder(config, where="test")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+async def test_pages_below_the_host_are_packed(dtype: torch.dtype, packed: bool) -> None:
+    """Pools of either layout write the same bytes and read them back; damage in the host's memory stays visible."""
+    device, host = (
+        PageMemory(
+            _spec(), None, range(LAYERS), 4, dtype=dtype, device=torch.device("cpu"), packed=packed,
+            shared=shared,
+        )
+        for shared in (False, True)
+    )  # fmt: skip
+    copier = TorchPageCopier([device], [host], [(0, 0), (0, 1)], lambda: PageArrival(LAYERS))
+    page = torch.randn(LAYERS, 2, 2, PAGE, DIM).to(dtype)
+    here = pack(page) if packed else page
+    layers = [np.asarray(layer.view(torch.uint8)).reshape(-1) for layer in pack(page)]
+    key = PageKey(id=bytes(range(16)), group=0)
+    header = codec.Header(
+        id=key.id, parent=bytes(16), depth=0, layers=LAYERS, layer_bytes=layers[0].nbytes
+    )
+    value = codec.encode(header, layers)
+    device.data[2] = here
+
+    assert await copier.fill([(key, 3, value)]) == {}
+
+    assert torch.equal(host.data[3], here)
+    assert await copier.value(header, "host", 3) == value
+    assert await copier.value(header, "device", 2) == value
+    host.raw()[3, 1, 5] ^= 1
+    assert codec.check(await copier.value(header, "host", 3), key.id) == [1]
