@@ -4,6 +4,7 @@
 // merged in order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and
 // however the chunks were shared out to threads.
 #pragma once
+#include <type_traits>
 #include <vector>
 
 #include "linear.h"
@@ -148,47 +149,46 @@ inline void weigh(const float (*p)[PAGE], const float* keep, const uint8_t* valu
   for (; d < dim; d += 32) weigh_some<K, R, 2, false>(p, keep, values, d, dim, ahead, sums);
 }
 
-// Attend with R query heads to one page: update their largest score, their sum of weights and their sums.
-template <Kind K, int R>
-inline void attend_tile(const float* const* q, const int64_t* positions, int64_t base, int64_t window, bool whole,
-                        const uint8_t* keys, const uint8_t* values, int64_t dim, float scale, const uint8_t* ahead_keys,
-                        const uint8_t* ahead_values, float* row_max, float* row_sum, float* const* sums) {
+// Turn scores of query heads with a page's tokens into weights `p`, and update each one's largest score and sum of
+// weights; its sums are to be multiplied by `keep`. `whole`: every query sees every token.
+template <Kind K>
+inline void weights(int64_t queries, F (*x)[2], const int64_t* positions, int64_t base, int64_t window, bool whole,
+                    float scale, float* row_max, float* row_sum, float (*p)[PAGE], float* keep) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  F x[R][2];
-  score<K, R>(q, keys, dim / UNITS<K>, ahead_keys, x);
-  alignas(64) float p[R][PAGE];
-  F keep = F{}, fresh = F{}, before = F{};  // R is at most 8
   const F none = splat(-INFINITY);
-  for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) {
-      x[r][h] *= splat(scale);
-      if (!whole) {
-        const F at = load<F>(counting) + splat(float(16 * h));
-        const F last = splat(float(positions[r] - base));
-        x[r][h] = at > last ? none : x[r][h];
-        if (window) x[r][h] = at <= last - splat(float(window)) ? none : x[r][h];
+  for (int64_t first = 0; first < queries; first += 16) {
+    const int64_t n = std::min<int64_t>(16, queries - first);
+    alignas(64) float kept[16] = {}, fresh[16] = {}, before[16] = {};
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t r = first + i;
+      for (int h = 0; h < 2; ++h) {
+        x[r][h] *= splat(scale);
+        if (!whole) {
+          const F at = load<F>(counting) + splat(float(16 * h));
+          const F last = splat(float(positions[r] - base));
+          x[r][h] = at > last ? none : x[r][h];
+          if (window) x[r][h] = at <= last - splat(float(window)) ? none : x[r][h];
+        }
+      }
+      const float top = largest(max(x[r][0], x[r][1])), now = top > row_max[r] ? top : row_max[r];
+      const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
+      kept[i] = row_max[r] - now;
+      row_max[r] = now;
+      fresh[i] = sum(e0 + e1);
+      before[i] = row_sum[r];
+      if (K == BF16) {
+        store((uint16_t*)p[r], narrow(e0));
+        store((uint16_t*)p[r] + 16, narrow(e1));
+      } else {
+        store(p[r], e0);
+        store(p[r] + 16, e1);
       }
     }
-    const float top = largest(max(x[r][0], x[r][1])), now = top > row_max[r] ? top : row_max[r];
-    const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
-    keep[r] = row_max[r] - now;
-    row_max[r] = now;
-    fresh[r] = sum(e0 + e1);
-    if (K == BF16) {
-      store((uint16_t*)p[r], narrow(e0));
-      store((uint16_t*)p[r] + 16, narrow(e1));
-    } else {
-      store(p[r], e0);
-      store(p[r] + 16, e1);
-    }
+    const F both = exponential(load<F>(kept));
+    store(keep + first, both);
+    store(fresh, fma(load<F>(before), both, load<F>(fresh)));
+    for (int64_t i = 0; i < n; ++i) row_sum[first + i] = fresh[i];
   }
-  for (int r = 0; r < R; ++r) before[r] = row_sum[r];
-  keep = exponential(keep);
-  const F after = fma(before, keep, fresh);
-  for (int r = 0; r < R; ++r) row_sum[r] = after[r];
-  float kept[16];
-  store(kept, keep);
-  weigh<K, R>(p, kept, values, dim, ahead_values, sums);
 }
 
 // Attend with some rows, and the heads on those of K and V from `head` to `head_end`, to the pages [from, to) of their
@@ -211,42 +211,43 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
       sums[at] = out.sums.data() + at * width;
       where[at] = positions[row];
     }
+  alignas(64) F x[QUERIES][2];
+  alignas(64) float p[QUERIES][PAGE], keep[QUERIES];
+  // All heads' queries, no more than 8 at a time: `go` gets the head, its first query and a constant, how many.
+  const int64_t parts = (queries + 7) / 8;
+  const auto by_tiles = [&](auto go) {
+    for (int64_t h = head; h < head_end; ++h)
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t begin = part * queries / parts, a = (h - head) * queries + begin;
+        switch ((part + 1) * queries / parts - begin) {
+          case 1: go(h, a, std::integral_constant<int, 1>()); break;
+          case 2: go(h, a, std::integral_constant<int, 2>()); break;
+          case 3: go(h, a, std::integral_constant<int, 3>()); break;
+          case 4: go(h, a, std::integral_constant<int, 4>()); break;
+          case 5: go(h, a, std::integral_constant<int, 5>()); break;
+          case 6: go(h, a, std::integral_constant<int, 6>()); break;
+          case 7: go(h, a, std::integral_constant<int, 7>()); break;
+          case 8: go(h, a, std::integral_constant<int, 8>()); break;
+        }
+      }
+  };
   const auto place = [&](int64_t page) { return pages.data + (table[page] * pages.layers + layer) * 2 * half; };
   for (int64_t page = from; page < to; ++page) {
     if (table[page] < 0) continue;
     const int64_t base = page * PAGE;
     const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
-    const uint8_t* following = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page) + head * bytes;
-    for (int64_t h = head; h < head_end; ++h) {
-      const uint8_t *keys = place(page) + h * bytes, *values = keys + half;
-      const uint8_t* next = h + 1 < head_end ? keys + bytes : following;
-#ifdef FULLAHEAD
-      const uint8_t *ahead_keys = next, *ahead_values = next + half;
-#else
-      const uint8_t *ahead_keys = values, *ahead_values = next;
-#endif
-      const int64_t parts = (queries + 7) / 8;
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t n = (part + 1) * queries / parts - part * queries / parts;
-        const int64_t a = (h - head) * queries + part * queries / parts;
-#define SPILLWAY_ATTEND_TILE(R)                                                                                   \
-  case R:                                                                                                         \
-    attend_tile<K, R>(rows + a, where + a, base, pages.window, whole, keys, values, of.dim, scale, ahead_keys,    \
-                      ahead_values, &out.row_max[a], &out.row_sum[a], sums + a);                                  \
-    break;
-        switch (n) {
-          SPILLWAY_ATTEND_TILE(1)
-          SPILLWAY_ATTEND_TILE(2)
-          SPILLWAY_ATTEND_TILE(3)
-          SPILLWAY_ATTEND_TILE(4)
-          SPILLWAY_ATTEND_TILE(5)
-          SPILLWAY_ATTEND_TILE(6)
-          SPILLWAY_ATTEND_TILE(7)
-          SPILLWAY_ATTEND_TILE(8)
-        }
-#undef SPILLWAY_ATTEND_TILE
-      }
-    }
+    const uint8_t* keys = place(page);
+    const uint8_t* next = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page) + head * bytes;
+    by_tiles([&](int64_t h, int64_t a, auto r) {
+      const uint8_t* ahead = keys + (h + 1 < head_end ? (h + 1) * bytes : half + head * bytes);
+      score<K, r()>(rows + a, keys + h * bytes, of.dim / UNITS<K>, ahead, x + a);
+    });
+    weights<K>((head_end - head) * queries, x, where, base, pages.window, whole, scale, out.row_max.data(),
+               out.row_sum.data(), p, keep);
+    by_tiles([&](int64_t h, int64_t a, auto r) {
+      const uint8_t* values = keys + half + h * bytes;
+      weigh<K, r()>(p + a, keep + a, values, of.dim, h + 1 < head_end ? values + bytes : next, sums + a);
+    });
   }
 }
 
