@@ -13,6 +13,7 @@ namespace spillway {
 
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
+constexpr int WIDEST = 512;                // dims of a head, at most
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
 // The pages of one layer group, (pages, layers, 2, kv heads, PAGE * dim), and every sequence's page table. Keys lie

@@ -145,26 +145,31 @@ const Input& plain_inputs(Model& m, const float* rows, int64_t count, int64_t in
   });
 }
 
-// Write a token's key (half 0) or value of one head to its place in a page: as `Pages` says, key after key lies 32 units
-// apart, and of values two tokens lie together in bf16.
+// Write a token's key (half 0) or value of one head to its place in a page, rounded by `as`. Numbers are rounded side by
+// side and then spread, so that only the spreading goes one by one.
+template <class T, class As>
+void write(T* pages, int64_t block, int64_t offset, int64_t half, int64_t dim, int64_t unit, const float* row, As as) {
+  T rounded[WIDEST];
+  for (int64_t d = 0; d < dim; ++d) rounded[d] = as(row[d]);
+  T* to = pages + block * PAGE * dim;
+  if (half) {
+    to += offset / unit * unit * dim + offset % unit;
+    for (int64_t d = 0; d < dim; ++d) to[d * unit] = rounded[d];
+  } else {
+    to += offset * unit;
+    for (int64_t d = 0; d < dim; d += unit) std::memcpy(to + d * PAGE, rounded + d, unit * sizeof(T));
+  }
+}
+
 void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, int64_t half, int64_t head,
            const float* row) {
   const int64_t block = ((page * pages.layers + layer) * 2 + half) * of.kv_heads + head;
-  const int64_t unit = pages.kind == BF16 ? 2 : 1;
-  const int64_t first = half ? offset / unit * unit * of.dim + offset % unit : offset * unit;
-  const int64_t at = block * PAGE * of.dim + first;
-  auto put = [&](auto* to, auto as) {
-    if (half)
-      for (int64_t d = 0; d < of.dim; ++d) to[d * unit] = as(row[d]);
-    else
-      for (int64_t d = 0; d < of.dim; ++d) to[d / unit * unit * PAGE + d % unit] = as(row[d]);
-  };
   if (pages.kind == FP32)
-    put((float*)pages.data + at, [](float x) { return x; });
+    write((float*)pages.data, block, offset, half, of.dim, 1, row, [](float x) { return x; });
   else if (pages.kind == BF16)
-    put((uint16_t*)pages.data + at, [](float x) { return narrow(x); });
+    write((uint16_t*)pages.data, block, offset, half, of.dim, 2, row, [](float x) { return narrow(x); });
   else
-    put((uint16_t*)pages.data + at, [](float x) { return narrow16(x); });
+    write((uint16_t*)pages.data, block, offset, half, of.dim, 1, row, [](float x) { return narrow16(x); });
 }
 
 // Cosines, then sines, of a position's angles: the rotation that `place` gives to heads (rope).
