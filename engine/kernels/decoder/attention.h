@@ -14,6 +14,7 @@ namespace spillway {
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
 constexpr int WIDEST = 512;                // dims of a head, at most
+constexpr int AHEAD = 1;                   // heads' keys or values of a page that are asked for before they are read
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
 // The pages of one layer group, (pages, layers, 2, kv heads, PAGE * dim), and every sequence's page table. Keys lie
@@ -238,16 +239,23 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
     const int64_t base = page * PAGE;
     const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
     const uint8_t* keys = place(page);
-    const uint8_t* next = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page) + head * bytes;
+    const uint8_t* next = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page);
+    // The page's blocks in the order of reading: of each head its keys, and then of each its values.
+    const int64_t count = head_end - head;
+    const auto at = [&](const uint8_t* in, int64_t i) {
+      return in + (i < count ? head + i : of.kv_heads + head + i - count) * bytes;
+    };
+    const auto ahead = [&](int64_t i) {
+      return i + AHEAD < 2 * count ? at(keys, i + AHEAD) : at(next, i + AHEAD - 2 * count);
+    };
     by_tiles([&](int64_t h, int64_t a, auto r) {
-      const uint8_t* ahead = keys + (h + 1 < head_end ? (h + 1) * bytes : half + head * bytes);
-      score<K, r()>(rows + a, keys + h * bytes, of.dim / UNITS<K>, ahead, x + a);
+      score<K, r()>(rows + a, at(keys, h - head), of.dim / UNITS<K>, ahead(h - head), x + a);
     });
-    weights<K>((head_end - head) * queries, x, where, base, pages.window, whole, scale, out.row_max.data(),
-               out.row_sum.data(), p, keep);
+    weights<K>(count * queries, x, where, base, pages.window, whole, scale, out.row_max.data(), out.row_sum.data(), p,
+               keep);
     by_tiles([&](int64_t h, int64_t a, auto r) {
-      const uint8_t* values = keys + half + h * bytes;
-      weigh<K, r()>(p + a, keep + a, values, of.dim, h + 1 < head_end ? values + bytes : next, sums + a);
+      const int64_t i = count + h - head;
+      weigh<K, r()>(p + a, keep + a, at(keys, i), of.dim, ahead(i), sums + a);
     });
   }
 }
