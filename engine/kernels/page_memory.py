@@ -137,8 +137,8 @@ def pack(pages: Tensor) -> Tensor:
     """
     unit, dim = _unit(pages), pages.shape[-1]
     keys, values = pages.unbind(-4)
-    keys = keys.unflatten(-1, (dim // unit, unit)).transpose(-3, -2)
-    values = values.unflatten(-2, (PAGE // unit, unit)).transpose(-2, -1)
+    keys = keys.reshape(*keys.shape[:-1], dim // unit, unit).transpose(-3, -2)
+    values = values.reshape(*values.shape[:-2], PAGE // unit, unit, dim).transpose(-2, -1)
     return torch.stack(
         [each.reshape(pages.shape[:-4] + pages.shape[-3:]) for each in (keys, values)], -4
     )
