@@ -39,10 +39,10 @@ async def test_pages_below_the_host_are_packed(dtype: torch.dtype, packed: bool)
     copier = TorchPageCopier([device], [host], [(0, 0), (0, 1)], lambda: PageArrival(LAYERS))
     page = torch.randn(LAYERS, 2, 2, PAGE, DIM).to(dtype)
     here = pack(page) if packed else page
-    layers = [np.asarray(layer.view(torch.uint8)).reshape(-1) for layer in pack(page)]
+    layers = [bytes(np.asarray(layer.view(torch.uint8))) for layer in pack(page)]
     key = PageKey(id=bytes(range(16)), group=0)
     header = codec.Header(
-        id=key.id, parent=bytes(16), depth=0, layers=LAYERS, layer_bytes=layers[0].nbytes
+        id=key.id, parent=bytes(16), depth=0, layers=LAYERS, layer_bytes=len(layers[0])
     )
     value = codec.encode(header, layers)
     device.data[2] = here
