@@ -34,6 +34,9 @@ def add(subparsers: Any) -> None:
         "--partial", type=Path, help="keep here what is done; the same command goes on with it"
     )
     parser.add_argument("--minutes", type=float, help="begin nothing after so long: with --partial")
+    parser.add_argument(
+        "--cgroup", type=Path, help="limit memory by groups below this cgroup directory: F5"
+    )
     parser.set_defaults(run=run)
 
 
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     options = BenchOptions(
         quick=args.quick, seed=args.seed, count=args.count, partial=args.partial,
-        minutes=args.minutes, only=args.only,
+        minutes=args.minutes, only=args.only, cgroup=args.cgroup,
     )  # fmt: skip
     if args.setup:
         from bench.rivals import environments  # noqa: PLC0415 - only where something is installed

@@ -28,6 +28,7 @@ class BenchOptions:
 
     `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done, and
     after `minutes` a run that has it stops, to be gone on with. A row of cells takes those whose name holds `only`.
+    Rows about memory put their processes into groups below the directory `cgroup`, if one is named.
     """
 
     quick: bool = False
@@ -36,6 +37,7 @@ class BenchOptions:
     partial: Path | None = None
     minutes: float | None = None
     only: str = ""
+    cgroup: Path | None = None
     setup_dir: Path = ROOT / ".bench-env"
 
     def pick(self, full: int, quick: int) -> int:

@@ -1,4 +1,4 @@
-"""F5: resident memory of every process while embeddings, searches and writes go on.
+"""F5: memory of every process, both Redis and every tier under full load: embeddings, searches, writes, conversations.
 
 `python -m chaos.f5 --kills SECONDS --json FILE`; the count is the seconds of load.
 """
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,43 +17,83 @@ import msgspec
 import numpy as np
 from spillway_client import AsyncSpillway
 
+from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.memory_groups import GroupUse, MemoryGroups
+from bench.mesh.processes import Service
+from chaos.f5_pages import SHAPE
+from chaos.memory_watch import MeshMemory, watched
+from chaos.tiers import SMALL
 from loadgen import bodies
 from loadgen.bodies import Request
+from loadgen.chat.client import Chat
+from loadgen.chat.load import Asking, ChatLoad
+from loadgen.chat.scripts import scripts
 from loadgen.load import LoadRun
 from loadgen.target import Target
 
 DIMENSION = 64
 STORED = 12_000
 WARM_S = 60.0
+CLIENTS, TALKERS = 6, 3
+# Small snapshots, so that the stream of writes is trimmed within the run as it is within hours.
+ENV = SMALL | {"SPILLWAY_SNAPSHOT_BYTES": "1000000"}
+_GIB = 1 << 30
+# As compose.yaml has them.
+LIMITS = {
+    "router": 1 * _GIB, "gpu_worker": 4 * _GIB, "cpu_worker": 2 * _GIB, "vector_search": 4 * _GIB,
+    "kv_store": 1 * _GIB, "redis": 2 * _GIB, "redis-pages": 3 * _GIB,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
-class Memory:
-    """Resident bytes of each process, once a second, after the warm-up; and what was answered."""
+class LoadMemory:
+    """What the mesh held after the warm-up, what was answered, and what its memory groups say, if it had any."""
 
-    rss: dict[str, list[int]] = field(default_factory=dict)
+    memory: MeshMemory = field(default_factory=MeshMemory)
     requests: int = 0
+    turns: int = 0
     failed: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, GroupUse] = field(default_factory=dict)
 
 
-async def run(seconds: float, warm_s: float, data_dir: Path) -> Memory:
-    """Load the mesh for `seconds` after a warm-up, sampling memory once a second."""
-    memory = Memory()
-    # Small snapshots, so that the stream of writes is trimmed within the run as it is within hours.
-    mesh = LocalMesh(data_dir, env={"SPILLWAY_SNAPSHOT_BYTES": "1000000"})
-    async with mesh, AsyncSpillway(mesh.url) as client:
+def services() -> list[Service]:
+    """Return one process of every kind."""
+    return [
+        processes.router(),
+        processes.chat_worker("gpu_worker", "--device", "cpu"),
+        processes.cpu_worker(),
+        processes.vector_search(),
+        processes.kv_store(),
+    ]
+
+
+async def run(
+    seconds: float, warm_s: float, data_dir: Path, seed: int = 1, groups: MemoryGroups | None = None
+) -> LoadMemory:
+    """Load the mesh for `seconds` after a warm-up; MemoryGroups limit its processes."""
+    found = LoadMemory()
+    mesh = LocalMesh(data_dir, services(), env=ENV, groups=groups)
+    async with mesh, AsyncSpillway(mesh.url) as client, Chat(mesh.urls) as chat:
         requests = await _requests(client)
-        async with Target([mesh.url]) as target:
-            await LoadRun(target, requests).closed(6, seconds=warm_s)
-            watcher = asyncio.create_task(_watch(mesh, memory))
-            load = await LoadRun(target, requests).closed(6, seconds=seconds)
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
-    summary = load.summary()
-    memory.requests, memory.failed = summary["requests"], summary["codes"]
-    return memory
+        async with Target(mesh.urls) as target:
+            load = LoadRun(target, requests)
+            talk = ChatLoad(chat, target, scripts(SHAPE, seed), Asking("session"))
+
+            async def both(length_s: float) -> None:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(load.closed(CLIENTS, seconds=length_s))
+                    group.create_task(talk.closed(TALKERS, seconds=length_s))
+
+            await both(warm_s)
+            async with watched(mesh) as found.memory:
+                await both(seconds)
+        found.groups = groups.use() if groups is not None else {}
+    found.requests, found.turns = len(load.samples), len(talk.replies)
+    codes = [sample.code for sample in load.samples if not sample.ok]
+    codes += [reply.code for reply in talk.replies if not reply.ok]
+    found.failed = dict(Counter(codes))
+    return found
 
 
 async def _requests(client: AsyncSpillway) -> list[Request]:
@@ -80,17 +121,13 @@ async def _requests(client: AsyncSpillway) -> list[Request]:
     return list(itertools.chain.from_iterable(zip(searches, embeds, writes, strict=True)))
 
 
-async def _watch(mesh: LocalMesh, memory: Memory) -> None:
-    while True:
-        for name, value in mesh.rss_bytes().items():
-            memory.rss.setdefault(name, []).append(value)
-        await asyncio.sleep(1.0)
-
-
-def measure(seconds: float, warm_s: float = WARM_S) -> Memory:
-    """Run in a directory of its own that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="spillway-f5-") as folder:
-        return asyncio.run(run(seconds, warm_s, Path(folder)))
+def measure(
+    seconds: float, warm_s: float = WARM_S, seed: int = 1, cgroup: Path | None = None
+) -> LoadMemory:
+    """Run in a directory of its own that is gone afterwards, with limits of memory below `cgroup` if that is named."""
+    limits = contextlib.nullcontext() if cgroup is None else MemoryGroups(cgroup, LIMITS)
+    with tempfile.TemporaryDirectory(prefix="spillway-f5-") as folder, limits as groups:
+        return asyncio.run(run(seconds, warm_s, Path(folder), seed, groups))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import redis.asyncio
-
-from bench.mesh import probe, processes
+from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
+from chaos.memory_watch import MeshMemory, watched
 from chaos.tiers import SMALL, TierCounts
 from loadgen.chat.client import Chat
 from loadgen.chat.load import Asking, ChatLoad
@@ -31,10 +28,9 @@ BUDGETS = {
 
 @dataclass(slots=True)
 class TierMemory:
-    """Bytes once a second after the warm-up: of each tier, resident of each process; and what was answered."""
+    """What the mesh held after the warm-up, what its workers counted of pages, and what was answered."""
 
-    tiers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    rss: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    memory: MeshMemory = field(default_factory=MeshMemory)
     counted: dict[str, int] = field(default_factory=dict)
     turns: int = 0
     failed: dict[str, int] = field(default_factory=dict)
@@ -42,50 +38,21 @@ class TierMemory:
 
 async def run(turns: int, data_dir: Path, seed: int) -> TierMemory:
     """Have conversations of about so many turns in all, after a quarter as many to warm up."""
-    memory = TierMemory()
+    found = TierMemory()
     services = [processes.router(), processes.chat_worker("gpu_worker", "--device", "cpu")]
     mesh = LocalMesh(data_dir, [*services, processes.kv_store()], env=SMALL)
     async with mesh, Chat(mesh.urls) as chat, Target(mesh.urls) as target:
         load = ChatLoad(chat, target, scripts(SHAPE, seed), Asking("session"))
         talks = round(turns / SHAPE.turns)
         await load.closed(CLIENTS, count=max(1, talks // 4))
-        watcher = asyncio.create_task(_watch(mesh, memory))
-        talk = await load.closed(CLIENTS, count=talks)
-        watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watcher
-        memory.counted = await TierCounts().total(mesh)
-    memory.turns = len(talk.replies)
+        async with watched(mesh) as found.memory:
+            talk = await load.closed(CLIENTS, count=talks)
+        found.counted = await TierCounts().total(mesh)
+    found.turns = len(talk.replies)
     for reply in talk.replies:
         if not reply.ok:
-            memory.failed[reply.code] = memory.failed.get(reply.code, 0) + 1
-    return memory
-
-
-async def _watch(mesh: LocalMesh, memory: TierMemory) -> None:
-    pages = redis.asyncio.from_url(mesh.pages_url)
-    try:
-        while True:
-            found = await probe.metrics(mesh.health_port("gpu_worker") or 0)
-            for tier in ("device", "host"):
-                size = found.get(f'spillway_page_bytes{{tier="{tier}"}}')
-                if size is not None:
-                    memory.tiers[tier].append(int(size))
-            memory.tiers["redis"].append((await pages.info("memory"))["used_memory"])
-            files = [each for each in (mesh.data_dir / "pages").rglob("*") if each.is_file()]
-            memory.tiers["disk"].append(sum(_size(each) for each in files))
-            for name, value in mesh.rss_bytes().items():
-                memory.rss[name].append(value)
-            await asyncio.sleep(1.0)
-    finally:
-        await pages.aclose()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0  # a segment that has just been compacted
+            found.failed[reply.code] = found.failed.get(reply.code, 0) + 1
+    return found
 
 
 def measure(turns: int, seed: int) -> TierMemory:

@@ -45,6 +45,19 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 1) 
     return interval(list(np.asarray(ours, float) / np.asarray(theirs, float)), 50.0, seed)
 
 
+def ratio_of(
+    ours: Sequence[float], theirs: Sequence[float], quantile: float, seed: int = 1
+) -> dict[str, float]:
+    """Return a quantile of `ours` / the same of `theirs`, which are no pairs, with its bootstrap 95 % interval."""
+    rng = np.random.default_rng(seed)
+    sides = [np.asarray(side, dtype=float) for side in (ours, theirs)]
+    drawn = [[rng.choice(side, side.size) for side in sides] for _ in range(RESAMPLES // 4)]
+    draws = [np.percentile(a, quantile) / np.percentile(b, quantile) for a, b in drawn]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    value = np.percentile(sides[0], quantile) / np.percentile(sides[1], quantile)
+    return {"value": float(value), "low": float(low), "high": float(high), "n": len(ours)}
+
+
 def quantile(counts: Mapping[int, int], share: float) -> int:
     """Return the smallest of the counted values that at least `share` of all do not exceed; 0 if there is none."""
     left = share * sum(counts.values())

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.hot_path import stale
+
 Found = Mapping[str, Any]
 Tell = Callable[[Found], str]
 NOT_THERE = "not measured anew"  # what a document of an earlier form of its row does not hold
@@ -28,9 +30,18 @@ class Figure:
         told = ["not measured", "-", "-"]
         if found is not None:
             met = found["met"].get(self.met, "-") if self.met else lowest(found)
-            ours = self.ours(found)
-            told = [ours, self.rival(found), "-" if ours == NOT_THERE else met]
+            ours, rival = self._figures(found)
+            told = [ours, rival, "-" if ours == NOT_THERE else met]
         return [self.row, self.what, self.must, self.goal, *told]
+
+    def _figures(self, found: Found) -> tuple[str, str]:
+        """Return our figure and the rival's; a stale row's may stand in tables of another form."""
+        try:
+            return self.ours(found), self.rival(found)
+        except (LookupError, ValueError):
+            if stale(found):
+                return NOT_THERE, "-"
+            raise
 
 
 def lowest(found: Found) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from bench import ROOT
 from bench.mesh import probe, proc
+from bench.mesh.memory_groups import MemoryGroups
 from bench.mesh.probe import MeshError
 from bench.mesh.processes import Service, standard
 from cli import embedded
@@ -43,8 +44,8 @@ class LocalMesh:
     """Processes in one data directory; use as `async with Mesh(path, services) as mesh`.
 
     Beside the bus' Redis there is one for pages, of SPILLWAY_PAGES_BYTES, if a service keeps pages and none is named.
-    With `supervise` a process that dies is started again at once, as the supervisor does. Logs are
-    in `<data_dir>/logs/<name>.log`. Nothing outlives `stop()`.
+    Each process is put into its group of `groups`, if there is one. With `supervise` a process that dies is started
+    again at once, as the supervisor does. Logs are in `<data_dir>/logs/<name>.log`. Nothing outlives `stop()`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LocalMesh:
         supervise: bool = False,
         maxmemory: str = "1gb",
         python: str = sys.executable,
+        groups: MemoryGroups | None = None,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
         self.services = {s.name: s for s in (standard() if services is None else services)}
@@ -72,7 +74,7 @@ class LocalMesh:
         named = "SPILLWAY_PAGES_URL" in self._env
         keep = any(service.keeps_pages for service in self.services.values())
         self._servers = [REDIS, *([PAGES] if keep and not named else [])]
-        self._python = python
+        self._python, self._groups = python, groups
         self._running: dict[str, _Running] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._syncer: asyncio.Task[None] | None = None
@@ -254,6 +256,8 @@ class LocalMesh:
                 *argv, cwd=ROOT, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, preexec_fn=proc.die_with_parent,
             )  # fmt: skip
+        if self._groups is not None:
+            self._groups.add(name, process.pid)
         if service is not None and service.cores:
             os.sched_setaffinity(process.pid, service.cores)
         before = self._running.get(name)

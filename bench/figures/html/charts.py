@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.figures.html import tier_charts
+from bench.hot_path import stale
 from bench.pairs import Blocks
 from bench.peak import Speed
 from loadgen import stats
@@ -18,9 +19,17 @@ _MS = 1e3
 
 
 def of(found: Mapping[str, Any]) -> Charts:
-    """Return (title, SVG) of every plot of a document; none where tables say it all."""
+    """Return (title, SVG) of every plot of a document; none where tables say it all.
+
+    The samples of a stale row may have another form than those the row keeps now: such a row has no plot.
+    """
     draw = _CHARTS.get(found["id"])
-    return draw(found["samples"]) if draw else []
+    try:
+        return draw(found["samples"]) if draw else []
+    except (LookupError, TypeError):
+        if stale(found):
+            return []
+        raise
 
 
 def _ratio(
@@ -119,16 +128,12 @@ def _stops(samples: Mapping[str, Any]) -> Charts:
 
 
 def _f3(samples: Mapping[str, Any]) -> Charts:
-    kinds = {
-        "both run": "calm_s",
-        "one stopped: the other's": "others_s",
-        "one stopped: its own": "stuck_s",
-    }
-    series = {
-        name: _ms([value for each in samples["rounds"] for value in each[key]])
-        for name, key in kinds.items()
-    }
-    return [("Latency", plots.cdf(series, "milliseconds", log=True))]
+    series: dict[str, list[float]] = {}
+    for each in samples["rounds"]:
+        for name, block in (("calm", each["calm"]), (f"{each['victim']} stopped", each["hung"])):
+            for values in block["others_s"].values():
+                series.setdefault(name, []).extend(_ms(values))
+    return [("Latency of requests to others", plots.cdf(series, "milliseconds", log=True))]
 
 
 def _drains(samples: Mapping[str, Any]) -> Charts:
@@ -140,7 +145,7 @@ def _drains(samples: Mapping[str, Any]) -> Charts:
 
 
 def _f5(samples: Mapping[str, Any]) -> Charts:
-    return [tier_charts.sizes("Resident memory", samples["rss"])]
+    return tier_charts.memory(samples["memory"])
 
 
 def _c1(samples: Mapping[str, Any]) -> Charts:
@@ -283,5 +288,5 @@ _CHARTS: dict[str, Callable[[Mapping[str, Any]], Charts]] = {
     "F2": _stops, "F2C": _stops, "F3": _f3, "F4": _drains, "F4C": _drains, "F5": _f5, "C1": _c1, "Q1": _q1, "X1": _x1,
     "W1": _w1, "W2": _w2, "W3": _w3, "L1": _beside(1.0), "L2": _beside(1.0), "L3": _beside(1.0), "L4": _l4,
     "L5": _beside(None), "K1": _k1, "N2": _n2, "P1": tier_charts.p1, "P2": tier_charts.p2,
-    "P3": tier_charts.p3, "P5": tier_charts.p5, "F5P": tier_charts.f5p,
+    "P3": tier_charts.p3, "P5": tier_charts.p5, "F5P": _f5,
 }  # fmt: skip

@@ -11,7 +11,17 @@ import pytest
 
 from tests.support.hostile import wire
 from tests.support.hostile.clear import clear, refused
-from tests.support.hostile.routes import GUARDED, OPEN, OPERATIONS, Operation, fields, put, types
+from tests.support.hostile.routes import (
+    GUARDED,
+    NONSENSE,
+    OPEN,
+    OPERATIONS,
+    TRICKS,
+    Operation,
+    fields,
+    put,
+    types,
+)
 from tests.support.hostile.world import MAX_BODY, Witness, World
 
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=str)
@@ -21,11 +31,6 @@ every_body = pytest.mark.parametrize(
 TYPES: dict[str, Any] = {
     "null": None, "boolean": True, "integer": 7, "string": "x", "array": [{}], "object": {"x": 1},
 }  # fmt: skip
-TRICKS = (
-    "..", "%2e%2e", "..%2f..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "..%5c..%5cwin.ini", "%00", "a%00.json",
-    "%0d%0aSet-Cookie:x", ".", "%2f", "%252e%252e%252f", "%c0%ae%c0%ae%c0%af", "%ff%fe", "%ed%a0%80", "*", "{name}",
-    "~root", "-rf", "search:writes", "%7b0%7d", "a" * 2000, "%f0%9f%92%a9" * 300,
-)  # fmt: skip
 
 
 def _query(operation: Operation, name: str, raw: bytes, home: str) -> bytes:
@@ -205,13 +210,8 @@ def test_bytes_in_targets(operation: Operation, world: World, home: str) -> None
 @every_operation
 def test_queries(operation: Operation, world: World, home: str) -> None:
     """Every query parameter, known or not, survives nonsense; what cannot be right is refused."""
-    nonsense = (
-        b"", b"%ff", b"%00", b"%ed%a0%80", b"-1", b"1e9", b"NaN", b"9" * 30, b"9" * 5000, b"[" * 2000,
-        b"%7b%22a%22:" * 300, b"..%2f..%2f", b"%22", b"null", b"0", b"true", b"{}",
-        b"x" * 4000, b"%D9%A3",
-    )  # fmt: skip
     for name in [*operation.query_parameters, "unknown"]:
-        for raw in nonsense if name != "unknown" else nonsense[:4]:
+        for raw in NONSENSE if name != "unknown" else NONSENSE[:4]:
             clear(
                 world.ask(operation.method, _query(operation, name, raw, home), operation.body),
                 (name, raw[:20]),

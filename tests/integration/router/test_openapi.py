@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from tests.support.mesh import ROOT, Mesh
 
 DOCUMENT = ROOT / "docs/openapi.yaml"
 CHECKS = "no_fault,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+# What schemathesis says at its end.
+FUZZED = {"operations": r"Tested: +(\d+)", "requests": r"(\d+) generated"}
 
 
 def _documented() -> set[tuple[str, str]]:
@@ -66,7 +70,9 @@ def test_the_document_names_every_route() -> None:
 
 
 @pytest.mark.timeout(3600 if PROFILE == "soak" else 300)
-def test_generated_requests_get_documented_answers(chatting: Mesh) -> None:
+def test_generated_requests_get_documented_answers(
+    chatting: Mesh, record_property: Callable[[str, object], None]
+) -> None:
     """Thousands of generated requests, valid and not: no crash, and only what the document says."""
     mesh = chatting
     body = b'{"name": "docs"}'
@@ -82,3 +88,6 @@ def test_generated_requests_get_documented_answers(chatting: Mesh) -> None:
     )
 
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    for what, pattern in FUZZED.items():
+        (count,) = re.findall(pattern, done.stdout)
+        record_property(f"fuzzed {what}", count)

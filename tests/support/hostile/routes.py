@@ -19,6 +19,17 @@ METHODS = ("get", "post", "put", "patch", "delete")
 OPEN = frozenset({"/livez", "/readyz", "/health"})
 COLLECTION, DOCUMENT, MODEL, CHAT_MODEL = "mine", "a", "sim", "sim-chat"
 TEXT = "water over the dam"
+# What stands for a path's parameter, and for a query's value, and names or means nothing.
+TRICKS = (
+    "..", "%2e%2e", "..%2f..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "..%5c..%5cwin.ini", "%00", "a%00.json",
+    "%0d%0aSet-Cookie:x", ".", "%2f", "%252e%252e%252f", "%c0%ae%c0%ae%c0%af", "%ff%fe", "%ed%a0%80", "*", "{name}",
+    "~root", "-rf", "search:writes", "%7b0%7d", "a" * 2000, "%f0%9f%92%a9" * 300,
+)  # fmt: skip
+NONSENSE = (
+    b"", b"%ff", b"%00", b"%ed%a0%80", b"-1", b"1e9", b"NaN", b"9" * 30, b"9" * 5000, b"[" * 2000,
+    b"%7b%22a%22:" * 300, b"..%2f..%2f", b"%22", b"null", b"0", b"true", b"{}",
+    b"x" * 4000, b"%D9%A3",
+)  # fmt: skip
 # A body that works where the schema alone does not say which.
 BODIES: dict[str, Any] = {
     "createCollection": {"name": COLLECTION},

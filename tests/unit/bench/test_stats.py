@@ -31,6 +31,16 @@ def test_paired_ratio_finds_the_ratio() -> None:
     assert found["n"] == 300
 
 
+def test_ratio_of_quantiles_finds_the_ratio() -> None:
+    """Twice as long a tail lies in a narrow interval, whatever the number of values on either side."""
+    rng = np.random.default_rng(2)
+    found = stats.ratio_of(list(2 * rng.exponential(1, 8000)), list(rng.exponential(1, 4000)), 99)
+
+    assert found["low"] < 2.0 < found["high"]
+    assert found["high"] - found["low"] < 0.6
+    assert found["n"] == 8000
+
+
 def test_moved_blocks_are_dropped() -> None:
     """A block whose machine became 30 % slower does not count, its neighbours do."""
     assert stats.keep_still([100, 95, 60, 65]) == [True, False, True]
