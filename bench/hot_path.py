@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ _ALL = (*_CHAT, *_EMBED, *_PAGES, *_SEARCH)
 
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _EMBED, "E2": _EMBED, "R1": _MESH, "R2": _BUS, "V1": (*_SEARCH, *_MESH), "V2": _SEARCH,
-    "F1": (*_EMBED, *_SEARCH), "F2": _EMBED, "F3": _EMBED, "F4": _EMBED, "F5": _ALL, "F5P": (*_CHAT, *_PAGES),
+    "F1": (*_EMBED, *_SEARCH), "F2": _EMBED, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _EMBED,
+    "F5": _ALL, "F5P": (*_CHAT, *_PAGES),
     "C1": _CHAT, "R1C": _CHAT, "F1C": _CHAT, "F1A": _ALL, "F1P": (*_CHAT, *_PAGES), "F2C": _CHAT, "F4C": _CHAT,
     "Q1": (*_CHAT, *_SEARCH), "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
     "L4": ("engine/kernels/decoder",), "L5": _DECODER, "K1": ("engine/kernels/decoder",),
-    "N2": (*_DECODER, *_COST), "H1": _CHAT, "H2": _ALL, "T1": _CHAT, "P1": (*_CHAT, *_PAGES), "P2": (*_CHAT, *_PAGES),
-    "P3": (*_CHAT, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_EMBED),
+    "N2": (*_DECODER, *_COST), "H1": _CHAT, "H2": _ALL, "T1": _CHAT, "P1": (*_CHAT, *_PAGES),
+    "P2": (*_CHAT, *_PAGES),
+    "P3": (*_CHAT, *_PAGES), "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER,
+    "W1": (*_COST, *_EMBED),
     "W2": (*_COST, *_EMBED), "W3": (*_COST, *_EMBED), "F6": ("services/router",),
 }  # fmt: skip
 _CODE = {".py", ".h", ".cpp", ".lua"}
@@ -51,7 +54,7 @@ def digest(paths: Iterable[str], root: Path = ROOT) -> str:
     return found.hexdigest()
 
 
-def stale(document: dict[str, Any], root: Path = ROOT) -> bool:
+def stale(document: Mapping[str, Any], root: Path = ROOT) -> bool:
     """True if the code that a document measured has changed since, or if the document does not name the code."""
     kept = document.get("hot_path")
     return kept is None or digest(kept["paths"], root) != kept["digest"]

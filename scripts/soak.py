@@ -31,28 +31,21 @@ HELPER = re.compile(r"^(?:from|import) (tests\.[\w.]+)", re.M)
 # Rows of the benchmarks, and what the run gets besides its JSON. F6 is not among them: its tests are pieces themselves.
 BENCH = {
     "E1": ("--count", "200"),  # pairs a row, of 300: that is what fits into an hour
-    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P1", "P2", "P3", "P5", "X2"), ()),
-    "H1": ("--partial", str(PLACE / "H1.partial"), "--minutes", "30"),  # the last cell may take 20
-    "H2": ("--partial", str(PLACE / "H2.partial"), "--minutes", "25"),  # the last round may take 30
+    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P1", "P2", "X2"), ()),
+    # A cell of H1 may take 20 minutes, a round of H2 30.
+    **{
+        row: ("--partial", str(PLACE / f"{row}.partial"), "--minutes", minutes)
+        for row, minutes in {
+            "H1": "30",
+            "H2": "25",
+            "P3": "30",
+            "P4": "30",
+            "P5": "30",
+            "F3": "30",
+        }.items()
+    },
     **dict.fromkeys(
-        (
-            "E2",
-            "R1",
-            "V1",
-            "V2",
-            "F3",
-            "F5",
-            "F5P",
-            "C1",
-            "R1C",
-            "Q1",
-            "X1",
-            "W1",
-            "W2",
-            "W3",
-            "T1",
-        ),
-        (),
+        ("E2", "R1", "V1", "V2", "F5", "F5P", "C1", "R1C", "Q1", "X1", "W1", "W2", "W3", "T1"), ()
     ),
 }
 FAULTS = {

@@ -27,15 +27,15 @@ class Figure:
 
     def cells(self, found: Found | None) -> list[str]:
         """Return the line; without a document it says that nothing was measured."""
-        told = ["not measured", "-", "-"]
+        said = ["not measured", "-", "-"]
         if found is not None:
             met = found["met"].get(self.met, "-") if self.met else lowest(found)
-            ours, rival = self._figures(found)
-            told = [ours, rival, "-" if ours == NOT_THERE else met]
-        return [self.row, self.what, self.must, self.goal, *told]
+            ours, rival = self.told(found)
+            said = [ours, rival, "-" if ours == NOT_THERE else met]
+        return [self.row, self.what, self.must, self.goal, *said]
 
-    def _figures(self, found: Found) -> tuple[str, str]:
-        """Return our figure and the rival's; a stale row's may stand in tables of another form."""
+    def told(self, found: Found) -> tuple[str, str]:
+        """Return our figure and the rival's of a document; a stale row's may stand in tables of another form."""
         try:
             return self.ours(found), self.rival(found)
         except (LookupError, ValueError):

@@ -81,16 +81,16 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("R1", "latency added by router, bus and worker hop", _SIM, _ITSELF, HTTP),
         Line("R2", "admission never exceeds a lane's depth", "-", _ITSELF, "through the bus"),
         Line("R1C", "1,000 streams open at once", _SIM, _ITSELF, HTTP),
-        Line("P3", "a slow, hung or dead page tier: first token", "S, M", "the same engine without a tier", PROCESS),
+        Line("P3", "a slow, hung or dead page tier: first token", "S", "the same engine without a tier", PROCESS),
         Line("P4", "restored pages are exact", "random small models", "the undisturbed computation", PROCESS),
-        Line("P5", "which pages a tier drops", "traces", "LRU, S3-FIFO, who knows how often", "simulated"),
+        Line("P5", "which pages a tier drops", "loads not seen", "LRU, S3-FIFO, who knows how often", "simulated"),
         Line("F1", "kill -9 under embeddings, search, ingest", f"{_ENCODER}", _ITSELF, HTTP),
         Line("F1C", "kill -9 under chat", _SHIPPED, _ITSELF, HTTP),
         Line("F1A", "kill -9 under everything at once", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
         Line("F1P", "kill -9 under conversations with every page tier", _SHIPPED, _ITSELF, HTTP),
         Line("F2", "cancelled or abandoned embeddings stop", _SIM, _ITSELF, HTTP),
         Line("F2C", "cancelled or abandoned streams stop", _SIM, _ITSELF, HTTP),
-        Line("F3", "one hung worker: the others' latency", _SIM, _ITSELF, HTTP),
+        Line("F3", "a hung worker of each kind: the others' latency", _SIM, _ITSELF, HTTP),
         Line("F4", "SIGTERM with requests in flight", _SIM, _ITSELF, HTTP),
         Line("F4C", "SIGTERM with streams in flight", _SIM, _ITSELF, HTTP),
         Line("F5", "memory under load", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
@@ -150,6 +150,6 @@ def worst(figures: Sequence[Figure], found: Found) -> str:
     level = lowest(found)
     for figure in figures:
         if not figure.met or found["met"].get(figure.met, "-") == level:
-            return f"{figure.what}: {figure.ours(found)}"
+            return f"{figure.what}: {figure.told(found)[0]}"
     named: str = next(what for what, word in found["met"].items() if word == level)
     return named

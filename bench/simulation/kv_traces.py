@@ -47,13 +47,14 @@ def read(path: Path) -> list[Request]:
             raise ValueError(
                 f"{path}, line {number}: {error}; expected a JSON object with timestamp, output_length, hash_ids"
             ) from error
-        pages = [_name("block", block) for block in found.hash_ids]
-        answer = [_name("answer", number, place) for place in range(found.output_length // PAGE)]
+        pages = [name("block", block) for block in found.hash_ids]
+        answer = [name("answer", number, place) for place in range(found.output_length // PAGE)]
         requests.append(Request(found.timestamp / 1000, pages, answer))
     return requests
 
 
-def _name(*parts: str | int) -> PageId:
+def name(*parts: str | int) -> PageId:
+    """Return a page's id, made of what it is of."""
     return "/".join(map(str, parts)).encode()
 
 
@@ -93,9 +94,9 @@ def _questions(count: int, skew: float, draw: random.Random) -> list[Request]:
     found, at_s = [], 0.0
     for number, document in enumerate(order):
         at_s += draw.expovariate(1.0)
-        pages = [_name("document", document, place) for place in range(lengths[document])]
-        answer = [_name("reply", number, n) for n in range(draw.randrange(3))]
-        found.append(Request(at_s, [*pages, _name("question", number)], answer))
+        pages = [name("document", document, place) for place in range(lengths[document])]
+        answer = [name("reply", number, n) for n in range(draw.randrange(3))]
+        found.append(Request(at_s, [*pages, name("question", number)], answer))
     return found
 
 
@@ -112,7 +113,7 @@ def _conversations(count: int, rate: float, draw: random.Random) -> list[Request
         now_s, who, left, before = heapq.heappop(waiting)
         come, gone = tokens(draw)
         prompt, whole = (before + come) // PAGE, (before + come + gone) // PAGE
-        pages = [_name("turn", who, place) for place in range(whole)]
+        pages = [name("turn", who, place) for place in range(whole)]
         if prompt:
             found.append(Request(now_s, pages[:prompt], pages[prompt:]))
         if left > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -10,7 +11,7 @@ from loadgen import stats
 from loadgen.html import plots
 from loadgen.html.plots import Mark, Ratio
 
-_POLICIES = ("lru", "s3fifo", "spillway", "clairvoyant")
+_POLICIES = ("lru", "s3fifo", "spillway", "informed", "clairvoyant")
 _TIERS = ("device", "host", "redis")
 
 
@@ -57,10 +58,10 @@ def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
 def p3(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Turns by the tier's speed and the pages it has; at 1 is computing everything."""
     found = []
-    for name, sides in samples.items():
-        if not name.startswith("virtual"):
-            ratio = stats.paired_ratio(sides["ours"], sides["theirs"])
-            found.append(Ratio(name, ratio["value"], ratio["low"], ratio["high"], 1.05, 1.0))
+    for name, sides in samples["cells"].items():
+        quads = zip(sides["ours"], sides["theirs"], strict=True)
+        ratio = stats.interval([math.sqrt(math.prod(a) / math.prod(b)) for a, b in quads])
+        found.append(Ratio(name, ratio["value"], ratio["low"], ratio["high"], 1.05, 1.0))
     exact: dict[str, dict[str, float]] = {}
     for name, ratios in samples.items():
         if name.startswith("virtual"):
@@ -79,9 +80,10 @@ def p3(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def f5p(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Bytes of every tier, and of every process, over the run."""
-    return [sizes("Every tier", samples["tiers"]), sizes("Resident memory", samples["rss"])]
+def memory(kept: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Bytes of every tier, of every process and of each Redis' data over the run."""
+    titles = {"tiers": "Every tier", "rss": "Resident memory", "used": "Data of each Redis"}
+    return [sizes(title, kept[name]) for name, title in titles.items()]
 
 
 def sizes(title: str, kept: Mapping[str, Sequence[float]]) -> tuple[str, str]:
@@ -92,8 +94,10 @@ def sizes(title: str, kept: Mapping[str, Sequence[float]]) -> tuple[str, str]:
 
 
 def p5(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pages held on Mooncake's trace, by size."""
-    held = samples["Mooncake"]
-    sizes = list(held)
-    shares = {policy: [100 * held[size][policy] for size in sizes] for policy in _POLICIES}
-    return [("Mooncake's trace, by pages of the tier", plots.bars(sizes, shares, "% held"))]
+    """Pages held on each load, by size."""
+    found = []
+    for kind, load in samples["loads"].items():
+        held = load["sizes"]
+        shares = {policy: [100 * at[policy] for at in held.values()] for policy in _POLICIES}
+        found.append((f"{kind}, by pages of the tier", plots.bars(list(held), shares, "% held")))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +77,39 @@ class ReferenceS3Fifo:
             del self.uses[block]
 
 
+class ReferenceKnowsHowOften:
+    """Drops the block that will be used the fewest times; of equals the one used longest ago, of these the one behind.
+
+    It knows how often each block will be used, not when: what the best learner of rates could come to know.
+    """
+
+    def __init__(self, capacity: int, requests: list[list[int]]) -> None:
+        self.capacity = capacity
+        self.left = Counter(block for blocks in requests for block in blocks)
+        self.last: dict[int, tuple[int, int]] = {}
+
+    @property
+    def held(self) -> set[int]:
+        return set(self.last)
+
+    def touch(self, block: int, now: int, place: int) -> None:
+        self.left[block] -= 1
+        self.last[block] = now, -place
+        while len(self.last) > self.capacity:
+            del self.last[min(self.last, key=lambda each: (self.left[each], *self.last[each]))]
+
+
+def by_the_rule(policy: ReferenceKnowsHowOften, requests: list[list[int]]) -> float:
+    """Look up each request's blocks, of which those count that are held with all before them; then touch them all."""
+    hits = total = 0
+    for now, blocks in enumerate(requests):
+        hits += next((n for n, block in enumerate(blocks) if block not in policy.held), len(blocks))
+        total += len(blocks)
+        for place, block in enumerate(blocks):
+            policy.touch(block, now, place)
+    return hits / total
+
+
 def step(policy: Policy, held: set[int], block: int, capacity: int) -> None:
     """Touch or add one block, then shrink to the capacity."""
     page = bytes([block])
@@ -103,6 +136,19 @@ def test_lru_and_s3_fifo_are_the_reference(trace: list[list[int]], capacity: int
                 reference.touch(block)
 
                 assert held == reference.held
+
+
+@given(trace=TRACES, capacity=st.integers(1, 25))
+def test_who_knows_how_often_is_the_reference(trace: list[list[int]], capacity: int) -> None:
+    """What the default policy is measured against has the hit rate of its definition."""
+    requests = [
+        Request(float(now), [bytes([block]) for block in blocks], [])
+        for now, blocks in enumerate(trace)
+    ]
+
+    assert informed(requests, capacity) == by_the_rule(
+        ReferenceKnowsHowOften(capacity, trace), trace
+    )
 
 
 @given(trace=TRACES, capacity=st.integers(1, 25))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.document import BenchOptions
-from bench.simulation import kv_rule, kv_traces
+from bench.simulation import kv_loads, kv_rule, kv_traces
 from bench.simulation.kv_simulation import Setting, Simulation
 from bench.suites import p5
 from engine.decoder.kv.eviction.policy import NAMES
@@ -56,16 +57,19 @@ def test_the_default_is_not_below_lru_on_generated_loads(skew: float) -> None:
 
 def test_loads_are_repeatable_and_in_order() -> None:
     """A seed gives one load, sorted by time, whose ids name all before them."""
-    load = kv_traces.generate(300, 0.9, 4)
+    loads = kv_loads.unseen(300, 4)
 
-    assert load == kv_traces.generate(300, 0.9, 4)
-    assert load != kv_traces.generate(300, 0.9, 5)
-    assert [each.at_s for each in load] == sorted(each.at_s for each in load)
-    before: dict[bytes, bytes] = {}
-    for each in load:
-        chain = [*each.pages, *each.answer]
-        for parent, page in zip([b"", *chain], chain, strict=False):
-            assert before.setdefault(page, parent) == parent
+    assert loads == kv_loads.unseen(300, 4)
+    others = kv_loads.unseen(300, 5)
+    for kind, load in loads.items():
+        assert load != others[kind]
+        assert len(load) == 300
+        assert [each.at_s for each in load] == sorted(each.at_s for each in load)
+        before: dict[bytes, bytes] = {}
+        for each in load:
+            chain = [*each.pages, *each.answer]
+            for parent, page in zip([b"", *chain], chain, strict=False):
+                assert before.setdefault(page, parent) == parent
 
 
 def test_traces_are_read_and_bad_lines_named(tmp_path: Path) -> None:
@@ -83,10 +87,34 @@ def test_traces_are_read_and_bad_lines_named(tmp_path: Path) -> None:
         kv_traces.read(path)
 
 
-def test_the_row_says_what_it_lacks(tmp_path: Path) -> None:
-    """Without the trace the row measures the rest, and says where the trace belongs."""
-    body = p5.run(BenchOptions(quick=True, setup_dir=tmp_path))
+def test_the_row_judges_what_it_has(tmp_path: Path) -> None:
+    """Without the trace the row measures the rest, says where the trace belongs, and goes on with what it kept."""
+    partial = tmp_path / "P5.partial"
+    options = BenchOptions(quick=True, setup_dir=tmp_path, partial=partial, only="agents")
+    body = p5.run(options)
+    kept = msgspec.msgpack.decode(partial.read_bytes(), type=p5.RatesKept)
 
-    assert body.met["Mooncake's trace"] == "not measured"
-    assert "put the published `mooncake_synthetic_trace.jsonl` into" in body.notes[0]
-    assert [len(table["rows"]) for table in body.tables] == [2, 6, 5]
+    assert any("put the published" in note for note in body.notes)
+    assert set(kept.loads["agents"].sizes) == {500, 1000}
+    assert {key.partition(":")[0].partition(",")[0] for key in body.met} == {"agents", "a decision"}
+    assert p5.run(options).samples["loads"] == body.samples["loads"]
+
+
+def test_the_way_from_lru_is_judged_by_load() -> None:
+    """Half of the way is the goal, none the must; below LRU or S3-FIFO is said; where is no way none is judged."""
+    rates = {"lru": 0.2, "s3fifo": 0.25, "informed": 0.4, "clairvoyant": 0.5}
+    short, far = rates | {"spillway": 0.24}, rates | {"spillway": 0.3}
+    none = rates | {"informed": 0.2, "spillway": 0.19}
+    kept = p5.RatesKept(
+        {"a": p5.LoadRates({1000: short, 5000: far}), p5.MOONCAKE: p5.LoadRates({1000: none})}
+    )
+
+    assert p5.describe(kept).met == {
+        "a, 1,000: way from LRU": "must",
+        "a, 5,000: way from LRU": "goal",
+        "a: never below LRU": "goal",
+        "a: never below S3-FIFO at 1k to 5k": "must",
+    }
+    assert p5.way(none) is None
+    below = p5.RatesKept({"b": p5.LoadRates({50_000: none})})
+    assert p5.describe(below).met["b: never below LRU"] == "missed"
