@@ -26,8 +26,11 @@ from engine.decoder.kv.eviction.policy import NAMES
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
 from engine.decoder.scheduler import StepLimits
 
-DEVICE, HOST = 18, 60  # pages
-NEW, TURNS, STREAMS = 24, 3, 3
+DEVICE, HOST = (
+    16,
+    60,
+)  # pages: the device has too few for all histories, so that they come back from the host
+NEW, TURNS, STREAMS = 24, 3, 5
 # With windows in no layer, in some, and in all; the last one in torch's own operations.
 COMPILED = ("llama fp32", "qwen2 bf16", "mistral int8")
 PLAIN = "llama torch"
@@ -52,7 +55,7 @@ class SplitSides(NamedTuple):
 class SplitCounts(msgspec.Struct):
     """What was split and compared; `wrong` says, by seed, what was not as it should be.
 
-    `splits`: turns that came after a history; `multiples`: those whose history ends a page exactly; `pages`: how many
+    `splits`: turns that came after a history; `multiples`: those whose history or prompt ends a page; `pages`: how many
     came from each tier, and were computed; `compared`: pages whose bits were compared with those their id had before;
     `damaged` copies, and `unsound` ones that were found so.
     """
@@ -72,10 +75,10 @@ class SplitCounts(msgspec.Struct):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pages = dict(Counter(self.pages) + Counter(other.pages))
 
-    def split(self, history: int) -> None:
-        """Count a turn after `history` tokens."""
+    def split(self, history: int, prompt: int) -> None:
+        """Count a turn whose prompt of so many tokens begins with a history of so many."""
         self.splits += 1
-        self.multiples += history % PAGE == 0
+        self.multiples += history % PAGE == 0 or prompt % PAGE == 0
 
 
 class PageBits:
@@ -146,17 +149,19 @@ def converse(sides: SplitSides, seed: int, chunk: int) -> SplitCounts:
     rng, counts = random.Random(seed), SplitCounts()
     driver = Driver(sides.runner, StepLimits(chunk, STREAMS), TierPolicy(rng.choice(NAMES)))
     bits = PageBits(sides.runner, driver.tiers)
-    lengths = (rng.choice((PAGE, 2 * PAGE, rng.randint(1, 90))) for _ in range(STREAMS))
+    lengths = (rng.choice((PAGE, 2 * PAGE, rng.randint(1, 130))) for _ in range(STREAMS))
     histories = [text(rng, length) for length in lengths]
     for turn in range(TURNS):
-        past, asked = [], []
+        past = [len(history) for history in histories]
+        asked = []
         for history in histories:
-            past.append(len(history))
+            if turn and rng.random() < 0.8:  # else the same again, answer included, and nothing new
+                history.extend(text(rng, rng.randint(1, 40)))
             if len(history) % PAGE and rng.random() < 0.5:
-                history.extend(text(rng, PAGE - len(history) % PAGE))  # an exact multiple
-                past[-1] = len(history)
-            history.extend(text(rng, rng.randint(1, 40)) if turn else [])
-            asked.append(driver.add(history, rng.randint(1, NEW)))
+                history.extend(text(rng, PAGE - len(history) % PAGE))  # a prompt that ends a page
+            left = PAGE - len(history) % PAGE
+            new = left if left <= NEW and rng.random() < 0.3 else rng.randint(1, NEW)
+            asked.append(driver.add(history, new))
         driver.run()
         driver.settle()
         if sides.runner.exact:
@@ -164,7 +169,7 @@ def converse(sides: SplitSides, seed: int, chunk: int) -> SplitCounts:
         expected = _alone(sides, [(sequence.prompt, len(sequence.output)) for sequence in asked])
         for sequence, history, answer, before in zip(asked, histories, expected, past, strict=True):
             if turn:
-                counts.split(before)
+                counts.split(before, len(sequence.prompt))
             if sequence.output != answer:
                 counts.wrong.append(f"seed {seed}, turn {turn}: {sequence.output} is not {answer}")
             history.extend(answer)
@@ -214,7 +219,7 @@ async def from_redis(engine: Tiered, alone: Tiered, bits: PageBits, seed: int) -
     before = Counter(engine.tiers.found)
     turn, expected = await engine.turn(prompt, new), await alone.turn(prompt, new)
     bits.look(counts, f"seed {seed}")
-    counts.split(length)
+    counts.split(length, len(prompt))
     counts.pages = dict(Counter(engine.tiers.found) - before)
     if turn.tokens != expected.tokens:
         counts.wrong.append(f"seed {seed}: {turn.tokens} is not {expected.tokens}")
