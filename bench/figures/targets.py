@@ -130,8 +130,10 @@ def _least(found: Found, table: int) -> str:
 
 
 def _growth(found: Found) -> str:
-    worst = max(found["tables"][0]["rows"], key=lambda row: float(row[-1].split()[0]))
-    return f"{worst[-1]} at most ({worst[0]}, {worst[1]})"
+    table = found["tables"][0]
+    worst = max(table["rows"], key=lambda row: float(row[-1].split()[0]))
+    where = worst[: table["columns"].index("first fifth (MiB)")]
+    return f"{worst[-1]} at most ({', '.join(where)})"
 
 
 def _short(found: Found) -> str:
