@@ -36,18 +36,20 @@ async def watched(mesh: LocalMesh) -> AsyncIterator[MeshMemory]:
         name: redis.asyncio.from_url(url) for name, url in urls.items() if url and url != NONE
     }
 
+    over = asyncio.Event()
+
     async def watch() -> None:
-        while True:
+        while not over.is_set():
             await _look(mesh, servers, memory)
-            await asyncio.sleep(SECOND_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), SECOND_S)
 
     task = asyncio.create_task(watch())
     try:
         yield memory
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        over.set()  # a look is not cut short: it would leave its sockets open
+        await task
         for server in servers.values():
             await server.aclose()
 

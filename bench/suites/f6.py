@@ -73,7 +73,8 @@ def describe(found: list[TestCounts]) -> Body:
     body.met["every route of the document"] = "goal" if whole else "missed"
     body.notes.append(
         f"Schemathesis on docs/openapi.yaml against the running server: {tested} of {len(operations)} operations, "
-        f"{fuzzed.get('requests', 0):,} requests."
+        f"{fuzzed.get('requests', 0):,} requests. The dashboard's pages and every process' health port are "
+        "attacked beside them."
     )
     return body
 
@@ -91,6 +92,7 @@ def _pytest(path: str, options: BenchOptions) -> TestCounts:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         words = [sys.executable, "-m", "pytest", "-q", path, f"--junitxml={report}", "--timeout=0"]
+        words += ["-o", "junit_family=xunit1"]  # the one that takes properties of single tests
         subprocess.run(words, cwd=ROOT, env=env, check=False, timeout=4 * 3600)
         suite = ET.parse(report).getroot().find("testsuite")  # noqa: S314 - our own file
     assert suite is not None
