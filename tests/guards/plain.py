@@ -24,7 +24,8 @@ _PLAIN = (
 )
 _SECONDS, _MILLISECONDS = (1.6e9, 4e9), (1.6e12, 4e12)
 _HASHES = {"fingerprint": "<fingerprint>", "root": "<root>"}
-_SIZES = {"log_bytes"}  # of records whose times and positions have more or fewer digits
+# Records whose times and positions have more or fewer digits; tokens whose pages were, or were not, fetched in time.
+_CHANCE = {"log_bytes": "<bytes>", "cached_tokens": "<tokens>"}
 
 
 class Plain:
@@ -51,8 +52,8 @@ class Plain:
             return _HASHES.get(key) or self.text(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        if key in _SIZES:
-            return "<bytes>"
+        if key in _CHANCE:
+            return _CHANCE[key]
         if _SECONDS[0] < value < _SECONDS[1] or _MILLISECONDS[0] < value < _MILLISECONDS[1]:
             return "<time>"
         return round(value, 3) if isinstance(value, float) else value
