@@ -287,11 +287,10 @@ def told(ratio: Mapping[str, float]) -> str:
 
 
 def judged(cell: EngineCell, kept: EngineKept, goal: float, must: float) -> str:
-    """Return which level a cell reached; "missed" if the rounding of its weights costs more than the rival's."""
-    found = kept.divergence.get(cell.kind)
-    if cell.rival == LLAMA and found is not None and not found.no_worse:
-        return "missed"
-    return stats.verdict(kept.cells[cell.name].ratio(), goal, must)
+    """Return which level a cell reached, the rounding of its weights considered."""
+    word = stats.verdict(kept.cells[cell.name].ratio(), goal, must)
+    found = kept.divergence.get(cell.kind) if cell.rival == LLAMA else None
+    return divergence.judged(word, found)
 
 
 def divergence_cell(cell: EngineCell, kept: EngineKept) -> str:

@@ -13,6 +13,7 @@ from bench.rivals import llama_server
 from bench.rivals.gguf_file import KINDS
 from bench.rivals.sweep import Swept, best, distinct, joined, told
 from bench.suites import h1_tables
+from bench.workloads import divergence
 from bench.workloads.chat_rounds import (
     DEVICE_TOKENS,
     LLAMA,
@@ -36,6 +37,10 @@ VLLM_SETTING = {"enable-prefix-caching": False, "block-size": servers.VLLM_BLOCK
 def run(options: BenchOptions) -> Body:
     """Measure all cells, those of short prompts first (quick: one cell of S, two rounds)."""
     rounds = ChatRounds(options, CELL_S)
+    if not rounds.kept.divergence and not options.quick:
+        texts = divergence.held_out(divergence.TEXTS)
+        found = asyncio.run(divergence.measure(texts, ["int8", "int4"], options))
+        rounds.kept.divergence = found
     asyncio.run(_all(rounds, options))
     return describe(rounds.kept, options, rounds.left)
 
@@ -60,7 +65,8 @@ def describe(kept: ChatKept, options: BenchOptions, left: int = 0) -> Body:
     """Turn what was measured into tables, verdicts and notes."""
     body = Body(samples=msgspec.to_builtins(kept, str_keys=True), left=left)
     measured = [(cell, kept.cells[cell.name]) for cell in cells() if cell.name in kept.cells]
-    h1_tables.add(body, measured, [cell for cell in cells() if cell.name in kept.failed])
+    failed = [cell for cell in cells() if cell.name in kept.failed]
+    h1_tables.add(body, measured, failed, kept.divergence)
     body.table(
         "Settings of llama.cpp's server, each tried on the best one before it",
         ["model", "weights", "prompt x streams", "setting", "tokens/s", ""],
@@ -107,7 +113,8 @@ def _notes(options: BenchOptions, kept: ChatKept) -> list[str]:
     )
     reading = (
         "Ratios above 1 are to our advantage. A gap lies between two reads of a stream that brought tokens. int8 and "
-        "int4 stand against Q8_0 and Q4_0: such a cell counts only beside the KL divergence of its weights."
+        "int4 stand against Q8_0 and Q4_0: such a cell misses if the KL divergence of S's next tokens on its held-out "
+        "text from its bf16 weights is larger than with the rival's format."
     )
     measured = kept.cells.values()
     notes = [rounds, count, sides, reading]

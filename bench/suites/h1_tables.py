@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from bench.document import Body
 from bench.rivals.gguf_file import KINDS
 from bench.suites.engine_pairs import told
+from bench.workloads import divergence
 from bench.workloads.chat_rounds import (
+    LLAMA,
     NEW_TOKENS,
     OURS,
     BatchTimes,
@@ -18,6 +20,7 @@ from bench.workloads.chat_rounds import (
     SideTimes,
     still,
 )
+from bench.workloads.divergence import Divergence
 from loadgen import stats
 
 MOST_CHUNK, MOST_GAP = 4, 2.0
@@ -27,6 +30,7 @@ FIRST, LATER, GAPS = "first token", "a later token", "p99 gap"
 CHUNKS = f"at most {MOST_CHUNK} tokens a chunk"
 Measured = Sequence[tuple[ChatCell, CellTimes]]
 Costs = Callable[[BatchTimes], float]
+Divergences = Mapping[str, Divergence]
 
 
 class Pairs(NamedTuple):
@@ -52,17 +56,27 @@ class Pairs(NamedTuple):
         return [cell.model, KINDS[cell.kind], f"{cell.prompt} x {cell.streams}", self.rival]
 
 
-def add(body: Body, measured: Measured, failed: Sequence[ChatCell] = ()) -> None:
-    """Add the tables of what was measured, and the worst verdict of each group of cells; failed ones have missed."""
+def add(
+    body: Body,
+    measured: Measured,
+    failed: Sequence[ChatCell] = (),
+    costs: Divergences | None = None,
+) -> None:
+    """Add the tables of what was measured, and the worst verdict of each group of cells; failed ones have missed.
+
+    `costs` has the KL divergence of each kind of rounded weights.
+    """
+    costs = costs or {}
     reached: dict[str, list[str]] = {name: [] for name in groups()}
     for cell in failed:
         reached[group_of(cell)].append("missed")
     pairs = [each for cell, found in measured for each in pairs_of(cell, found)]
     where = ["model", "weights", "prompt x streams", "rival"]
-    rows = [_tokens(each, reached) for each in pairs]
+    rows = [_tokens(each, reached, costs) for each in pairs]
     columns = [*where, "ours tokens/s", "rival tokens/s", "ratio [95 %]", "reached"]
-    body.table("Tokens a second of all streams", [*columns, "rounds (blocks dropped)"], rows)
-    rows = [_latencies(each, reached) for each in pairs]
+    columns += ["KL, ours / rival", "rounds (blocks dropped)"]
+    body.table("Tokens a second of all streams", columns, rows)
+    rows = [_latencies(each, reached, costs) for each in pairs]
     columns = [*where, "first token, ours / rival (ms)", "ratio [95 %]", "reached"]
     columns += ["a later token, ours / rival (ms)", "ratio [95 %]", "reached"]
     body.table("First and later tokens, p50", columns, rows)
@@ -120,20 +134,28 @@ def worst(words: Iterable[str]) -> str:
     return min(words, key=WORST_FIRST.index, default="not measured")
 
 
-def _tokens(each: Pairs, reached: dict[str, list[str]]) -> list[str]:
-    ratio = each.ratio(_seconds)
+def _cost(each: Pairs, costs: Divergences) -> Divergence | None:
+    """Return what the rounding of a cell's weights costs, if the rival's cost is known, too."""
+    return costs.get(each.cell.kind) if each.rival == LLAMA else None
+
+
+def _tokens(each: Pairs, reached: dict[str, list[str]], costs: Divergences) -> list[str]:
+    ratio, cost = each.ratio(_seconds), _cost(each, costs)
     word = stats.verdict(ratio, goal_of(each.cell), must_of(each.cell))
+    word = divergence.judged(word, cost)
     reached[group_of(each.cell)].append(word)
     count = each.cell.streams * NEW_TOKENS
     speeds = [f"{count / seconds:.1f}" for seconds in each.medians(_seconds)]
-    return [*each.where(), *speeds, told(ratio), word, f"{len(each.ours)} ({each.dropped})"]
+    count_told = f"{len(each.ours)} ({each.dropped})"
+    return [*each.where(), *speeds, told(ratio), word, cost.told() if cost else "-", count_told]
 
 
-def _latencies(each: Pairs, reached: dict[str, list[str]]) -> list[str]:
+def _latencies(each: Pairs, reached: dict[str, list[str]], costs: Divergences) -> list[str]:
     row = each.where()
     for what, cost in ((FIRST, _first), (LATER, _later)):
         ratio = each.ratio(cost)
         word = stats.verdict(ratio, 1.0, must_of(each.cell))
+        word = divergence.judged(word, _cost(each, costs))
         reached[f"{what}, {each.cell.model}"].append(word)
         ours, theirs = (1e3 * seconds for seconds in each.medians(cost))
         row += [f"{ours:.1f} / {theirs:.1f}", told(ratio), word]

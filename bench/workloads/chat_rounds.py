@@ -24,6 +24,7 @@ from bench.rivals import environments, llama_server
 from bench.rivals.completion_servers import Weights
 from bench.rivals.llama_server import BASE, TRIED
 from bench.rivals.sweep import Setting, Swept, best, sweep
+from bench.workloads.divergence import Divergence
 from bench.workloads.streamed_batch import BatchError, StreamSeen, prompts, run_batch
 from bench.workloads.turns import System
 
@@ -111,12 +112,16 @@ class CellTimes(msgspec.Struct):
 
 
 class ChatKept(msgspec.Struct):
-    """All that was measured: cells and sweeps by name, why a server was absent, and why a cell has no figures."""
+    """All that was measured: cells and sweeps by name, why a server was absent, and why a cell has no figures.
+
+    `divergence` has what each kind of rounded weights costs the shipped model.
+    """
 
     cells: dict[str, CellTimes] = {}
     swept: dict[str, list[Swept]] = {}
     absent: dict[str, str] = {}
     failed: dict[str, str] = {}
+    divergence: dict[str, Divergence] = {}
 
 
 class ChatRounds:

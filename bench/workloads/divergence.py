@@ -46,6 +46,11 @@ class Divergence(msgspec.Struct):
         return stats.paired_ratio(self.theirs, self.ours)
 
 
+def judged(word: str, found: Divergence | None) -> str:
+    """Return the level that a cell reached; "missed" if the rounding of its weights costs more than the rival's."""
+    return word if found is None or found.no_worse else "missed"
+
+
 def held_out(count: int) -> list[list[int]]:
     """Return the tokens of held-out questions, each with its passages before and its answer after."""
     from models.demo.tokens import Encoder  # noqa: PLC0415 - only where the shipped model is measured

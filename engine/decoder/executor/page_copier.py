@@ -240,12 +240,18 @@ class TorchPageCopier:
         self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
 
     def _copy_in(self, move: PageMove, at: int) -> bool:
-        """Copy one layer of a page to the device; False if its bytes are not those saved."""
+        """Copy one layer of a page to the device; False, and zeros there, if its bytes are not those saved.
+
+        Damaged bytes may read as NaN, which would fail the step before the damage is known, and stay in the page.
+        """
         source = self._bytes[move.group][move.source, at]
         sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
         there, here = self._device[move.group].data, self._host[move.group].data
         with torch.cuda.stream(self._stream):
-            there[move.target, at].copy_(here[move.source, at], non_blocking=True)
+            if sound:
+                there[move.target, at].copy_(here[move.source, at], non_blocking=True)
+            else:
+                there[move.target, at].zero_()
         return sound
 
     def _event(self) -> Callable[[], None] | None:

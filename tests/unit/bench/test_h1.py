@@ -31,6 +31,7 @@ from bench.workloads.chat_rounds import (
     still,
 )
 from bench.workloads.conversations import ORDINARY
+from bench.workloads.divergence import Divergence
 from bench.workloads.streamed_batch import BatchError, StreamSeen, prompts, read_stream
 from loadgen import stats
 
@@ -204,7 +205,7 @@ def test_tables_and_verdicts_of_known_cells() -> None:
     assert body.tables[0]["rows"][0][:7] == [
         "L", "BF16", "128 x 1", LLAMA, "64.0", "32.0", "2.000 [2.000, 2.000]",
     ]  # fmt: skip
-    assert {len(table["columns"]) for table in body.tables[:1]} == {9}
+    assert {len(table["columns"]) for table in body.tables[:1]} == {10}
     for table in body.tables:
         assert all(len(row) == len(table["columns"]) for row in table["rows"])
     assert [rival.measured for rival in body.rivals] == [True, False]
@@ -219,6 +220,24 @@ def test_tables_and_verdicts_of_known_cells() -> None:
         f"{LLAMA}: 1024.0 tokens/s",
         "missed",
     ]
+
+
+def test_cell_whose_weights_lost_more_than_the_rivals_has_missed() -> None:
+    """Speed counts only beside a KL divergence that is no worse; the row shows both."""
+    kept = _kept()
+    kept.cells["L/int8/128 x 8"] = kept.cells["L/bf16/128 x 8"]
+    worse = Divergence([2e-3, 2.1e-3, 2.2e-3], [1e-3, 1e-3, 1e-3])
+    kept.divergence = {"int8": worse}
+    body = h1.describe(kept, BenchOptions())
+
+    assert body.met["tokens/s, L, one stream"] == "goal"
+    assert body.met["tokens/s, L, 8 and 32 streams, int8"] == "missed"
+    rows = {row[1]: row for row in body.tables[0]["rows"]}
+    assert rows["Q8_0"][7:9] == ["missed", "2.1e-03 / 1.0e-03"]
+    assert rows["BF16"][8] == "-"
+    kept.divergence = {"int8": Divergence(worse.theirs, worse.ours)}
+    body = h1.describe(kept, BenchOptions())
+    assert body.met["tokens/s, L, 8 and 32 streams, int8"] == "goal"
 
 
 def test_what_was_measured_is_stored_whole() -> None:

@@ -44,8 +44,9 @@ def test_a_conversation_is_the_same_in_torch(sides: SplitSides, seed: int) -> No
     assert converse(sides, seed, 64).wrong == []
 
 
-def test_one_flipped_bit_is_found(sides: SplitSides) -> None:
-    """Every page of the host is damaged in one bit: all are found so, counted, and computed anew."""
+@pytest.mark.parametrize("damage", ["one bit", "no numbers"])
+def test_damaged_pages_are_found(sides: SplitSides, damage: str) -> None:
+    """Every page of the host is damaged: all are found so, counted, and computed anew, whatever the damage means."""
     rng = random.Random(5)
     driver = Driver(sides.runner, StepLimits(64, 3))
     prompts = [text(rng, 5 * PAGE + 3), *(text(rng, 5 * PAGE) for _ in range(6))]
@@ -59,7 +60,11 @@ def test_one_flipped_bit_is_found(sides: SplitSides) -> None:
         for page_id in list(device._by_id):
             device.forget(page_id)
         for page in host._by_id.values():
-            copier._bytes[group][page, rng.randrange(len(copier._bytes[group][page])), 0] ^= 1
+            layer = copier._bytes[group][page, rng.randrange(len(copier._bytes[group][page]))]
+            if damage == "one bit":
+                layer[0] ^= 1
+            else:
+                layer[:] = 0xFF
     again = [driver.add(prompt, 4) for prompt in prompts]
     loaded = copier.moved_bytes["load"]
     driver.run()
