@@ -62,7 +62,7 @@ def run(options: BenchOptions) -> Body:
         blocks = measure_pairs(
             partial(_attend, kernels, q, pool, queries, threads),
             partial(_read, kernels, memory, threads),
-            pairs=options.rounds(60, 3),
+            pairs=options.rounds(300, 3),
         )
         each_s = median(blocks.ours) / len(pool.layers)
         moved = nbytes * len(pool.layers) / READ_BYTES

@@ -16,7 +16,7 @@ from bench.suites.engine_pairs import (
     told,
 )
 
-CONTEXT, PROMPT, PAIRS = 64, 512, 60
+CONTEXT, PROMPT = 64, 512
 STEPS = {1: 16, 8: 8, 32: 8}  # by streams
 KIND_OF = {
     "transformers": "bf16",
@@ -38,7 +38,7 @@ def cells(*, quick: bool = False) -> list[EngineCell]:
 def run(options: BenchOptions) -> Body:
     """Measure every rival that is set up (quick: one cell of each)."""
     wanted = cells(quick=options.quick)
-    found = asyncio.run(measured(wanted, options, PAIRS))
+    found = asyncio.run(measured(wanted, options))
     body = Body(left=found.partial.left)
     table(body, [cell for cell in wanted if cell.name in found.kept.cells], found.kept)
     describe(body, wanted, found.kept)
