@@ -61,14 +61,21 @@ async def _convict(bus: Bus, consumer: Worker) -> str:
     """Let one job fail until it is convicted; return its id."""
     job = job_id(FAMILY, ulid())
     payload = encode(EmbedWork(fingerprint="f", tokens=[[1]]))
-    until = bus.clock.now_ms() + 60_000
+    until = bus.clock.now_ms() + 3_600_000
     admission = await bus.admission.admit(
         [NewJob(job, payload, 1, 1)], classes=("gpu",), router="r", tenant="acme", deadline_ms=until
     )
     assert admission.outcome == "admitted"
-    while not await DeadLetters(bus).all(FAMILY):
-        for lease in await consumer.reader.read(10, 100):
-            await consumer.outbox.fail(lease, "model_error", "it broke", "Traceback: line 1")
+    try:
+        async with asyncio.timeout(120):
+            while not await DeadLetters(bus).all(FAMILY):
+                for lease in await consumer.reader.read(10, 100):
+                    await consumer.outbox.fail(
+                        lease, "model_error", "it broke", "Traceback: line 1"
+                    )
+    except TimeoutError:
+        lanes, living = await bus.lanes.use(FAMILY), await bus.workers.living(FAMILY)
+        pytest.fail(f"not convicted: {await bus.jobs.get(job)}; lanes {lanes}; workers {living}")
     return job
 
 
