@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 LIVE_WITHIN_S = 10.0
 _MAX_WAIT_S = 30.0
 _DIGITS = re.compile(r"[\d.]+")
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Return whether a record tells of more than a client that does not speak HTTP, who has its answer."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+_http_log = logging.getLogger("spillway.health.http")
+_http_log.addFilter(_is_fault)
 
 
 class Health:
@@ -155,7 +166,7 @@ class Health:
             ]
         )
         app.cleanup_ctx.append(self._beating)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, logger=_http_log, shutdown_timeout=1.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()

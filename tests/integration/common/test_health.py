@@ -77,6 +77,28 @@ async def test_waiting_for_ready(served: tuple[Health, str]) -> None:
     assert (await _get(f"{url}/readyz?wait=nonsense"))[0] == 200
 
 
+async def test_who_speaks_no_http_is_told_and_fills_no_log(
+    served: tuple[Health, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are not HTTP get 400 and no line in the log; a fault of the server keeps its trace."""
+    _, url = served
+    host, _, port = url.removeprefix("http://").partition(":")
+    for said in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(said)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+    assert caplog.records == []
+
+    def broken() -> bool:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Health, "ready", property(lambda _: broken()))
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+        assert answer.status == 500
+    assert "RuntimeError: broken" in caplog.text
+
+
 async def test_note_names_the_real_port(served: tuple[Health, str], tmp_path: Path) -> None:
     """`run/<service>-<instance>.json` names the process and the ports it really has."""
     note = json.loads((tmp_path / "run" / "router-b.json").read_text())
