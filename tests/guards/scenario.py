@@ -478,7 +478,7 @@ def _imported(script: Script, document: Any, pages: bytes, other: str) -> None:
 
 
 def _over_budget(script: Script, here: str, pages: bytes, key: str) -> None:
-    """A pin of more pages than the key may pin; until it is asked for, they may have gone to the disk."""
+    """A pin of more pages than the key may pin, wherever they are by then."""
 
     def refused() -> bool:
         script.ask("POST", f"{here}/import/pages", pages, key=key)

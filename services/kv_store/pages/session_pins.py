@@ -2,7 +2,7 @@
 
 The pins are computed anew every few seconds, from the sessions that are pinned and the pages that Redis has by then.
 Sessions are served in the order in which they were pinned, up to the bytes that a tenant may pin; pages on disk are
-asked back while they fit.
+asked back while the whole session fits.
 """
 
 from __future__ import annotations
@@ -95,17 +95,16 @@ class SessionPins:
             until_ms = await self._until(name)
             shared = [key for key in chained[1] if key in ends]
             ends |= {key: max(ends[key], until_ms) for key in shared}
-            held, over = await self._fitting([key for key in chained[1] if key not in ends], left)
+            held, below, over = await self._fitting(
+                [key for key in chained[1] if key not in ends], left
+            )
             ends |= dict.fromkeys(held, until_ms)
             taken[record.tenant] += sum(held.values())
             if over:
                 refused[name] = over, max(left, 0)
             else:
-                # Few models have several layer groups.
-                groups = {key.group for key in held} or range(GROUPS)
-                await self._bring(
-                    [key for key in chained[1] if key.group in groups and key not in ends]
-                )
+                for first in range(0, len(below), _AT_ONCE):  # the next round pins them
+                    await self._store.recall(below[first : first + _AT_ONCE])
         await self._page_pins.replace(ends)
         metrics.PINNED.set(taken.total())
         return refused
@@ -129,28 +128,35 @@ class SessionPins:
         ids = await session_pages(self._bus, record.id)
         return record.version, [PageKey(page, group) for page in ids for group in range(GROUPS)]
 
-    async def _fitting(self, keys: list[PageKey], left: int) -> tuple[dict[PageKey, int], int]:
-        """Return the pages that Redis has and that fit in `left` bytes, with their sizes, and the bytes of the rest."""
+    async def _fitting(
+        self, keys: list[PageKey], left: int
+    ) -> tuple[dict[PageKey, int], list[PageKey], int]:
+        """Return pages in Redis that fit in `left` bytes, with sizes, the pages only on disk, and the bytes beyond.
+
+        Pages that are not in Redis take as much as the session's largest there; if it has none there, nothing is known.
+        """
+        sizes = await self._page_pins.sizes(keys)
+        # Few models have several layer groups.
+        groups = {key.group for key in sizes} or range(GROUPS)
+        missing = [key for key in keys if key not in sizes and key.group in groups]
         held: dict[PageKey, int] = {}
         over = 0
-        for key, size in (await self._page_pins.sizes(keys)).items():
+        for key, size in sizes.items():
             if size <= left:
                 held[key] = size
                 left -= size
             else:
                 over += size
-        return held, over
+        over += max(len(missing) * max(sizes.values(), default=0) - max(left, 0), 0)
+        below = []
+        for first in range(0, len(missing), _AT_ONCE):
+            some = missing[first : first + _AT_ONCE]
+            where = await self._store.where(some)
+            below += [key for key, tier in zip(some, where, strict=True) if tier == "disk"]
+        return held, below, over
 
     async def _until(self, session: str) -> int:
         return self._store.now_ms() + await SessionEnds(self._bus).left_ms(session)
-
-    async def _bring(self, keys: list[PageKey]) -> None:
-        """Ask the disk for the pages that only the disk has; the next round pins them."""
-        for first in range(0, len(keys), _AT_ONCE):
-            some = keys[first : first + _AT_ONCE]
-            where = await self._store.where(some)
-            below = [key for key, tier in zip(some, where, strict=True) if tier == "disk"]
-            await self._store.recall(below)
 
 
 def _down() -> Unavailable:

@@ -14,6 +14,7 @@ from common.errors import SpillwayError
 from common.pages import keys as pages_names
 from common.pages.identity import PAGE, Owner, owner_id
 from common.pages.keys import PARTITIONS, PageKey
+from common.pages.pins import PagePins
 from common.pages.store import PageStore
 from common.registry.sessions import Sessions
 from common.wire.sessions import SessionRecord, SessionWork
@@ -23,7 +24,7 @@ from services.kv_store.pages.session_pins import SessionPins
 from services.kv_store.sessions.session_store import SessionStore
 from tests.integration.kv_store.test_limits import _quick  # noqa: F401 - a fixture
 from tests.integration.kv_store.test_page_eraser import pages, session, store  # noqa: F401 - a fixture
-from tests.integration.kv_store.test_pages import DISK, put_all, running
+from tests.integration.kv_store.test_pages import DISK, TTL_S, put_all, running
 from tests.support.waiting import until
 
 TENANT = owner_id("t")
@@ -90,6 +91,42 @@ async def test_a_pinned_session_outlasts_a_flood(
         assert await pinned(store) == set()
         await put_all(store, pages([4] * (300 * PAGE)))
         await until(lambda: anywhere(store, keys, "disk"))
+
+
+@pytest.mark.parametrize("place", ["valkey"], indirect=True)
+async def test_pages_that_are_not_in_redis_take_room_too(
+    bus: Bus,
+    store: PageStore,  # noqa: F811
+    limits: Limits,
+    tmp_path: Path,
+) -> None:
+    """A session beyond its tenant's limit is refused when what does not fit is on disk, too, or nowhere."""
+    tokens = [1] * (20 * PAGE)
+    record, mine = await session(bus, [tokens]), pages(tokens)
+    keys = [key for key, _ in mine]
+    pins = SessionPins(bus, store, limits)
+    for key, value in mine:
+        assert await store.put(key, value, TTL_S, TENANT) == "stored"
+    limits.now = {TENANT: 60_000}
+    async with running(PageKeeper(store, tmp_path, DISK, limits)):
+        await until(lambda: within(store, keys, 54_000))
+        with pytest.raises(
+            SpillwayError, match=r"take \d+ bytes more than the 54000 that can still"
+        ):
+            await asked(bus, pins, "pin", record)
+        below = zip(keys, await store.where(keys), strict=True)
+        await store.drop([key for key, tier in below if tier == "disk"])
+        with pytest.raises(
+            SpillwayError, match=r"take \d+ bytes more than the 54000 that can still"
+        ):
+            await asked(bus, pins, "pin", record)
+    assert await pinned(store) == set()
+
+
+async def within(store: PageStore, keys: list[PageKey], room: int) -> bool:  # noqa: F811
+    """Whether what Redis has of these fits in so many bytes, and some are on disk."""
+    sizes = await PagePins(store).sizes(keys)
+    return 0 < sum(sizes.values()) <= room and await anywhere(store, keys, "disk")
 
 
 async def all_pinned(pins: SessionPins, store: PageStore, keys: list[PageKey]) -> bool:  # noqa: F811
