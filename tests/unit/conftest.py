@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing.process
 import sys
 from collections.abc import Callable, Iterator
@@ -53,8 +54,9 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels() -> None:
-    """Build the kernels that this processor can run, where no earlier run has: no unit test calls the compiler."""
+def _built() -> None:
+    """Build kernels and the list of fonts where no earlier run has: no unit test calls the compiler or `fc-list`."""
+    importlib.import_module("matplotlib.font_manager")
     find(ENCODER)
     find(TRAVERSE)
     next(filter(None, map(find, DECODER)), None)
