@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,6 +109,7 @@ README = (
     "L2",
 )  # the rows that the README may quote, the product's own case first
 CLAIM = ("measured", "model", "against", "how", "the part that came out worst", "machine")
+_SOME = re.compile(r"\d+ of \d+ cells were measured.*")
 _WHERE = "[docs/benchmarks.md](docs/benchmarks.md)"
 NO_CLAIM = (
     f"How fast it is beside llama.cpp's server, vLLM, infinity and pgvector stands in {_WHERE}, losses included. Most\n"
@@ -146,10 +148,14 @@ def _machine(found: Found) -> str:
 
 
 def worst(figures: Sequence[Figure], found: Found) -> str:
-    """Return the first figure whose verdict is the row's lowest; where no figure has it, the verdict's name."""
+    """Return the first figure whose verdict is the row's lowest; where no figure has it, the verdict's name.
+
+    A row of which only some cells were measured says so.
+    """
     level = lowest(found)
+    some = "".join(f"; {note.rstrip('.')}" for note in found["notes"] if _SOME.fullmatch(note))
     for figure in figures:
         if not figure.met or found["met"].get(figure.met, "-") == level:
-            return f"{figure.what}: {figure.told(found)[0]}"
+            return f"{figure.what}: {figure.told(found)[0]}{some}"
     named: str = next(what for what, word in found["met"].items() if word == level)
-    return named
+    return f"{named}{some}"

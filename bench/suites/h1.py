@@ -119,7 +119,8 @@ def _notes(options: BenchOptions, kept: ChatKept) -> list[str]:
     measured = kept.cells.values()
     notes = [rounds, count, sides, reading]
     if len(measured) < len(cells()):
-        notes.append(f"{len(measured)} of {len(cells())} cells were measured.")
+        names = sorted({f"{cell.model} {cell.kind}" for cell in cells() if cell.name in kept.cells})
+        notes.append(f"{len(measured)} of {len(cells())} cells were measured: {', '.join(names)}.")
     if compared := sum(found.compared for found in measured):
         alike = sum(found.alike for found in measured) / compared
         notes.append(f"{alike:.1%} of {compared} answers began with llama.cpp's token.")

@@ -190,6 +190,9 @@ def test_overview_shows_the_part_that_came_out_worst() -> None:
     assert overview.cells(line, figures, unknown, stale=True)[5:7] == [
         "(c)", "missed, not complete, **stale**",
     ]  # fmt: skip
+    some = {**worst, "notes": ["Rounds turn.", "3 of 51 cells were measured: M bf16."]}
+    said = overview.cells(line, figures, some, stale=False)[5]
+    assert said == "(b): it is 1.5; 3 of 51 cells were measured: M bf16"
 
 
 @pytest.mark.parametrize(
