@@ -16,7 +16,7 @@ _EMBED = (*_ENCODER, "engine/device.py", "services/adapters/encode", *_MESH)
 _DECODER = ("engine/decoder", "engine/models/decoders", "engine/kernels/decoder")
 _CHAT = (*_DECODER, "engine/device.py", "services/adapters/generate", *_MESH)
 _PAGES = ("common/pages", "services/kv_store")
-_SEARCH = ("services/vector_search",)
+_SEARCH = ("services/vector_search", "common/transport")
 _COST = ("common/cost",)
 _ALL = (*_CHAT, *_EMBED, *_PAGES, *_SEARCH)
 

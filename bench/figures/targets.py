@@ -224,7 +224,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     _mesh(_SHAPES[0], 0, "≥ 0.85", "≥ 0.95"),
     _mesh(_SHAPES[1], 1, "≥ 0.85", "≥ 0.95"),
-    _mesh(_SHAPES[2], 2, "≥ 0.6", "≥ 0.75"),
+    _mesh(_SHAPES[2], 2, "≥ 0.6", "≥ 0.85"),
     *_added("nothing", 1.3, 5.0),
     *_added("pages moving", 2.0, 10.0),
     *_added("pages moving at 64 MB/s", 2.0, 10.0),

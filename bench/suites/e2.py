@@ -45,7 +45,7 @@ async def _run(body: Body, options: BenchOptions, folder: Path) -> None:
             used = ", ".join(f"{name} {after[name] - before[name]:.1f}" for name in after)
             body.notes.append(f"{shape.name}: CPU seconds of {used}.")
             body.samples[shape.name] = blocks.samples()
-            levels = (0.75, 0.6) if shape is SINGLE else (0.95, 0.85)
+            levels = (0.85, 0.6) if shape is SINGLE else (0.95, 0.85)
             body.met[shape.name] = stats.verdict(ratio, *levels)
     columns = ["a request", "against", "mesh texts/s", "alone texts/s", "ratio [95 %]"]
     columns += ["pairs (blocks dropped)", "load generator CPU s"]
