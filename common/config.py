@@ -132,6 +132,9 @@ class SearchConfig(Common, frozen=True):
     snapshot_bytes: Positive = 64 * 1024 * 1024
     audit_s: Seconds = 30.0
     replica: InstanceName = ""
+    # Where routers reach this process for searches; "none": by Redis only. The port 0 is any free one.
+    reads_host: str = "127.0.0.1"
+    reads_port: Port = 0
 
 
 class SupervisorConfig(PagesConfig, frozen=True):

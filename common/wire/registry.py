@@ -18,7 +18,8 @@ class WorkerRecord(Message, frozen=True):
     a twentieth of `slo_s`. Without a deadline of its own a request should end within `slo_s` (0: by its deadline).
     `depth_queries` is the depth in queries of the count policies. A `closed` worker serves its own lane only. `batches`
     and `tokens` count what it ran since its start, the fields after them tell of the last batch; they are as old as the
-    last heartbeat. `place` is where its process can be looked for.
+    last heartbeat. `place` is where its process can be looked for; calls reach it at `address` (host:port, "" for none)
+    with `token`, which no API shows.
     """
 
     worker: str
@@ -48,6 +49,8 @@ class WorkerRecord(Message, frozen=True):
     batch_tokens: int = 0
     batch_s: float = 0.0
     place: str = ""
+    address: str = ""
+    token: str = ""
 
 
 class Held(Message, frozen=True):

@@ -59,12 +59,29 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
 
 
-class SearchResult(Message, frozen=True, tag="search"):
-    """Hits of each query, best first; `path` says how they were found; `applied` is the shard's applied id."""
+_hits = msgspec.json.Decoder(list[Hit])
 
-    hits: list[list[Hit]]
+
+class SearchResult(Message, frozen=True, tag="search"):
+    """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
+
+    `path` says how they were found; `applied` is the shard's applied id.
+    """
+
+    shown: list[list[bytes]]
+    scores: list[list[float]]
     applied: str
     path: Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+
+    @property
+    def hits(self) -> list[list[Hit]]:
+        """The hits as values."""
+        return [decode_hits(row) for row in self.shown]
+
+
+def decode_hits(shown: Sequence[bytes]) -> list[Hit]:
+    """Return the hits of one query from their JSON objects."""
+    return _hits.decode(b"[%b]" % b",".join(shown))
 
 
 class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):

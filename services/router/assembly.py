@@ -52,6 +52,7 @@ from services.router.mesh.monitor import MeshMonitor
 from services.router.mesh.snapshot import MeshSnapshot
 from services.router.responses.answer_sources import AnswerSources
 from services.router.responses.results import ResultWriter
+from services.router.shard_reads import ShardReads
 from services.router.text.pool import TextPool
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.planned_jobs import PlannedJobs
@@ -74,6 +75,7 @@ class Core(NamedTuple):
     pool: TextPool
     depths: LaneDepths
     pages: PageStore | None
+    reads: ShardReads
 
 
 class RouterProcess(NamedTuple):
@@ -157,6 +159,8 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
     policy, queue = LanePolicy(config.admission, latency), AdmissionQueue(notifications)
     admission = AdmissionController(bus, notifications, quotas, policy, queue, store, orphans)
     runner = RequestRunner(bus, notifications, quotas, admission, store, orphans)
+    reads = ShardReads(bus)
+    stack.push_async_callback(reads.close)
     pages = PageStore.of(config, bus.clock)
     if pages is not None:
         stack.push_async_callback(pages.close)
@@ -172,6 +176,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         pool,
         LaneDepths(),
         pages,
+        reads,
     )
 
 
@@ -252,6 +257,7 @@ def _collection_apis(
             planned,
             replies,
             writes,
+            core.reads,
         ),
         DocumentsApi(receiver, records, pool, replies, writes),
         DocumentWritesApi(

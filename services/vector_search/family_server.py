@@ -23,6 +23,7 @@ from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
 from services.vector_search.query_batch import MAX_QUERIES
 from services.vector_search.query_loop import QueryLoop
+from services.vector_search.read_server import ReadServer
 from services.vector_search.shard import Shard
 from services.vector_search.shard_manager import ShardManager
 
@@ -60,6 +61,7 @@ class FamilyServer:
         pool: Executor,
         *,
         threads: int,
+        reads: ReadServer,
         begun: Callable[[], None],
     ) -> None:
         self.family = family
@@ -69,6 +71,7 @@ class FamilyServer:
         self._shards = shards
         self._pool = pool
         self._threads = threads
+        self._reads = reads
         self._begun = begun
         self._started_ms = bus.clock.now_ms()
         self._costs = SearchCosts()
@@ -157,6 +160,8 @@ class FamilyServer:
                 started_ms=self._started_ms,
                 pid=os.getpid(),
                 service="vector_search",
+                address=self._reads.address,
+                token=self._reads.token,
             )
         )
 

@@ -1,16 +1,33 @@
-"""The hits behind found labels, from a cache or the database."""
+"""The hits behind found labels, from a cache or the database, each as the JSON object that a client gets."""
 
 from __future__ import annotations
 
-import sys
 import threading
+from typing import Any, NamedTuple
+
+import msgspec
 
 from common.wire.search import Hit, SearchWork
 from services.vector_search.documents import Documents
 from services.vector_search.index.index import Neighbours
 
 _CACHE_BYTES = 32 * 1024 * 1024
-_HIT_BYTES = 400
+_HIT_BYTES = 300
+
+
+class HitRows(NamedTuple):
+    """The hits of each query as JSON objects, their scores, and whether every found label still exists."""
+
+    shown: list[list[bytes]]
+    scores: list[list[float]]
+    complete: bool
+
+
+class _Around(NamedTuple):
+    """The JSON of a hit before its score and after it."""
+
+    before: str
+    after: str
 
 
 class HitCache:
@@ -21,11 +38,11 @@ class HitCache:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._lock = threading.Lock()
-        self._kept: dict[int, Hit] = {}  # by label and what of it is shown
+        self._kept: dict[int, _Around] = {}  # by label and what of it is shown
         self._bytes = 0
 
-    def of(self, found: Neighbours, work: SearchWork) -> tuple[bool, list[list[Hit]]]:
-        """Return whether every found label still exists, and the hits of those that do, per query."""
+    def of(self, found: Neighbours, work: SearchWork) -> HitRows:
+        """Return the hits of the found labels that still exist, per query."""
         how = 2 * work.with_text + work.with_metadata
         labels, scores = found.labels, found.scores
         if work.min_score is not None:
@@ -35,7 +52,7 @@ class HitCache:
         keys = [(4 * row + how).tolist() for row in labels]
         near_rows = [row.tolist() for row in scores]
         try:
-            return True, _shown(self._kept, keys, near_rows)
+            return HitRows(_shown(self._kept, keys, near_rows), near_rows, complete=True)
         except KeyError:
             known = self._look_up({key for row in keys for key in row}, work, how)
         complete = True
@@ -44,9 +61,9 @@ class HitCache:
             for place in reversed(gone):
                 complete = False
                 del row[place], near_row[place]
-        return complete, _shown(known, keys, near_rows)
+        return HitRows(_shown(known, keys, near_rows), near_rows, complete=complete)
 
-    def _look_up(self, keys: set[int], work: SearchWork, how: int) -> dict[int, Hit]:
+    def _look_up(self, keys: set[int], work: SearchWork, how: int) -> dict[int, _Around]:
         kept = self._kept
         known = {key: hit for key in keys if (hit := kept.get(key)) is not None}
         if len(known) < len(keys):
@@ -54,12 +71,12 @@ class HitCache:
             found = self._documents.hits(
                 missing, with_text=work.with_text, with_metadata=work.with_metadata
             )
-            read = {4 * label + how: hit for label, hit in found.items()}
+            read = {4 * label + how: _around(hit) for label, hit in found.items()}
             known |= read
             self._keep(read)
         return known
 
-    def _keep(self, read: dict[int, Hit]) -> None:
+    def _keep(self, read: dict[int, _Around]) -> None:
         with self._lock:
             for key, hit in read.items():
                 if key not in self._kept:
@@ -71,18 +88,33 @@ class HitCache:
 
 
 def _shown(
-    known: dict[int, Hit], keys: list[list[int]], scores: list[list[float]]
-) -> list[list[Hit]]:
-    """Return the hits of each query with its own scores; KeyError if one is not known."""
+    known: dict[int, _Around], keys: list[list[int]], scores: list[list[float]]
+) -> list[list[bytes]]:
+    """Return the JSON of each query's hits with its own scores; KeyError if one is not known."""
     return [
         [
-            Hit(hit.id, score, hit.chunk, hit.start, hit.end, hit.text, hit.metadata)
-            for hit, score in zip(map(known.__getitem__, row), near, strict=True)
+            f"{before}{score!r}{after}".encode()
+            for (before, after), score in zip(map(known.__getitem__, row), near, strict=True)
         ]
         for row, near in zip(keys, scores, strict=True)
     ]
 
 
-def _size(hit: Hit) -> int:
-    metadata = 0 if hit.metadata is None else 4 * len(str(hit.metadata))
-    return _HIT_BYTES + metadata + (sys.getsizeof(hit.text) if hit.text is not None else 0)
+class _After(msgspec.Struct, gc=False):
+    chunk: int
+    start: int
+    end: int
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _around(hit: Hit) -> _Around:
+    text = msgspec.UNSET if hit.text is None else hit.text
+    metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
+    after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata)).decode()
+    name = msgspec.json.encode(hit.id).decode()
+    return _Around(f'{{"id":{name},"score":', f",{after[1:]}")
+
+
+def _size(hit: _Around) -> int:
+    return _HIT_BYTES + len(hit.before) + len(hit.after)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from common import log
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.results import Result
-from common.wire.search import DocumentsWork, SearchResult, SearchWork
+from common.wire.search import DocumentsWork, SearchWork
 from common.worker.leases import Lease
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
@@ -22,8 +22,32 @@ _AT_ONCE = 2  # batches of one shard: one computes while the next is made
 _log = log.get("vector_search")
 
 
+class Query(Protocol):
+    """Work that waits for a thread, and its shard; those of one `key` may run as one, one of None runs alone."""
+
+    @property
+    def work(self) -> SearchWork | DocumentsWork:
+        """The work."""
+
+    @property
+    def handle(self) -> ShardHandle:
+        """The shard that is asked."""
+
+    @property
+    def key(self) -> bytes | None:
+        """What queries that may run as one have in common."""
+
+    @property
+    def items(self) -> int:
+        """How many queries the work holds."""
+
+    @property
+    def generation(self) -> int:
+        """Of the worker that took it."""
+
+
 class SearchJob(NamedTuple):
-    """A leased job with its decoded work and its shard; jobs of one `key` may run as one, a job of None alone."""
+    """A leased job with its decoded work and its shard."""
 
     lease: Lease
     work: SearchWork | DocumentsWork
@@ -31,19 +55,31 @@ class SearchJob(NamedTuple):
     handle: ShardHandle
     key: bytes | None
 
+    @property
+    def items(self) -> int:
+        """How many queries the job holds."""
+        return self.lease.items
 
-class QueryQueue:
-    """The jobs that wait for a thread, and how many batches of each shard run."""
+
+Q = TypeVar("Q", bound=Query)
+
+
+class QueryQueue(Generic[Q]):
+    """The queries that wait for a thread, and how many batches of each shard run."""
 
     def __init__(self) -> None:
-        self._pending: list[SearchJob] = []
+        self._pending: list[Q] = []
         self._running: Counter[ShardHandle] = Counter()
 
-    def add(self, job: SearchJob) -> None:
+    def __len__(self) -> int:
+        """Queries' works that wait."""
+        return len(self._pending)
+
+    def add(self, job: Q) -> None:
         """Queue a job behind all others."""
         self._pending.append(job)
 
-    def take(self, generation: int) -> list[SearchJob]:
+    def take(self, generation: int) -> list[Q]:
         """Return the oldest jobs that can run as one: searches that ask alike, or one read of documents.
 
         Jobs of a shard that has as many batches running as it may wait, and others go before them. Jobs of another
@@ -55,22 +91,22 @@ class QueryQueue:
         if first is None:
             return []
         queries = 0
-        batch: list[SearchJob] = []
-        rest: list[SearchJob] = []
+        batch: list[Q] = []
+        rest: list[Q] = []
         for job in held:
             fits = job is first or (
                 first.key is not None
                 and job.key == first.key
                 and job.handle is first.handle
-                and queries + job.lease.items <= MAX_QUERIES
+                and queries + job.items <= MAX_QUERIES
             )
             (batch if fits else rest).append(job)
-            queries += job.lease.items if fits else 0
+            queries += job.items if fits else 0
         self._pending = rest
         self._running[first.handle] += 1
         return batch
 
-    def done(self, batch: Sequence[SearchJob]) -> None:
+    def done(self, batch: Sequence[Q]) -> None:
         """End a batch: jobs that waited for its shard may run."""
         handle = batch[0].handle
         self._running[handle] -= 1
@@ -132,7 +168,9 @@ def _together(shard: Shard, works: list[SearchWork]) -> list[Result | SpillwayEr
     outcomes: list[Result | SpillwayError] = []
     at = 0
     for work in works:
-        hits = found.hits[at : at + len(work.vectors) // size]
-        outcomes.append(SearchResult(hits=hits, applied=found.applied, path=found.path))
-        at += len(hits)
+        end = at + len(work.vectors) // size
+        outcomes.append(
+            msgspec.structs.replace(found, shown=found.shown[at:end], scores=found.scores[at:end])
+        )
+        at = end
     return outcomes

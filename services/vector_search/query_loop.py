@@ -59,7 +59,7 @@ class QueryLoop:
         self._pool = pool
         self._clock = clock
         self._runners = max(_RUNNERS, threads + 1)
-        self._queue = QueryQueue()
+        self._queue = QueryQueue[SearchJob]()
         self._parked = 0  # jobs that wait for their shard
         self._waiting: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()

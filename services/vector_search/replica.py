@@ -16,6 +16,7 @@ from common.tasks import stop_or_end, wait
 from services.vector_search.applier import Applier
 from services.vector_search.family_server import FamilyServer
 from services.vector_search.maintenance import ShardMaintenance
+from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
@@ -72,6 +73,7 @@ class Replica:
             applied=self._maintenance.wake,
             caught_up=self._check_ready,
         )
+        self._reads = ReadServer(self._shards, self._searchers, bus.clock)
         self._servers = [
             FamilyServer(
                 family,
@@ -80,6 +82,7 @@ class Replica:
                 self._shards,
                 self._searchers,
                 threads=threads,
+                reads=self._reads,
                 begun=self._check_ready,
             )
             for family in bus.writes.search_families()
@@ -88,6 +91,8 @@ class Replica:
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping`, then drain; an unexpected error of any part ends it."""
         loop = asyncio.get_running_loop()
+        if self._config.reads_host != "none":
+            await self._reads.start(self._config.reads_host, self._config.reads_port)
         parts = [
             ("registry", self._follow(stopping)),
             ("writes", self._applier.run()),
@@ -123,6 +128,7 @@ class Replica:
                 _log.warning("start_waits_for_bus", attempt=attempt)
 
     async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
+        await self._reads.drain(self._config.drain_s)
         _, late = await asyncio.wait(tasks, timeout=self._config.drain_s)
         for task in late:
             task.cancel()

@@ -18,7 +18,7 @@ from common.config import SearchConfig
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.message import BadMessage, decode
 from common.wire.registry import CollectionRecord
-from common.wire.search import DocumentsResult, DocumentsWork, Hit, SearchResult, SearchWork, Write
+from common.wire.search import DocumentsResult, DocumentsWork, SearchResult, SearchWork, Write
 from services.vector_search import metrics, snapshot
 from services.vector_search.documents import Documents
 from services.vector_search.filter_masks import FilterMasks
@@ -212,7 +212,6 @@ class Shard:
         """Search with one or many queries; `applied` of the result is a state the hits include."""
         queries = self._queries(work)
         condition = Filter(work.filter) if work.filter else None
-        hits: list[list[Hit]] = []
         for attempt in range(_ATTEMPTS):
             applied = self.applied
             wanted = self._masks.get(condition) if condition else None
@@ -220,13 +219,13 @@ class Shard:
                 found = self._index.search(
                     queries, work.k, wanted=wanted, ef=work.ef, exactly=work.exact
                 )
-            complete, hits = self._hits.of(found, work)
-            if complete:
+            rows = self._hits.of(found, work)
+            if rows.complete:
                 break
             if attempt + 1 < _ATTEMPTS:
                 with self._publishing:  # a found chunk is gone: wait until the index knows, too
                     continue
-        return SearchResult(hits=hits, applied=applied, path=found.path)
+        return SearchResult(shown=rows.shown, scores=rows.scores, applied=applied, path=found.path)
 
     def _queries(self, work: SearchWork) -> Floats:
         size = self.record.dimension * 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ from services.router.admission.queue import AdmissionQueue
 from services.router.admission.refusals import refusal, retry_after
 from services.router.admission.request_store import RequestStore
 
+T = TypeVar("T")
 OWN_S = 3600.0  # the value of running a workflow on the router that accepted its request
 
 
@@ -91,6 +93,42 @@ class AdmissionController:
         if caller.resume_s > 0:
             await self._orphans.hold(request, caller.resume_s, caller.deadline_ms)
         return request, subscription
+
+    async def read(
+        self,
+        caller: RequestContext,
+        family: Family,
+        request: str,
+        ask: Callable[[], Awaitable[T | None]],
+    ) -> T | None:
+        """Charge a pure read of a family, which is no job, and return what `ask` gives; None costs nothing."""
+        if caller.key is None:
+            found = await ask()
+        else:
+            found = await self._charged_read(caller, caller.key, request, ask)
+        if found is not None:
+            self._used[family] = self._bus.clock.monotonic()
+            metrics.ADMITTED.labels(lane_label(family, "call")).inc()
+        return found
+
+    async def _charged_read(
+        self,
+        caller: RequestContext,
+        key: ApiKey,
+        request: str,
+        ask: Callable[[], Awaitable[T | None]],
+    ) -> T | None:
+        charge = await self._charge(caller, key, request, 0)
+        try:
+            found = await ask()
+        except BaseException:
+            self._bus.supervisor.spawn(self._quotas.leave(key, request), "end a read")
+            raise
+        if found is None:
+            await self._quotas.refund(charge)
+        else:
+            self._bus.supervisor.spawn(self._quotas.leave(key, request), "end a read")
+        return found
 
     async def attach(self, caller: RequestContext) -> str | None:
         """Return the known request of the caller's idempotency key, or None; Conflict (409) for another body.

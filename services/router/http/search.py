@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
+from typing import cast
 
+import msgspec
 from aiohttp import web
 
 from common.bus.writes import Writes
+from common.ids import job_id, ulid
 from common.wire.registry import CollectionRecord
-from common.wire.workflows import ResponseOptions, SearchPlan
+from common.wire.results import EmbedResult
+from common.wire.search import SearchResult
+from common.wire.workflows import ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.controller import AdmissionController
-from services.router.admission.job_spec import JobSpec
-from services.router.admission.policy import SEARCH_CLASSES
+from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.cards import Cards
-from services.router.http.job_replies import JobReplies
+from services.router.http.job_replies import JobReplies, noted
 from services.router.http.parcel_limits import ParcelLimits
-from services.router.http.receiver import MODEL, Receiver
+from services.router.http.receiver import MODEL, REQUEST_ID, Receiver
 from services.router.http.records import TenantRecords
+from services.router.http.replies import reply
 from services.router.mesh.lane_depths import LaneDepths
+from services.router.responses import json_bodies
+from services.router.shard_reads import ShardReads
 from services.router.text import collections
 from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
+from services.router.text.requests import Parcel, parcels_of
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
 from services.router.workflows.planned_jobs import PlannedJobs
-from services.router.workflows.search import QUERIES_AT_ONCE, search_parcels
+from services.router.workflows.search import (
+    QUERIES_AT_ONCE,
+    merged,
+    search_parcels,
+    search_work,
+)
 
 _INLINE_NUMBERS = 2048
 _INLINE_BYTES = 1 << 20
 
 
 class SearchApi:
-    """Searches a collection: vectors on one shard by one job, all else by a workflow that embeds and searches."""
+    """Searches a collection: straight from its shards where only the caller waits for that, else by jobs.
+
+    By jobs, vectors on one shard are one job; all else is a workflow that embeds and searches.
+    """
 
     def __init__(
         self,
@@ -44,11 +62,14 @@ class SearchApi:
         planned: PlannedJobs,
         replies: JobReplies,
         searches: Writes,
+        reads: ShardReads,
     ) -> None:
         self._receiver, self._records = receiver, records
         self._limits, self._depths = limits, depths
         self._cards, self._pool, self._admission = cards, pool, admission
         self._planned, self._replies, self._searches = planned, replies, searches
+        self._reads = reads
+        self._turns = itertools.count(1)  # requests go round the partitions
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
@@ -73,6 +94,10 @@ class SearchApi:
         if ask.tokens:
             checked_encoder(record, await self._cards.specs())
         options = ResponseOptions(kind="search", model=record.model or "", many=ask.many)
+        if caller.attached:
+            ask, found = await self._read(request, caller, record, ask)
+            if found is not None:
+                return reply(json_bodies.search(options, request[REQUEST_ID], found))
         family = self._searches.search_family(record.id)
         most, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
         if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
@@ -85,6 +110,56 @@ class SearchApi:
         tokens = sum(map(len, ask.tokens))
         spec = self._planned.spec(caller.tenant, "search", plan, options, tokens)
         return await self._replies.reply(request, caller, spec)
+
+    async def _read(
+        self,
+        request: web.Request,
+        caller: RequestContext,
+        record: CollectionRecord,
+        ask: SearchRequest,
+    ) -> tuple[SearchRequest, SearchResult | None]:
+        """Return the result of a search by calls, None where that has to go by jobs, and the search with its vectors.
+
+        A client that leaves takes the search with it, and nobody asks for its outcome later.
+        """
+        family = self._searches.search_family(record.id)
+        if ask.count > QUERIES_AT_ONCE or not await self._reads.ready(family, ask.count):
+            return ask, None
+        if ask.tokens:
+            parcels = await self._parcels(record, ask)
+            if len(parcels) > 1:
+                return ask, None
+            vectors = await self._embedded(request, caller, record, parcels[0])
+            ask = msgspec.structs.replace(ask, tokens=[], vectors=vectors)
+            caller = msgspec.structs.replace(caller, key=None)  # the key has been charged
+        else:
+            noted(request, job_id(family, ulid()))  # of a job's form, though there is none
+        works = [search_work(record, ask, ask.vectors, s) for s in range(record.shards)]
+
+        async def found() -> list[SearchResult] | None:
+            return await self._reads.search(family, works, ask.count, caller.deadline_ms)
+
+        name = request[REQUEST_ID]
+        results = await self._admission.read(caller, family, name, found)
+        if results is None:
+            return ask, None
+        return ask, merged([[result] for result in results], ask.k)
+
+    async def _parcels(self, record: CollectionRecord, ask: SearchRequest) -> list[Parcel]:
+        """Return the jobs that embed a search's questions."""
+        spec = checked_encoder(record, await self._cards.specs())
+        return parcels_of(spec, ask.tokens, await self._limits.encoders())
+
+    async def _embedded(
+        self, request: web.Request, caller: RequestContext, record: CollectionRecord, parcel: Parcel
+    ) -> bytes:
+        """Return the float32 rows of one parcel of questions."""
+        model = record.model or ""
+        family = await self._cards.family(model, request.remote or "", next(self._turns))
+        options = ResponseOptions(kind="embed", model=model, tokens=parcel.tokens)
+        spec = JobSpec(family, EMBED_CLASSES, parcel, options, parcel.tokens)
+        result = await self._replies.fetch(request, caller, spec)
+        return cast("EmbedResult", result).vectors
 
     async def _spec(self, record: CollectionRecord) -> Spec | None:
         """Return the encoder's spec for tokenizing; one that does not match is refused once the body is known."""

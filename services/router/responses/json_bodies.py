@@ -11,11 +11,8 @@ from typing import Any
 import msgspec
 
 from common.wire.results import ScoreResult
-from common.wire.search import DocumentsResult, Hit, StoredDocument
+from common.wire.search import DocumentsResult, SearchResult, StoredDocument
 from common.wire.workflows import ResponseOptions
-
-# Writing so many hits takes less time than handing them to another process.
-INLINE_HITS = 10_000
 
 
 def truncated(row: bytes, dimensions: int) -> array[float]:
@@ -74,39 +71,15 @@ def rerank(options: ResponseOptions, request: str, results: Sequence[ScoreResult
     )
 
 
-def search(
-    options: ResponseOptions, request: str, hits: Sequence[Sequence[Hit]], path: str, applied: str
-) -> bytes:
-    """Return the JSON of a search reply: one list of hits, or one per query."""
-    shown = [[_hit(hit) for hit in row] for row in hits]
-    data: Any = (
-        [{"index": i, "data": row} for i, row in enumerate(shown)]
-        if options.many
-        else shown[0]
-        if shown
-        else []
-    )
-    return msgspec.json.encode(
-        {"object": "list", "data": data, "path": path, "applied": applied, "request_id": request}
-    )
-
-
-class _Shown(msgspec.Struct, gc=False):
-    id: str
-    score: float
-    chunk: int
-    start: int
-    end: int
-    text: str | msgspec.UnsetType = msgspec.UNSET
-    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-def _hit(hit: Hit) -> _Shown:
-    if hit.text is None and hit.metadata is None:
-        return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end)
-    text = msgspec.UNSET if hit.text is None else hit.text
-    metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
-    return _Shown(hit.id, hit.score, hit.chunk, hit.start, hit.end, text, metadata)
+def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes:
+    """Return the JSON of a search reply: one list of hits, or one per query. The hits come as JSON from their shard."""
+    rows = [b",".join(row) for row in found.shown]
+    if options.many:
+        data = b",".join(b'{"index":%d,"data":[%b]}' % pair for pair in enumerate(rows))
+    else:
+        data = rows[0] if rows else b""
+    tail = {"path": found.path, "applied": found.applied, "request_id": request}
+    return b'{"object":"list","data":[%b],%b' % (data, msgspec.json.encode(tail)[1:])
 
 
 def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dict[str, Any]:

@@ -51,9 +51,7 @@ class ResultWriter:
             scores = [cast("ScoreResult", part) for part in results]
             return json_bodies.rerank(options, request, scores)
         if isinstance(first, SearchResult):
-            hits, path, applied = first.hits, first.path, first.applied
-            found = partial(json_bodies.search, options, request, hits, path, applied)
-            return await run(found, inline=sum(map(len, hits)) <= json_bodies.INLINE_HITS)
+            return json_bodies.search(options, request, first)
         if isinstance(first, DocumentsResult):
             size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in first.documents)
             shown = partial(json_bodies.documents, options, first)
@@ -75,7 +73,7 @@ def _default_options(request: str, result: Result) -> ResponseOptions:
     name = family_of(request).name
     model = name.split(".", 1)[1] if "." in name else name
     tokens: Any = getattr(result, "tokens", 0)
-    many = isinstance(result, SearchResult) and len(result.hits) != 1
+    many = isinstance(result, SearchResult) and len(result.shown) != 1
     return ResponseOptions(
         kind=name.split(".", maxsplit=1)[0], model=model, tokens=tokens, many=many
     )

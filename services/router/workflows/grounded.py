@@ -53,8 +53,8 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
         events = await workflow.context.bus.jobs.log(workflow.request)
         progress = latest_grounded_progress(events)
     if progress is None:
-        found, _, _ = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
-        progress = GroundedProgress(job, await _generate(workflow, plan, job, found))
+        found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
+        progress = GroundedProgress(job, await _generate(workflow, plan, job, found.hits))
         workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
     result_of(await workflow.context.notifications.end(progress.job, workflow.deadline_ms))

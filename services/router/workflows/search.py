@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from functools import partial
 from typing import cast
 
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import Hit, SearchResult, SearchWork
+from common.wire.search import SearchResult, SearchWork
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
@@ -52,21 +51,40 @@ def search_parcels(
     ]
 
 
-def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> tuple[list[list[Hit]], str, str]:
-    """Return each query's best k hits over all shards, the path that found them, and the applied ids."""
-    per_shard = [[row for result in results for row in result.hits] for results in shards]
-    path, applied = shards[0][0].path, ",".join(results[-1].applied for results in shards)
-    if len(per_shard) == 1:
-        return per_shard[0], path, applied
-    rows = zip(*per_shard, strict=True)
+def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
+    """Return the best k hits of each query over all shards, the first shard's path, and all shards' applied ids."""
+    shown = [[row for result in results for row in result.shown] for results in shards]
+    scores = [[row for result in results for row in result.scores] for results in shards]
+    first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)
+    if len(shards) == 1:
+        return SearchResult(shown=shown[0], scores=scores[0], applied=applied, path=first.path)
     best = [
-        heapq.nlargest(k, (hit for row in row_set for hit in row), key=_score) for row_set in rows
+        _best(per_shard, near, k)
+        for per_shard, near in zip(zip(*shown, strict=True), zip(*scores, strict=True), strict=True)
     ]
-    return best, path, applied
+    return SearchResult(
+        shown=[row for row, _ in best],
+        scores=[row for _, row in best],
+        applied=applied,
+        path=first.path,
+    )
 
 
-def _score(hit: Hit) -> float:
-    return hit.score
+def _best(
+    shown: Sequence[Sequence[bytes]], scores: Sequence[Sequence[float]], k: int
+) -> tuple[list[bytes], list[float]]:
+    """Return one query's best k hits of all shards and their scores; of equal ones the first shard's go first."""
+    every = [
+        pair
+        for row, near in zip(shown, scores, strict=True)
+        for pair in zip(row, near, strict=True)
+    ]
+    chosen = heapq.nlargest(k, every, key=_score)
+    return [hit for hit, _ in chosen], [score for _, score in chosen]
+
+
+def _score(pair: tuple[bytes, float]) -> float:
+    return pair[1]
 
 
 async def find(
@@ -75,8 +93,8 @@ async def find(
     ask: SearchRequest,
     parcel: tuple[int, int],
     queries: int,
-) -> tuple[list[list[Hit]], str, str]:
-    """Embed questions that are texts, search every shard, merge; return hits by query, the path, the applied ids."""
+) -> SearchResult:
+    """Embed questions that are texts, search every shard, and return the merged hits."""
     vectors = ask.vectors
     if ask.tokens:
         vectors = await embed(
@@ -93,8 +111,6 @@ async def find(
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:
     """Find the hits of a search, and write its response body."""
     ask = plan.ask
-    hits, path, applied = await find(workflow, plan.collection, ask, plan.parcel, plan.queries)
+    found = await find(workflow, plan.collection, ask, plan.parcel, plan.queries)
     view = ResponseOptions(kind="search", many=ask.many)
-    render = partial(json_bodies.search, view, workflow.request, hits, path, applied)
-    body = await workflow.context.pool.run(render, inline=ask.count * ask.k <= 1000)
-    return RequestResult(body=body)
+    return RequestResult(body=json_bodies.search(view, workflow.request, found))

@@ -151,6 +151,9 @@ def test_ports_are_the_configs(cluster: list[Object]) -> None:
         if name == "router":
             wanted["http"] = config.port
             assert (config.host, config.keys) == ("0.0.0.0", "on")
+        if name == "vector-search":
+            wanted["reads"] = config.reads_port
+            assert config.reads_host == "0.0.0.0"
 
         assert {port["name"]: port["containerPort"] for port in container["ports"]} == wanted
         assert config.health_host == "0.0.0.0"

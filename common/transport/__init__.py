@@ -1,0 +1,1 @@
+"""Bytes between two processes that know each other by the registry, past Redis."""

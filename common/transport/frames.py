@@ -1,0 +1,73 @@
+"""Frames: the bytes of calls between two processes over TCP, many at once on one connection.
+
+A frame is a head of 13 bytes (length of what follows the head, number of the call, milliseconds left, kind, all
+little-endian) and a payload. A caller begins with a HELLO frame that holds the token of the process it means to reach;
+the server answers with one, or closes: an address may have passed to another process since it was published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from common import log
+
+HEAD = struct.Struct("<IIIB")
+MAX_PAYLOAD = 9 * 1024 * 1024  # an encoded message, and what an error adds
+MAX_HELLO = 64
+HELLO, CALL, RESULT, ERROR = range(4)
+_log = log.get("transport")
+
+
+class BadFrame(ValueError):
+    """Bytes that are no frame of ours."""
+
+
+def frame(kind: int, call: int, payload: bytes, left_ms: int = 0) -> bytes:
+    """Return the bytes of one frame; ValueError for a payload that is too large."""
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(
+            f"a payload of {len(payload)} bytes: at most {MAX_PAYLOAD} fit into a frame"
+        )
+    return HEAD.pack(len(payload), call, left_ms, kind) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, and hands each to `take(kind, call, left_ms, payload)`.
+
+    A payload may have `most` bytes: a stranger's hello few, so that nobody makes a server keep more.
+    """
+
+    def __init__(
+        self, take: Callable[[int, int, int, bytes], None], most: int = MAX_PAYLOAD
+    ) -> None:
+        self.most = most
+        self._take = take
+        self._kept = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take note of the next bytes; BadFrame if they cannot be a frame."""
+        self._kept += data
+        at, size = 0, len(self._kept)
+        while size - at >= HEAD.size:
+            length, call, left_ms, kind = HEAD.unpack_from(self._kept, at)
+            if length > self.most or kind > ERROR:
+                raise BadFrame(f"a frame of kind {kind} and {length} bytes")
+            end = at + HEAD.size + length
+            if end > size:
+                break
+            payload = bytes(memoryview(self._kept)[at + HEAD.size : end])
+            at = end
+            self._take(kind, call, left_ms, payload)
+        if at:
+            del self._kept[:at]
+
+    def feed_from(self, transport: asyncio.Transport | None, data: bytes) -> None:
+        """Take note of the next bytes of a connection, and end the connection if they cannot be a frame."""
+        try:
+            self.feed(data)
+        except BadFrame as error:
+            _log.warning("bad_frame", why=str(error))
+            if transport is not None:
+                transport.abort()

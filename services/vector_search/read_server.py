@@ -1,0 +1,225 @@
+"""Searches that routers send straight to this process, past Redis: pure reads, which a router may ask again elsewhere.
+
+A call holds an encoded SearchWork. Calls that arrive together run as one batch; a batch that is predicted to be short
+runs on the event loop, since handing it to a thread would take longer than the search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from common import log
+from common.clock import Clock
+from common.errors import ConfigError, DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
+from common.tasks import in_pool
+from common.transport.call_server import Call, CallServer
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage, encode
+from common.wire.results import Result, error_event
+from common.wire.search import DocumentsWork, SearchWork
+from services.vector_search.query_batch import QueryQueue, alike, execute
+from services.vector_search.shard_handle import ShardHandle
+from services.vector_search.shard_manager import ShardManager
+
+MOST_QUERIES = 4096  # that wait or run; more go by the lanes, where admission counts them
+QUICK_S = 0.001  # a batch predicted to take less runs on the event loop
+_AFTER_S = 10.0
+_WEIGHT = 0.1  # of the newest batch in what a query of a shard is taken to cost
+_log = log.get("vector_search")
+
+
+class Read(NamedTuple):
+    """A call with its decoded work and its shard."""
+
+    call: Call
+    work: SearchWork | DocumentsWork
+    handle: ShardHandle
+    key: bytes | None
+    items: int
+    generation: int = 0
+
+
+class ReadServer:
+    """Answers calls of routers from the open shards of this process; computing of any length runs on `pool`."""
+
+    def __init__(self, shards: ShardManager, pool: Executor, clock: Clock) -> None:
+        self._shards, self._pool, self._clock = shards, pool, clock
+        self._queue = QueryQueue[Read]()
+        self._server = CallServer(self._take)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held = 0
+        self._due = False  # whether `_start` has been scheduled
+        self._draining = False
+        self._query_s = WeakKeyDictionary[ShardHandle, float]()
+        self.address = ""  # host:port, once it listens
+
+    @property
+    def token(self) -> str:
+        """What a caller must know to be answered."""
+        return self._server.token
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; ConfigError if the address cannot be used. A wildcard is published as this machine's own address."""
+        try:
+            found, chosen = await self._server.start(host, port)
+            if ipaddress.ip_address(found).is_unspecified:
+                found = socket.gethostbyname(socket.gethostname())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"SPILLWAY_READS_HOST is {host!r}, SPILLWAY_READS_PORT is {port}: {error}; expected an address of "
+                "this machine and a free port, or the host none"
+            ) from error
+        self.address = f"{found}:{chosen}"
+
+    async def drain(self, drain_s: float) -> None:
+        """Refuse new calls, end those that run within `drain_s`, and close every connection."""
+        self._draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=drain_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.close()
+
+    # -- calls
+
+    def _take(self, call: Call) -> None:
+        try:
+            if self._draining or self._held >= MOST_QUERIES:
+                raise Unavailable("this process takes no more calls now")
+            work = _decoded(call)
+        except SpillwayError as error:
+            _fail(call, error)
+            return
+        handle = self._shards.handles.get((work.collection, work.shard))
+        if handle is None or work.after is not None:
+            self._spawn(self._prepare(call, work))
+        else:
+            self._add(call, work, handle)
+
+    async def _prepare(self, call: Call, work: SearchWork | DocumentsWork) -> None:
+        """Queue a call once its shard is open and has applied as much as the work asks for."""
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                handle = await self._shards.find(work.collection, work.shard)
+                if work.after is not None:
+                    await handle.reach(work.after, _AFTER_S)
+        except SpillwayError as error:
+            _fail(call, error)
+        except TimeoutError:
+            _fail(call, DeadlineExceeded("the deadline passed before the shard was ready"))
+        except Exception as error:  # noqa: BLE001 - the caller hears of it, and no other is touched
+            _log.exception("shard_not_found", collection=work.collection, shard=work.shard)
+            why = f"the collection could not be looked up: {type(error).__name__}"
+            _fail(call, Unavailable(why, code="search_failed"))
+        else:
+            self._add(call, work, handle)
+
+    def _add(self, call: Call, work: SearchWork | DocumentsWork, handle: ShardHandle) -> None:
+        items = 1
+        if isinstance(work, SearchWork) and handle.shard is not None:
+            items = max(1, len(work.vectors) // (4 * handle.shard.record.dimension))
+        self._held += items
+        self._queue.add(Read(call, work, handle, alike(work), items))
+        if not self._due:  # what arrives in the same turn of the loop becomes one batch
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    # -- batches
+
+    def _start(self) -> None:
+        self._due = False
+        while batch := self._queue.take(0):
+            batch = self._in_time(batch)
+            if not batch:
+                continue
+            if self._predicted_s(batch) <= QUICK_S:
+                self._end(batch, *self._executed(batch))
+            else:
+                self._spawn(self._run(batch))
+
+    def _in_time(self, batch: list[Read]) -> list[Read]:
+        """Refuse calls whose deadline has passed; return the others."""
+        now = asyncio.get_running_loop().time()
+        late = [read for read in batch if read.call.deadline <= now]
+        if not late:
+            return batch
+        kept = [read for read in batch if read.call.deadline > now]
+        if not kept:
+            self._queue.done(batch)
+        for read in late:
+            self._held -= read.items
+            _fail(read.call, DeadlineExceeded("the deadline passed in the queue"))
+        return kept
+
+    def _predicted_s(self, batch: Sequence[Read]) -> float:
+        """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
+        work = batch[0].work
+        plain = isinstance(work, SearchWork) and not (work.filter or work.exact or work.ef)
+        if not plain or batch[0].handle not in self._query_s:
+            return 1.0
+        return self._query_s[batch[0].handle] * sum(read.items for read in batch)
+
+    async def _run(self, batch: list[Read]) -> None:
+        try:
+            outcomes, took_s = await in_pool(self._pool, self._executed, batch)
+        except BaseException:
+            self._queue.done(batch)
+            self._held -= sum(read.items for read in batch)
+            raise
+        self._end(batch, outcomes, took_s)
+        self._start()
+
+    def _executed(self, batch: Sequence[Read]) -> tuple[list[Result | SpillwayError], float]:
+        """Return a batch's outcomes and the seconds that they took, without the way to a thread."""
+        began_s = self._clock.perf_s()
+        outcomes = execute(batch[0].handle, [read.work for read in batch])
+        return outcomes, self._clock.perf_s() - began_s
+
+    def _end(
+        self, batch: Sequence[Read], outcomes: Sequence[Result | SpillwayError], took_s: float
+    ) -> None:
+        handle = batch[0].handle
+        self._queue.done(batch)
+        items = sum(read.items for read in batch)
+        self._held -= items
+        known = self._query_s.get(handle, took_s / items)
+        self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
+        for read, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, SpillwayError):
+                _fail(read.call, outcome)
+                continue
+            try:
+                read.call.reply(encode(outcome))
+            except ValueError:  # larger than a message may be: the lanes say how to ask for less
+                _fail(read.call, Unavailable("the result is too large for a call"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("read_failed", exc_info=error)
+
+
+def _decoded(call: Call) -> SearchWork | DocumentsWork:
+    try:
+        work = decode_work(call.payload)
+    except BadMessage as error:
+        raise InvalidRequest(str(error)) from error
+    if not isinstance(work, SearchWork | DocumentsWork):
+        raise InvalidRequest(f"{type(work).__name__} in a call; expected a search")
+    return work
+
+
+def _fail(call: Call, error: SpillwayError) -> None:
+    call.fail(encode(error_event(0, "error", error)))
