@@ -94,7 +94,7 @@ async def test_dead_letters(bus: Bus, capsys: pytest.CaptureFixture[str]) -> Non
     assert "model_error: it broke" in shown
     assert "Traceback: line 1" in shown
 
-    replay = asyncio.create_task(command("replay", job, "--timeout", "20"))
+    replay = asyncio.create_task(command("replay", job, "--timeout", "120"))
     states: list[Any] = []
     while not replay.done():
         for lease in await consumer.reader.read(10, 100):
@@ -102,7 +102,8 @@ async def test_dead_letters(bus: Bus, capsys: pytest.CaptureFixture[str]) -> Non
             result = EmbedResult(dimension=1, vectors=b"\0\0\0\0", tokens=1)
             await consumer.outbox.finish(lease, result)
     assert (await replay)[0] == 0
-    assert [state.replay_of for state in states] == [job]
+    assert states  # more than one where a slow machine lost the lease, and read the job again
+    assert {state.replay_of for state in states if state is not None} == {job}
     assert (await command("list"))[1] == "no dead letters\n"
     await consumer.drain()
     await consumer.stop()
