@@ -17,6 +17,7 @@ class SearchWork(Message, frozen=True, tag="search"):
     """Search one shard with `len(vectors) / (4 * dimension)` queries at once.
 
     `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
+    `trace` is the traceparent of a search that is no job, since a job's record holds its own.
     """
 
     collection: str
@@ -30,6 +31,7 @@ class SearchWork(Message, frozen=True, tag="search"):
     exact: bool = False
     after: str | None = None
     shard: int = 0
+    trace: str = ""
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from common import log
+from msgspec.structs import replace
+
+from common import log, tracing
 from common.bus import Bus
 from common.cost.online import Lateness
 from common.errors import DeadlineExceeded
@@ -54,11 +56,13 @@ class ShardReads:
             return None
         clock = self._bus.clock
         left_ms = deadline_ms - clock.now_ms()
-        payloads = [encode(work) for work in works]
         began_s = clock.monotonic()
         try:
-            async with asyncio.timeout(left_ms / 1000):
-                found = await self._asked(clients, payloads, left_ms)
+            with tracing.span("search", "client"):
+                trace = tracing.traceparent(tracing.current())
+                payloads = [encode(replace(work, trace=trace)) for work in works]
+                async with asyncio.timeout(left_ms / 1000):
+                    found = await self._asked(clients, payloads, left_ms)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the result") from error
         if found is not None:

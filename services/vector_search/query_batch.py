@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from common import log
-from common.errors import InvalidRequest, SpillwayError, Unavailable
+from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage
 from common.wire.results import Result
 from common.wire.search import DocumentsWork, SearchWork
 from common.worker.leases import Lease
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
 from services.vector_search.shard_handle import ShardHandle
+from services.vector_search.shard_manager import ShardManager
 
 MAX_QUERIES = 256
+AFTER_S = 10.0
 _AT_ONCE = 2  # batches of one shard: one computes while the next is made
 _log = log.get("vector_search")
 
@@ -40,10 +45,6 @@ class Query(Protocol):
     @property
     def items(self) -> int:
         """How many queries the work holds."""
-
-    @property
-    def generation(self) -> int:
-        """Of the worker that took it."""
 
 
 class SearchJob(NamedTuple):
@@ -71,23 +72,22 @@ class QueryQueue(Generic[Q]):
         self._pending: list[Q] = []
         self._running: Counter[ShardHandle] = Counter()
 
-    def __len__(self) -> int:
-        """Queries' works that wait."""
-        return len(self._pending)
-
     def add(self, job: Q) -> None:
         """Queue a job behind all others."""
         self._pending.append(job)
 
-    def take(self, generation: int) -> list[Q]:
+    def keep(self, wanted: Callable[[Q], bool]) -> None:
+        """Drop the jobs that are not `wanted`, as their leases are lost."""
+        self._pending = [job for job in self._pending if wanted(job)]
+
+    def take(self) -> list[Q]:
         """Return the oldest jobs that can run as one: searches that ask alike, or one read of documents.
 
-        Jobs of a shard that has as many batches running as it may wait, and others go before them. Jobs of another
-        generation are dropped: their leases are lost. `done` ends the batch.
+        Jobs of a shard that has as many batches running as it may wait, and others go before them. `done` ends the
+        batch.
         """
-        held = [job for job in self._pending if job.generation == generation]
+        held = self._pending
         first = next((job for job in held if self._running[job.handle] < _AT_ONCE), None)
-        self._pending = held
         if first is None:
             return []
         queries = 0
@@ -119,11 +119,39 @@ class QueryQueue(Generic[Q]):
         return self._running.total()
 
 
+def decoded(payload: bytes) -> SearchWork | DocumentsWork:
+    """Return the work of a job or of a call; InvalidRequest if that is no work of a search lane."""
+    try:
+        work = decode_work(payload)
+    except BadMessage as error:
+        raise InvalidRequest(str(error)) from error
+    if not isinstance(work, SearchWork | DocumentsWork):
+        raise InvalidRequest(f"{type(work).__name__} on a search lane; expected a search")
+    return work
+
+
+async def opened(
+    shards: ShardManager, work: SearchWork | DocumentsWork, left_s: float
+) -> ShardHandle:
+    """Return the shard of a work once that is open and has applied as much as the work asks for.
+
+    Raises NotFound, Unavailable (`not_applied` after AFTER_S), or DeadlineExceeded after `left_s`.
+    """
+    try:
+        async with asyncio.timeout(left_s):
+            handle = await shards.find(work.collection, work.shard)
+            if work.after is not None:
+                await handle.reach(work.after, AFTER_S)
+    except TimeoutError as error:
+        raise DeadlineExceeded("the deadline passed before the shard was ready") from error
+    return handle
+
+
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:
     """Return the key of searches that may run as one batch; None for work that runs alone."""
     if isinstance(work, DocumentsWork):
         return None
-    return msgspec.msgpack.encode(msgspec.structs.replace(work, vectors=b"", after=None))
+    return msgspec.msgpack.encode(msgspec.structs.replace(work, vectors=b"", after=None, trace=""))
 
 
 def execute(

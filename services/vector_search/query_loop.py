@@ -11,28 +11,25 @@ from typing import Any
 from common import log
 from common.bus import BusDown
 from common.clock import Clock
-from common.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    SpillwayError,
-    TooLarge,
-    Unavailable,
-)
+from common.errors import DeadlineExceeded, SpillwayError, TooLarge, Unavailable
 from common.tasks import cancel, in_pool, stop_or_end, wait
-from common.wire.jobs import decode_work
-from common.wire.message import BadMessage
 from common.wire.results import Result
 from common.wire.search import DocumentsWork, SearchWork
 from common.worker.leases import Lease
 from common.worker.worker import Worker
-from services.vector_search.query_batch import QueryQueue, SearchJob, alike, execute
-from services.vector_search.shard_handle import ShardHandle
+from services.vector_search.query_batch import (
+    QueryQueue,
+    SearchJob,
+    alike,
+    decoded,
+    execute,
+    opened,
+)
 from services.vector_search.shard_manager import ShardManager
 
 MAX_JOBS = 128
 MOST_HELD = 1024  # with those whose shard is not open yet, or has not applied as much as they ask
 _RUNNERS = 2
-_AFTER_S = 10.0
 _PREDICTED_S = 1.0
 _WAIT_S = 1.0
 _ASK_FIRST_S = 0.05
@@ -113,7 +110,7 @@ class QueryLoop:
         try:
             if lease.deadline_ms <= self._clock.now_ms():
                 raise DeadlineExceeded("the deadline passed in the queue")
-            work = _decoded(lease)
+            work = decoded(lease.payload)
         except SpillwayError as error:
             self._spawn(lease, self._refuse(lease, error))
             return
@@ -130,7 +127,8 @@ class QueryLoop:
         """Queue a job once its shard is open and has applied as much as it asks for."""
         self._parked += 1
         try:
-            handle = await self._shard_of(lease, work)
+            left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
+            handle = await opened(self._shards, work, left_s)
         except SpillwayError as error:
             await self._refuse(lease, error)
             return
@@ -147,20 +145,6 @@ class QueryLoop:
     def _add(self, job: SearchJob) -> None:
         self._queue.add(job)
         self._arrived.set()
-
-    async def _shard_of(self, lease: Lease, work: SearchWork | DocumentsWork) -> ShardHandle:
-        left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
-        try:
-            async with asyncio.timeout(left_s):
-                handle = await self._shards.find(work.collection, work.shard)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                "the deadline passed while the collection was being opened"
-            ) from error
-        if work.after is not None:
-            left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
-            await handle.reach(work.after, min(left_s, _AFTER_S))
-        return handle
 
     def _spawn(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
         """Run what one job waits for in a task; after an unexpected error the job is delivered again."""
@@ -179,7 +163,8 @@ class QueryLoop:
 
     async def _work(self) -> None:
         while not self._stopping:
-            batch = self._queue.take(self.worker.generation)
+            self._queue.keep(self._is_held)
+            batch = self._queue.take()
             if not batch:
                 self._arrived.clear()
                 await wait(self._arrived, _WAIT_S)
@@ -193,6 +178,9 @@ class QueryLoop:
                 if not self._queue.running:
                     self.worker.incarnation.heartbeat.idle()
                 self._room.set()
+
+    def _is_held(self, job: SearchJob) -> bool:
+        return job.generation == self.worker.generation
 
     async def _run(self, batch: list[SearchJob]) -> None:
         now_ms = self._clock.now_ms()
@@ -244,14 +232,3 @@ class QueryLoop:
             await self.worker.outbox.refuse(lease, error)
         except BusDown as down:
             _log.warning("result_lost", job=lease.job, error=str(down))
-
-
-def _decoded(lease: Lease) -> SearchWork | DocumentsWork:
-    """Return a lease's work; InvalidRequest if that is no work of a search lane."""
-    try:
-        work = decode_work(lease.payload)
-    except BadMessage as error:
-        raise InvalidRequest(str(error)) from error
-    if not isinstance(work, SearchWork | DocumentsWork):
-        raise InvalidRequest(f"{type(work).__name__} on a search lane; expected a search")
-    return work

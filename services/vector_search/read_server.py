@@ -14,35 +14,48 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from common import log
+from opentelemetry.trace import Span
+
+from common import log, tracing
 from common.clock import Clock
 from common.errors import ConfigError, DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
-from common.tasks import in_pool
+from common.tasks import cancel, in_pool
 from common.transport.call_server import Call, CallServer
-from common.wire.jobs import decode_work
-from common.wire.message import BadMessage, encode
+from common.wire.message import encode
 from common.wire.results import Result, error_event
-from common.wire.search import DocumentsWork, SearchWork
-from services.vector_search.query_batch import QueryQueue, alike, execute
+from common.wire.search import SearchWork
+from services.vector_search.query_batch import QueryQueue, alike, decoded, execute, opened
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
 MOST_QUERIES = 4096  # that wait or run; more go by the lanes, where admission counts them
 QUICK_S = 0.001  # a batch predicted to take less runs on the event loop
-_AFTER_S = 10.0
 _WEIGHT = 0.1  # of the newest batch in what a query of a shard is taken to cost
 _log = log.get("vector_search")
 
 
 class Read(NamedTuple):
-    """A call with its decoded work and its shard."""
+    """A call with its decoded work, its shard, and its span in the caller's trace."""
 
     call: Call
-    work: SearchWork | DocumentsWork
+    work: SearchWork
     handle: ShardHandle
     key: bytes | None
     items: int
-    generation: int = 0
+    span: Span
+
+    def reply(self, outcome: Result | SpillwayError) -> None:
+        """Answer with a result or an error."""
+        error = outcome if isinstance(outcome, SpillwayError) else None
+        if not isinstance(outcome, SpillwayError):
+            try:
+                self.call.reply(encode(outcome))
+            except ValueError:  # larger than a message may be: the lanes say how to ask for less
+                error = Unavailable("the result is too large for a call")
+        if error is not None:
+            _fail(self.call, error)
+            tracing.fail(self.span, error.code)
+        self.span.end()
 
 
 class ReadServer:
@@ -82,9 +95,7 @@ class ReadServer:
         self._draining = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=drain_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         await self._server.close()
 
     # -- calls
@@ -93,7 +104,9 @@ class ReadServer:
         try:
             if self._draining or self._held >= MOST_QUERIES:
                 raise Unavailable("this process takes no more calls now")
-            work = _decoded(call)
+            work = decoded(call.payload)
+            if not isinstance(work, SearchWork):
+                raise InvalidRequest("documents are read by jobs; expected a search")
         except SpillwayError as error:
             _fail(call, error)
             return
@@ -103,17 +116,13 @@ class ReadServer:
         else:
             self._add(call, work, handle)
 
-    async def _prepare(self, call: Call, work: SearchWork | DocumentsWork) -> None:
+    async def _prepare(self, call: Call, work: SearchWork) -> None:
         """Queue a call once its shard is open and has applied as much as the work asks for."""
+        left_s = call.deadline - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(call.deadline):
-                handle = await self._shards.find(work.collection, work.shard)
-                if work.after is not None:
-                    await handle.reach(work.after, _AFTER_S)
+            handle = await opened(self._shards, work, left_s)
         except SpillwayError as error:
             _fail(call, error)
-        except TimeoutError:
-            _fail(call, DeadlineExceeded("the deadline passed before the shard was ready"))
         except Exception as error:  # noqa: BLE001 - the caller hears of it, and no other is touched
             _log.exception("shard_not_found", collection=work.collection, shard=work.shard)
             why = f"the collection could not be looked up: {type(error).__name__}"
@@ -121,12 +130,16 @@ class ReadServer:
         else:
             self._add(call, work, handle)
 
-    def _add(self, call: Call, work: SearchWork | DocumentsWork, handle: ShardHandle) -> None:
+    def _add(self, call: Call, work: SearchWork, handle: ShardHandle) -> None:
         items = 1
-        if isinstance(work, SearchWork) and handle.shard is not None:
+        if handle.shard is not None:
             items = max(1, len(work.vectors) // (4 * handle.shard.record.dimension))
         self._held += items
-        self._queue.add(Read(call, work, handle, alike(work), items))
+        span: Span = tracing.NONE
+        if tracing.on():
+            told = {"spillway.queries": items, "spillway.shard": work.shard}
+            span = tracing.start("search", "server", tracing.remote(work.trace), attributes=told)
+        self._queue.add(Read(call, work, handle, alike(work), items, span))
         if not self._due:  # what arrives in the same turn of the loop becomes one batch
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
@@ -135,7 +148,7 @@ class ReadServer:
 
     def _start(self) -> None:
         self._due = False
-        while batch := self._queue.take(0):
+        while batch := self._queue.take():
             batch = self._in_time(batch)
             if not batch:
                 continue
@@ -155,14 +168,13 @@ class ReadServer:
             self._queue.done(batch)
         for read in late:
             self._held -= read.items
-            _fail(read.call, DeadlineExceeded("the deadline passed in the queue"))
+            read.reply(DeadlineExceeded("the deadline passed in the queue"))
         return kept
 
     def _predicted_s(self, batch: Sequence[Read]) -> float:
         """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
         work = batch[0].work
-        plain = isinstance(work, SearchWork) and not (work.filter or work.exact or work.ef)
-        if not plain or batch[0].handle not in self._query_s:
+        if work.filter or work.exact or work.ef or batch[0].handle not in self._query_s:
             return 1.0
         return self._query_s[batch[0].handle] * sum(read.items for read in batch)
 
@@ -192,13 +204,7 @@ class ReadServer:
         known = self._query_s.get(handle, took_s / items)
         self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
         for read, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, SpillwayError):
-                _fail(read.call, outcome)
-                continue
-            try:
-                read.call.reply(encode(outcome))
-            except ValueError:  # larger than a message may be: the lanes say how to ask for less
-                _fail(read.call, Unavailable("the result is too large for a call"))
+            read.reply(outcome)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -209,16 +215,6 @@ class ReadServer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("read_failed", exc_info=error)
-
-
-def _decoded(call: Call) -> SearchWork | DocumentsWork:
-    try:
-        work = decode_work(call.payload)
-    except BadMessage as error:
-        raise InvalidRequest(str(error)) from error
-    if not isinstance(work, SearchWork | DocumentsWork):
-        raise InvalidRequest(f"{type(work).__name__} in a call; expected a search")
-    return work
 
 
 def _fail(call: Call, error: SpillwayError) -> None:

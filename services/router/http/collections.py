@@ -147,6 +147,7 @@ class CollectionsApi:
         """Delete a collection with everything in it."""
         record = await self._records.collection(request)
         await self._collections.remove(record)
+        self._records.forget_collection(record)
         await drop_shards(self._bus, record, f"drop-{record.id}", self._admission.router)
         return reply_json({"object": "collection", "name": record.name, "deleted": True})
 

@@ -14,6 +14,9 @@ from common.wire.sessions import SessionRecord
 from services.router.admission.request_store import RequestStore
 from services.router.http.receiver import MODEL, TENANT
 
+RECENT_S = 0.1
+_MOST_RECENT = 1024
+
 
 class TenantRecords:
     """Finds the record that a request's path names; NotFound if its tenant has none of that name."""
@@ -21,6 +24,8 @@ class TenantRecords:
     def __init__(self, bus: Bus, store: RequestStore) -> None:
         self._collections, self._sessions = Collections(bus), Sessions(bus)
         self._claims, self._store = Idempotency(bus), store
+        self._clock = bus.clock
+        self._recent: dict[tuple[str, str], tuple[float, CollectionRecord]] = {}
 
     async def collection(self, request: web.Request) -> CollectionRecord:
         """Return the collection of a path's `name`; NotFound `collection_not_found`."""
@@ -31,6 +36,26 @@ class TenantRecords:
         if record is None:
             raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
         return record
+
+    async def recent_collection(self, request: web.Request) -> CollectionRecord:
+        """Return the collection of a path's `name` as it was at most RECENT_S ago; NotFound `collection_not_found`.
+
+        One that another router has replaced or deleted since is refused by its shards: the caller then looks again.
+        """
+        name = request[TENANT], request.match_info["name"]
+        now = self._clock.monotonic()
+        at, record = self._recent.get(name, (0.0, None))
+        if record is not None and now - at <= RECENT_S:
+            return record
+        record = await self.collection(request)
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        self._recent[name] = now, record
+        return record
+
+    def forget_collection(self, record: CollectionRecord) -> None:
+        """Look a collection up again, as this router has just changed it."""
+        self._recent.pop((record.tenant, record.name), None)
 
     async def session(self, request: web.Request, *, deleted: bool = False) -> SessionRecord:
         """Return the session of a path's `id`, with `deleted` also one marked so; NotFound `session_not_found`."""

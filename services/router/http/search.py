@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from common.bus.writes import Writes
+from common.errors import NotFound
 from common.ids import job_id, ulid
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
@@ -77,9 +78,28 @@ class SearchApi:
 
     async def create(self, request: web.Request) -> web.Response:
         """Search for the queries of a request."""
-        record = await self._records.collection(request)
+        record = await self._records.recent_collection(request)
         raw = await self._receiver.body(request)
         caller = self._receiver.context(request, raw)
+        if (
+            not caller.attached
+        ):  # its outcome is kept, so it must not be that of a former collection
+            record = await self._records.collection(request)
+        try:
+            return await self._searched(request, caller, record, raw)
+        except NotFound as error:
+            if error.code != "collection_not_found":
+                raise
+            found = await self._records.collection(request)
+            if found.id == record.id:
+                raise
+        self._records.forget_collection(record)
+        return await self._searched(request, caller, found, raw)
+
+    async def _searched(
+        self, request: web.Request, caller: RequestContext, record: CollectionRecord, raw: bytes
+    ) -> web.Response:
+        """Search a collection for the queries of a body."""
         request[MODEL] = record.model or ""
         call = partial(
             collections.search,

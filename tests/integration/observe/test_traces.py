@@ -121,6 +121,30 @@ async def test_a_grounded_answer_is_one_trace(mesh: Traced, http: aiohttp.Client
     assert not any(SECRET.split()[1].encode() in raw for raw in mesh.collector.raw)
 
 
+async def test_a_search_by_a_call_is_in_the_trace(
+    mesh: Traced, http: aiohttp.ClientSession
+) -> None:
+    """A search that goes straight to its process has a span at both ends of the call."""
+    await post(http, {"name": "calls", "model": None, "dimension": 4}, "/v1/collections")
+    rows = [{"id": f"d{n}", "vector": [n, 1, 0, 0]} for n in range(5)]
+    await post(http, {"documents": rows}, "/v1/collections/calls/documents")
+    async with asyncio.timeout(60):
+        while True:  # the first searches go by jobs, until the router has reached the process
+            client = Client()
+            query = {"vector": [1, 1, 0, 0], "k": 2}
+            await post(http, query, "/v1/collections/calls/search", **client.header)
+            spans = await asyncio.to_thread(
+                mesh.collector.trace, client.trace, enough=lambda s: len(s) >= 3
+            )
+            if ("vector_search", "server", "search") in tree(spans):
+                break
+    assert tree(spans) == {
+        ("router", "server", "POST /v1/collections/{name}/search"): "",
+        ("router", "client", "search"): "POST /v1/collections/{name}/search",
+        ("vector_search", "server", "search"): "search",
+    }
+
+
 async def test_a_batch_is_linked_to_its_jobs(mesh: Traced, http: aiohttp.ClientSession) -> None:
     """Jobs computed together share one span, under the first of them and linked to all."""
     clients = [Client() for _ in range(40)]

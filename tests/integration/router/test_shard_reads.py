@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ import pytest
 from common.bus import Bus
 from common.ids import ulid
 from common.registry.collections import Collections
+from common.wire.search import Write
 from tests.integration.router.test_collections import call
 from tests.support.mesh import Mesh
 from tests.support.waiting import until
@@ -201,3 +203,41 @@ async def test_no_search_is_lost_with_its_process() -> None:
             assert done >= 60
     finally:
         mesh.close()
+
+
+async def test_a_collection_replaced_elsewhere_is_found(
+    mesh: Mesh, http: aiohttp.ClientSession, bus: Bus
+) -> None:
+    """A router that still has the record of a former collection looks again when the shards refuse it."""
+    calls = Calls(mesh)
+    async with collection(http, "replaced") as path:
+        await calls.search(http, path, {"vector": points(1)[0].tolist(), "k": 1})
+        for _ in range(5):
+            old = await Collections(bus).get("default", "replaced")
+            assert old is not None
+            fresh = msgspec.structs.replace(old, id=f"c{ulid()}")
+            body = {"vector": points(1)[0].tolist(), "k": K}
+            status, found = await call(http, "POST", f"{path}/search", body)  # now it is remembered
+            assert status == 200
+            assert await Collections(bus).replace(old, fresh)
+            await bus.writes.append(old.id, 0, Write("drop", 0, "r", drop=True))
+            await until(partial(gone, bus, old.id))
+            status, found = await call(http, "POST", f"{path}/search", body)
+            assert (status, found["data"]) == (200, [])
+
+
+async def gone(bus: Bus, collection: str) -> bool:
+    """Return whether every replica has dropped a collection's shard."""
+    return not await bus.writes.applied(collection, 0)
+
+
+async def test_a_deleted_collection_is_not_found_at_once(
+    mesh: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """The router that deletes a collection does not search it again, though it had its record a moment ago."""
+    body = {"vector": points(1)[0].tolist(), "k": 1}
+    for turn in range(5):
+        async with collection(http, f"brief{turn}") as path:
+            assert (await call(http, "POST", f"{path}/search", body))[0] == 200
+            assert (await call(http, "DELETE", path))[0] == 200
+            assert (await call(http, "POST", f"{path}/search", body))[0] == 404
