@@ -39,12 +39,12 @@ class IndexMaintenance:
         recall: RecallAudit,
         metric: Metric,
         *,
-        exact_below: int,
+        with_graph: bool,
         threads: int,
         clock: Clock,
     ) -> None:
         self._state, self._recall, self._metric = state, recall, metric
-        self._exact_below, self._threads, self._clock = exact_below, threads, clock
+        self._with_graph, self._threads, self._clock = with_graph, threads, clock
         self._closing = threading.Event()
         self._tuned_at = 0  # how many rows there were when ef was chosen
         self._slice = 4
@@ -64,7 +64,7 @@ class IndexMaintenance:
         rows, graph, indexed, _ = view
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
-        wants_graph = live >= self._exact_below
+        wants_graph = self._with_graph and live > 0
         behind = count - indexed
         if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
             return self._rebuild(wants_graph)

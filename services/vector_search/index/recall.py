@@ -31,6 +31,12 @@ class RecallAudit:
         place = self._place = (self._place + 1) % max(len(queries), 1)
         self._recent.append(queries[place : place + 1])
 
+    @property
+    def recent(self) -> Floats:
+        """The queries that are remembered, the latest last."""
+        kept = list(self._recent)
+        return np.vstack(kept) if kept else np.zeros((0, 0), np.float32)
+
     def renew(self) -> None:
         """Have the next graph audited as soon as enough queries have come."""
         self._audited = False
