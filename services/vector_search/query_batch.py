@@ -11,11 +11,12 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from common import log
+from common.clock import Clock
 from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Result
-from common.wire.search import DocumentsWork, SearchReport, SearchWork
+from common.wire.search import DocumentsWork, SearchReport, SearchResult, SearchWork
 from common.worker.leases import Lease
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
@@ -168,9 +169,10 @@ def alike(work: SearchWork | DocumentsWork) -> bytes | None:
     )
 
 
-def spent_s(batch: Sequence[Query], now_s: float) -> float:
-    """Return the most seconds that have passed of the time budget of any query of a batch."""
-    return max(
+def run(batch: Sequence[Query], clock: Clock) -> list[Result | SpillwayError]:
+    """Run one batch on this thread; what has passed of the time budgets by now is taken off them."""
+    now_s = clock.perf_s()
+    spent_s = max(
         (
             now_s - query.arrived_s + query.work.spent_ms / 1000
             for query in batch
@@ -178,6 +180,12 @@ def spent_s(batch: Sequence[Query], now_s: float) -> float:
         ),
         default=0.0,
     )
+    outcomes = execute(batch[0].handle, [query.work for query in batch], spent_s)
+    for outcome in outcomes:
+        report = outcome.report if isinstance(outcome, SearchResult) else None
+        if report is not None and report.budget_ms:
+            metrics.BUDGET_RATIO.observe(report.took_ms / report.budget_ms)
+    return outcomes
 
 
 def reported(report: SearchReport | None, work: SearchWork) -> SearchReport | None:

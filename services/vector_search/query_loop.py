@@ -22,9 +22,8 @@ from services.vector_search.query_batch import (
     SearchJob,
     alike,
     decoded,
-    execute,
     opened,
-    spent_s,
+    run,
 )
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
@@ -201,10 +200,7 @@ class QueryLoop:
             return
         began_s = self._clock.perf_s()
         span = self.worker.leases.spans.batch(job.lease for job in batch)
-        works = [job.work for job in batch]
-        outcomes = await in_pool(
-            self._pool, execute, batch[0].handle, works, spent_s(batch, began_s)
-        )
+        outcomes = await in_pool(self._pool, run, batch, self._clock)
         span.end()
         took_s = self._clock.perf_s() - began_s
         self.worker.incarnation.heartbeat.idle()

@@ -24,14 +24,7 @@ from common.transport.call_server import Call, CallServer
 from common.wire.message import encode
 from common.wire.results import Result, error_event
 from common.wire.search import SearchWork
-from services.vector_search.query_batch import (
-    QueryQueue,
-    alike,
-    decoded,
-    execute,
-    opened,
-    spent_s,
-)
+from services.vector_search.query_batch import QueryQueue, alike, decoded, opened, run
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
@@ -201,8 +194,7 @@ class ReadServer:
     def _executed(self, batch: Sequence[Read]) -> tuple[list[Result | SpillwayError], float]:
         """Return a batch's outcomes and the seconds that they took, without the way to a thread."""
         began_s = self._clock.perf_s()
-        works = [read.work for read in batch]
-        outcomes = execute(batch[0].handle, works, spent_s(batch, began_s))
+        outcomes = run(batch, self._clock)
         return outcomes, self._clock.perf_s() - began_s
 
     def _end(

@@ -124,11 +124,14 @@ async def find(
     queries: int,
 ) -> SearchResult:
     """Embed questions that are texts, search every shard, and return the merged hits."""
-    vectors = ask.vectors
+    vectors, clock = ask.vectors, workflow.context.bus.clock
     if ask.tokens:
+        began_s = clock.perf_s()
         vectors = await embed(
             workflow, "embed", await encoder_of(workflow, record), ask.tokens, parcel
         )
+        spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
+        ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
     family = workflow.context.bus.writes.search_family(record.id)
     per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
