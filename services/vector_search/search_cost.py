@@ -16,6 +16,8 @@ _QUANTILE = 0.995
 _WINDOW = 1000
 # What a prediction may be off by before searches have told: half of itself.
 _FIRST_SHARE, _FIRST_S = 0.5, 10.0
+# How fast predictions follow a machine that others slow down for a while: the weight of what was known.
+_QUICK = 0.9
 # A fit is solved anew after so many searches, as solving takes longer than some of them.
 _SOLVE_EVERY = 16
 
@@ -45,6 +47,7 @@ def largest_fitting(
 class SearchCost:
     """Seconds of a batch by its plan: linear in the factors of the plan's path, re-fitted from searches as they end.
 
+    A fit follows the machine over many searches; while these take longer than it says, predictions do so by as much.
     What predictions may be off by is learned as seconds and as a share of the prediction; the smaller one counts, so
     that a pause of the machine does not weigh on long searches, nor their spread on short ones. Any thread may call.
     """
@@ -52,6 +55,7 @@ class SearchCost:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fits: dict[Path, OnlineFit] = {}
+        self._slowness = 1.0  # measured over fitted seconds of the latest searches
         self._late = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_S)
         self._share = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_SHARE)
 
@@ -65,12 +69,14 @@ class SearchCost:
             for path, measured in by_path.items()
         }
         with self._lock:
-            self._fits = fits
+            self._fits, self._slowness = fits, 1.0
 
     def seconds(self, plan: SearchPlan) -> float:
         """Return what a batch is expected to take; infinity where nothing is known of its path."""
         fit = self._fits.get(plan.path)
-        return math.inf if fit is None else fit.seconds(plan.factors)
+        if fit is None:
+            return math.inf
+        return max(1.0, self._slowness) * fit.seconds(plan.factors)
 
     def at_most_s(self, plan: SearchPlan) -> float:
         """Return within what nearly every such batch ends."""
@@ -91,8 +97,9 @@ class SearchCost:
                 )
                 self._fits = {**self._fits, plan.path: first}
                 return
-            expected_s = fit.seconds(plan.factors)
-            fit.observe(plan.factors, seconds)
+            expected_s = max(1.0, self._slowness) * fit.seconds(plan.factors)
+            ratio = fit.observe(plan.factors, seconds)
+            self._slowness += (1 - _QUICK) * (min(max(ratio, 0.2), 5.0) - self._slowness)
             self._late.add(seconds - expected_s)
             if expected_s > 0:
                 self._share.add(seconds / expected_s - 1)

@@ -24,8 +24,14 @@ _PLAIN = (
 )
 _SECONDS, _MILLISECONDS = (1.6e9, 4e9), (1.6e12, 4e12)
 _HASHES = {"fingerprint": "<fingerprint>", "root": "<root>"}
-# Records whose times and positions have more or fewer digits; tokens whose pages were, or were not, fetched in time.
-_CHANCE = {"log_bytes": "<bytes>", "cached_tokens": "<tokens>"}
+# Records whose times and positions have more or fewer digits; tokens whose pages were, or were not, fetched in time;
+# what a search took, and was predicted to.
+_CHANCE = {
+    "log_bytes": "<bytes>",
+    "cached_tokens": "<tokens>",
+    "took_ms": "<milliseconds>",
+    "predicted_ms": "<milliseconds>",
+}
 
 
 class Plain:

@@ -38,12 +38,10 @@ def choose_kind(facts: IndexFacts) -> KindChoice:
     rows = f"{facts.live:,} live vectors of {facts.dimension:,} dimensions"
     if facts.recall_goal >= 1.0:
         return KindChoice("exact", f"{rows}: only comparing every one finds all true neighbours")
-    least = facts.exact_below if facts.now == "exact" else int(_SHRUNK * facts.exact_below)
-    if facts.live < max(least, 1):
-        return KindChoice(
-            "exact",
-            f"{rows}, fewer than {max(least, 1):,}: comparing every one is quick and always right",
-        )
+    limit = max(facts.exact_below, 1)
+    if facts.live < (limit if facts.now == "exact" else max(_SHRUNK * limit, 1)):
+        why = f"{rows}, fewer than {limit:,}: comparing every one is quick and always right"
+        return KindChoice("exact", why)
     if facts.now == "exact" and facts.room_bytes is not None:
         short = facts.graph_bytes - facts.room_bytes
         if short > 0:
@@ -52,9 +50,10 @@ def choose_kind(facts: IndexFacts) -> KindChoice:
                 f"{rows}: a graph needs {_size(facts.graph_bytes)} beside them, and the process has "
                 f"{_size(max(facts.room_bytes, 0))} left",
             )
+    many = "at least" if facts.live >= limit else "not far below"
     return KindChoice(
         "graph",
-        f"{rows}, at least {max(least, 1):,}: a graph finds {facts.recall_goal:.0%} of the true neighbours "
+        f"{rows}, {many} {limit:,}: a graph finds {facts.recall_goal:.0%} of the true neighbours "
         "and looks at few of the rows",
     )
 
