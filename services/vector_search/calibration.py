@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from common.clock import Clock
 from services.vector_search.index.index import Index
-from services.vector_search.index.port import Effort, Kind, SearchPlan
+from services.vector_search.index.port import Effort, Kind, Neighbours, SearchPlan
 from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.search_cost import SearchCost
 
-_K = 10
+TimedSearch = Callable[[Floats, Effort | None, Flags | None], tuple[Neighbours, float]]
+
 _BATCHES = (1, 16)
 # Filters let through these shares of the documents: one of them leaves few rows, the other many.
 _SHARES = (0.01, 0.5)
@@ -21,10 +23,13 @@ _GROWTH = 2.0
 
 
 class Calibration:
-    """Probes an index whenever it has changed its kind or doubled; one thread calls `keep`."""
+    """Probes an index whenever it has changed its kind or doubled; one thread calls `keep`.
 
-    def __init__(self, cost: SearchCost, clock: Clock) -> None:
-        self._cost, self._clock = cost, clock
+    `search` runs one batch as a search of the shard does, and returns the seconds it took.
+    """
+
+    def __init__(self, cost: SearchCost, search: TimedSearch) -> None:
+        self._cost, self._search = cost, search
         self._kind: Kind | None = None
         self._live = 0
 
@@ -42,24 +47,21 @@ class Calibration:
         probes: list[tuple[SearchPlan, float]] = []
         efforts = [rung.effort for rung in index.now.ladder()]
         for effort in {efforts[0]: 0, efforts[len(efforts) // 2]: 0, efforts[-1]: 0, "exact": 0}:
-            probes += self._probe(index, queries, effort, None)
+            probes += self._probe(queries, effort, None)
         for mask in wanted:
-            probes += self._probe(index, queries, None, mask)
+            probes += self._probe(queries, None, mask)
         self._cost.calibrate(probes)
 
     def _probe(
-        self, index: Index, queries: Floats, effort: Effort | None, wanted: Flags | None
+        self, queries: Floats, effort: Effort | None, wanted: Flags | None
     ) -> list[tuple[SearchPlan, float]]:
         """Return plans and the seconds they took, the better of two times each, unless that takes long."""
         measured: list[tuple[SearchPlan, float]] = []
         for count in _BATCHES:
             times: list[float] = []
             while len(times) < 2 and sum(times) < _LONG_S:
-                began_s = self._clock.perf_s()
-                found = index.now.search(
-                    queries[:count], _K, effort=effort, wanted=wanted, remember=False
-                )
-                times.append(max(self._clock.perf_s() - began_s, 1e-9))
+                found, seconds = self._search(queries[:count], effort, wanted)
+                times.append(max(seconds, 1e-9))
             if found.path == found.plan.path:
                 measured.append((found.plan, min(times)))
             if min(times) >= _LONG_S:

@@ -23,6 +23,7 @@ from common.wire.registry import CollectionRecord
 from common.wire.search import (
     DocumentsResult,
     DocumentsWork,
+    Effort,
     SearchReport,
     SearchResult,
     SearchWork,
@@ -36,7 +37,8 @@ from services.vector_search.filter_masks import FilterMasks
 from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
-from services.vector_search.index.rows import Floats, prepare
+from services.vector_search.index.port import Neighbours
+from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.storage_errors import is_full, reserve, storage_error
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
@@ -76,7 +78,7 @@ class Shard:
         self._batch: WriteBatch | None = None
         self._snapshot_rows = 0
         self._cost = SearchCost()
-        self._calibration = Calibration(self._cost, clock)
+        self._calibration = Calibration(self._cost, self._timed)
         self._searches = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -345,11 +347,19 @@ class Shard:
         """Return the seconds that one batch of that many searches takes, document lookups included."""
         rng = np.random.default_rng(queries)
         vectors = rng.standard_normal((queries, self.record.dimension)).astype(np.float32)
+        return self._timed(prepare(vectors, self.record.metric), None, None)[1]
+
+    def _timed(
+        self, queries: Floats, effort: Effort | None, wanted: Flags | None
+    ) -> tuple[Neighbours, float]:
+        """Search for ten of each query, document lookups included; return what was found and the seconds it took."""
         work = SearchWork(collection=self.record.id, vectors=b"", k=10)
         began_s = self._clock.perf_s()
-        found = self._index.search(prepare(vectors, self.record.metric), 10)
+        found = self._index.now.search(
+            queries, work.k, effort=effort, wanted=wanted, remember=False
+        )
         self._hits.of(found, work)
-        return self._clock.perf_s() - began_s
+        return found, self._clock.perf_s() - began_s
 
     # -- background, one thread
 
