@@ -50,6 +50,8 @@ class Plain:
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a JSON value without what chance gave it."""
+        if key in _CHANCE:
+            return _CHANCE[key]
         if isinstance(value, dict):
             return {self.text(name): self.value(item, name) for name, item in value.items()}
         if isinstance(value, list):
@@ -58,8 +60,6 @@ class Plain:
             return _HASHES.get(key) or self.text(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        if key in _CHANCE:
-            return _CHANCE[key]
         if _SECONDS[0] < value < _SECONDS[1] or _MILLISECONDS[0] < value < _MILLISECONDS[1]:
             return "<time>"
         return round(value, 3) if isinstance(value, float) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from cli.main import main
 from tests.support.mesh import Mesh
 
 DIMENSION, ROWS = 8, 10_200  # a graph is built for 10,000 rows and more
@@ -188,6 +190,33 @@ async def test_a_collection_explains_itself(
         assert (met["matching"], met["path"]) == (low, way)
         assert met["selectivity"] == pytest.approx(low / ROWS, abs=1e-5)
         assert (await search(http, graph, filter=condition))["path"] == way
+
+
+async def test_the_command_line_shows_it(
+    mesh: Mesh, graph: str, few: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`spillway explain` prints the reason, the ladder and a filter's way; what is wrong is said."""
+
+    async def said(*words: str) -> tuple[int, str]:
+        status = await asyncio.to_thread(main, [*words, "--url", mesh.url])
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    name = graph.rsplit("/", 1)[-1]
+    status, text = await said("explain", name, "--filter", '{"n": {"$lt": 20}}')
+    assert status == 0
+    assert f"shard 0: graph\n  {ROWS:,} live vectors of 8 dimensions, at least 10,000" in text
+    assert re.search(r"^ +1024 +\S+ +\d+\.\d{3}  filtered-exact$", text, re.MULTILINE)
+    assert "the filter allows 20 (0.20%), and goes by filtered-exact" in text
+    status, text = await said("explain", few.rsplit("/", 1)[-1])
+    assert (status, "shard 0: exact" in text) == (0, True)
+
+    assert await said("explain", name, "--filter", "[]") == (
+        2,
+        "spillway: --filter is '[]'; expected a JSON object\n",
+    )
+    status, text = await said("search", name, "x", "--effort", "much")
+    assert (status, "--effort is 'much'; expected a number from 1 on" in text) == (2, True)
 
 
 @pytest.mark.parametrize(
