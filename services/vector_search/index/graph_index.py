@@ -236,7 +236,7 @@ class GraphIndex:
         view, covered = moment.view, moment.covered
         if view.size != covered or moment.dead:
             return None
-        found, scores = graph.query(queries, k, _asked(plan))
+        found, scores = graph.query(queries, k, _asked(plan, graph))
         rows = self._state.view.rows
         if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
@@ -260,7 +260,7 @@ class GraphIndex:
         counted = allowed is not None or not isinstance(graph, Graph)
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         while True:
-            found, scores = graph.query(queries, fetch, _asked(plan))
+            found, scores = graph.query(queries, fetch, _asked(plan, graph))
             # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]
@@ -296,8 +296,9 @@ class GraphIndex:
         )
 
 
-def _asked(plan: SearchPlan) -> int | None:
-    return plan.effort if isinstance(plan.effort, int) else None
+def _asked(plan: SearchPlan, graph: Graph | FrozenGraph) -> int | None:
+    """Return the ef to ask a graph for, None for its own: hnswlib honours another one at a price."""
+    return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 
 
 def _one_after_another(queries: int, threads: int) -> int:
