@@ -68,6 +68,36 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
     k: int = 10
 
 
+class CopyWork(Message, frozen=True, tag="copy"):
+    """Copy a shard to another process: `begin` a snapshot, `read` bytes of one of its files, or `end` it.
+
+    Every copy has a name, which its receiver chooses.
+    """
+
+    collection: str
+    shard: int
+    op: Literal["begin", "read", "end"]
+    name: str
+    file: str = ""
+    offset: int = 0
+
+
+class CopyFile(msgspec.Struct, frozen=True):
+    """A file of a snapshot: its size, and the xxh3-64 of its bytes in hexadecimal digits."""
+
+    name: str
+    size: int
+    sum: str
+
+
+class CopyResult(Message, frozen=True, tag="copy"):
+    """The files of a snapshot that began, or the bytes that were read with their xxh3-64."""
+
+    files: list[CopyFile] = []
+    data: bytes = b""
+    sum: int = 0
+
+
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     """One chunk found: its document, where it stands in it (character offsets), and how near it is."""
 
@@ -98,10 +128,18 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
     fits: bool | None = None
 
 
+class MissingShard(msgspec.Struct, frozen=True):
+    """A shard that did not answer a search, and why."""
+
+    shard: int
+    why: str
+
+
 class SearchResult(Message, frozen=True, tag="search"):
     """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
 
-    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`.
+    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`. In the merged
+    result of a search that may be partial `missing` names the shards that did not answer.
     """
 
     shown: list[list[bytes]]
@@ -109,6 +147,7 @@ class SearchResult(Message, frozen=True, tag="search"):
     applied: str
     path: str
     report: SearchReport | None = None
+    missing: list[MissingShard] | None = None
 
     @property
     def hits(self) -> list[list[Hit]]:

@@ -123,7 +123,8 @@ class ChatRequest(Struct, frozen=True):
 class SearchRequest(Struct, frozen=True):
     """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`.
 
-    `ef` and `exact` are the effort as older routers write it.
+    `ef` and `exact` are the effort as older routers write it. A `partial` one is answered by the shards that can be
+    reached.
     """
 
     many: bool
@@ -141,6 +142,7 @@ class SearchRequest(Struct, frozen=True):
     effort: Effort | None = None
     budget_ms: float | None = None
     spent_ms: float = 0.0
+    partial: bool = False
 
 
 class StoreItem(Struct, frozen=True, array_like=True):

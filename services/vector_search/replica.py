@@ -15,7 +15,9 @@ from common.config import SearchConfig
 from common.tasks import stop_or_end, wait
 from services.vector_search.applier import Applier
 from services.vector_search.family_server import FamilyServer
+from services.vector_search.holding_reports import HoldingReports
 from services.vector_search.maintenance import ShardMaintenance
+from services.vector_search.peers import Peers
 from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard_handle import ShardHandle
@@ -37,6 +39,7 @@ class Replica:
         *,
         name: str,
         cores: int,
+        memory_bytes: int = 0,
     ) -> None:
         self.ready = asyncio.Event()
         threads = config.search_threads or cores
@@ -51,6 +54,7 @@ class Replica:
             directory,
             bus,
             config,
+            name=name,
             threads=threads,
             writer=self._writer,
             opened=self._opened,
@@ -74,6 +78,8 @@ class Replica:
             caught_up=self._check_ready,
         )
         self._reads = ReadServer(self._shards, self._searchers, bus.clock)
+        self._peers = Peers(bus, name)
+        self._holding = HoldingReports(self._shards, bus, memory_bytes)
         self._servers = [
             FamilyServer(
                 family,
@@ -83,6 +89,7 @@ class Replica:
                 self._searchers,
                 threads=threads,
                 reads=self._reads,
+                peers=self._peers,
                 begun=self._check_ready,
             )
             for family in bus.writes.search_families()
@@ -132,6 +139,7 @@ class Replica:
         _, late = await asyncio.wait(tasks, timeout=self._config.drain_s)
         for task in late:
             task.cancel()
+        self._peers.close()
         await self._maintenance.finish()
         await self._shards.close()
         self._maintenance.close()
@@ -144,6 +152,7 @@ class Replica:
             try:
                 await self._shards.refresh()
                 await self._applier.catch_up()
+                await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))
             except BusFull as error:

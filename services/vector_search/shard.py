@@ -327,7 +327,7 @@ class Shard:
             "documents": self._documents.count,
             "chunks": index.live,
             "deleted_ratio": round(index.deleted_ratio, 4),
-            "bytes": self._documents.size + self._log.size,
+            "bytes": self.size,
             "log_bytes": self._log.size,
             "torn_tails": self._log.torn,
             "applied": self.applied,
@@ -342,6 +342,11 @@ class Shard:
     def chunks(self) -> int:
         """How many vectors a search looks at, at most."""
         return self._index.rows.live_count
+
+    @property
+    def size(self) -> int:
+        """Bytes of the documents and the log on the disk."""
+        return self._documents.size + self._log.size
 
     def probe(self, queries: int) -> float:
         """Return the seconds that one batch of that many searches takes, document lookups included."""

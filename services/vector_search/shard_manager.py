@@ -12,10 +12,12 @@ from common.bus import Bus, BusDown
 from common.bus.former import adopt_former, remove_former
 from common.bus.writes import Shard as Key
 from common.config import SearchConfig
-from common.errors import NotFound, SpillwayError, Unavailable
+from common.errors import Conflict, NotFound, SpillwayError, Unavailable
+from common.registry import placement_plan
 from common.registry.collections import Collections
+from common.registry.placements import Placements
 from common.tasks import in_pool
-from common.wire.registry import CollectionRecord
+from common.wire.registry import CollectionPlacement, CollectionRecord, PlacedShard
 from services.vector_search import metrics
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import Shard
@@ -31,6 +33,8 @@ class ShardManager:
     """The shards of one replica by key; `opened` and `dropped` are called as shards come and go.
 
     The registry is read again when its count of changes differs, and now and then, should a change not be counted.
+    Of a placed collection only the shards are opened that its placement gives to the replica, by its `name`: here those
+    that are new, or complete on the disk; the filling ones and the children of a split by whoever makes their files.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class ShardManager:
         bus: Bus,
         config: SearchConfig,
         *,
+        name: str,
         threads: int,
         writer: Executor,
         opened: Callable[[ShardHandle], None],
@@ -46,7 +51,10 @@ class ShardManager:
     ) -> None:
         self.handles: dict[Key, ShardHandle] = {}
         self.records: dict[str, CollectionRecord] = {}
-        self._directory = directory
+        self.placements: dict[str, CollectionPlacement] = {}
+        self.name = name
+        self.directory = self._directory = directory
+        self._placements = Placements(bus)
         self._bus = bus
         self._config = config
         self._threads = threads
@@ -60,16 +68,23 @@ class ShardManager:
         self._seen: bytes | None = None  # the registry's count of changes
         self._compared = -_COMPARE_S
         self._again: dict[Key, float] = {}
+        self._saved: dict[str, CollectionPlacement] = {}  # those that were followed
 
     async def start(self) -> None:
         """Open what the disk holds and the registry knows; put back what the registry lost."""
         for record in await in_pool(self._writer, self._directory.records):
             self.records[record.id] = record
+        for placement in await in_pool(self._writer, self._directory.placements):
+            self.placements[placement.collection] = placement
         await self.refresh()
         self.all_open.set()
 
     async def find(self, collection: str, number: int) -> ShardHandle:
-        """Return a shard's handle, opening a new shard first; NotFound (`collection_not_found`) if there is none."""
+        """Return a shard's handle, opening a new shard first; NotFound (`collection_not_found`) if there is none.
+
+        Of a placed collection Unavailable (`shard_missing`) if only others hold the shard, and Conflict
+        (`layout_changed`) if others have taken its place.
+        """
         for look in range(3):
             handle = self.handles.get((collection, number))
             if handle is not None:
@@ -81,6 +96,17 @@ class ShardManager:
                 f"collection {collection} cannot be opened here yet",
                 code="shard_damaged",
                 retry_after_s=5,
+            )
+        if (placement := self.placements.get(collection)) is not None:
+            if all(shard.number != number for shard in placement.shards):
+                raise Conflict(
+                    f"collection {collection} has no shard {number} any more: ask again",
+                    code="layout_changed",
+                )
+            raise Unavailable(
+                f"shard {number} of collection {collection} is not complete here",
+                code="shard_missing",
+                retry_after_s=1,
             )
         raise NotFound(f"collection {collection} is not served here", code="collection_not_found")
 
@@ -105,6 +131,8 @@ class ShardManager:
 
     async def _compare(self) -> None:
         registered = {record.id: record for record in await Collections(self._bus).all(None)}
+        if any(record.placed for record in (*registered.values(), *self.records.values())):
+            await self._compare_placements(registered)
         lost = [record for name, record in self.records.items() if name not in registered]
         removed = await Collections(self._bus).removed() if lost else set()
         for record in lost:
@@ -114,6 +142,18 @@ class ShardManager:
                 await self._try_to_hold(record)
         for gone in self._held_up.keys() - registered.keys():
             del self._held_up[gone]
+
+    async def _compare_placements(self, registered: dict[str, CollectionRecord]) -> None:
+        """Learn the placements; one that the registry lost, or has an older version of, is put back."""
+        found = await self._placements.all()
+        for name, known in list(self.placements.items()):
+            if name in registered and (name not in found or found[name].version < known.version):
+                _log.warning("placement_registered_again", id=name, version=known.version)
+                await self._placements.put(known)
+                found[name] = known
+        for name, placement in found.items():
+            if self.placements.get(name) != placement and name in registered:
+                self.placements[name] = placement
 
     async def _try_to_hold(self, record: CollectionRecord) -> None:
         """Hold a collection; an error of one collection is tried again later and does not touch the others."""
@@ -137,7 +177,27 @@ class ShardManager:
         )
 
     def _lacks(self, record: CollectionRecord) -> bool:
-        return any((record.id, number) not in self.handles for number in range(record.shards))
+        """Return whether a collection has shards to open here, or a placement that was not followed yet."""
+        if not record.placed:
+            return any((record.id, number) not in self.handles for number in range(record.shards))
+        return self._saved.get(record.id) != self.placements.get(record.id) or any(
+            self._state(one) in {"new", "serving"} and (record.id, one.number) not in self.handles
+            for one in self.mine(record.id)
+        )
+
+    def mine(self, collection: str) -> list[PlacedShard]:
+        """Return the shards of a placed collection that its placement gives to this replica."""
+        placement = self.placements.get(collection)
+        return [] if placement is None else [s for s in placement.shards if self._state(s)]
+
+    def _state(self, one: PlacedShard) -> str:
+        found = placement_plan.replica_of(one, self.name)
+        return found.state if found is not None else ""
+
+    def _children(self, collection: str) -> set[int]:
+        """Return the shards that those of this replica are being split into."""
+        splits = (one.split for one in self.mine(collection))
+        return {number for split in splits if split is not None for number in split.numbers}
 
     async def _settle_lost(self, record: CollectionRecord, removed: set[str]) -> None:
         # A name with a dot is the copy of a re-embedding that ended without taking its place.
@@ -155,11 +215,74 @@ class ShardManager:
         if self.records.get(record.id) != record or not self._directory.holds(record.id):
             await in_pool(self._writer, self._directory.save_record, record)
         self.records[record.id] = record
+        if record.placed:
+            await self._hold_placed(record)
+            return
         for number in range(record.shards):
             if (record.id, number) not in self.handles:
-                await self._open(record, number)
+                await self.open(record, number)
 
-    async def _open(self, record: CollectionRecord, number: int) -> None:
+    async def _hold_placed(self, record: CollectionRecord) -> None:
+        """Open the replica's shards of a placed collection, and delete what its placement gives to others only."""
+        placement = self.placements.get(record.id)
+        if placement is None:
+            return  # it is registered before its collection is, and put back where it was lost
+        if self._saved.get(record.id) != placement:
+            await in_pool(self._writer, self._directory.save_placement, placement)
+        there = await in_pool(self._writer, self._directory.numbers, record.id)
+        held = {number for name, number in self.handles if name == record.id}
+        wanted = {one.number for one in self.mine(record.id)} | self._children(record.id)
+        for number in (there | held) - wanted:
+            await self._release(record.id, number)
+        for one in self.mine(record.id):
+            if (record.id, one.number) in self.handles:
+                continue
+            state = self._state(one)
+            if state == "new" or (state == "serving" and one.number in there):
+                await self.open(record, one.number)
+                if state == "new":
+                    await self._note(placement_plan.opened, record.id, one.number)
+            elif state == "serving":
+                _log.error("shard_files_gone", id=record.id, shard=one.number)
+                await self._note(placement_plan.emptied, record.id, one.number)
+        self._saved[record.id] = placement
+
+    async def _note(
+        self,
+        change: Callable[[CollectionPlacement, int, str], CollectionPlacement | None],
+        collection: str,
+        number: int,
+    ) -> None:
+        """Register what has become of this replica's copy of a shard."""
+        made = await self._placements.update(
+            collection, lambda known: change(known, number, self.name)
+        )
+        if made is not None:
+            self.placements[collection] = made
+
+    async def served(self, collection: str, number: int) -> None:
+        """Register that this replica's copy of a shard, which was filled, serves from now on."""
+        await self._note(placement_plan.opened, collection, number)
+
+    async def ready_to_split(self, collection: str, number: int) -> None:
+        """Register that both children of a shard are in step here."""
+        await self._note(placement_plan.children_ready, collection, number)
+
+    async def _release(self, collection: str, number: int) -> None:
+        """Delete a shard that the placement no longer gives to this replica; its stream is kept for it no more."""
+        handle = self.handles.pop((collection, number), None)
+        if handle is not None:
+            shard = handle.move()
+            self._dropped(handle)
+            if shard is not None:
+                await in_pool(self._writer, shard.close)
+        await self._bus.writes.unregister(collection, number, self.name)
+        await in_pool(self._writer, self._directory.remove_shard, collection, number)
+        self._count()
+        _log.info("shard_released", id=collection, shard=number)
+
+    async def open(self, record: CollectionRecord, number: int) -> None:
+        """Open the files of a shard, which are new, or complete."""
         await adopt_former(self._bus, record.id, number)
         shard = await self._loaded(record, number)
         handle = ShardHandle(record.id, number, shard)
@@ -168,6 +291,9 @@ class ShardManager:
             _log.info("shard_opened", id=record.id, shard=number, **shard.stats())
         self.handles[record.id, number] = handle
         self._opened(handle)
+        self._count()
+
+    def _count(self) -> None:
         metrics.SHARDS.labels(state="open").set(
             sum(u.shard is not None for u in self.handles.values())
         )
@@ -208,6 +334,12 @@ class ShardManager:
     async def drop(self, collection: str) -> None:
         """Forget a collection and delete its files and its streams."""
         record = self.records.pop(collection, None)
+        placement = self.placements.pop(collection, None)
+        self._saved.pop(collection, None)
+        if placement is not None:
+            await self._placements.remove(collection)
+            for number in range(placement.next_number):
+                await self._bus.writes.drop_shard(collection, number)
         for key in [key for key in self.handles if key[0] == collection]:
             handle = self.handles.pop(key)
             shard = handle.drop()

@@ -81,6 +81,8 @@ def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes
     tail: dict[str, Any] = {"path": found.path, "applied": found.applied, "request_id": request}
     if found.report is not None:
         tail["search"] = found.report
+    if found.missing is not None:
+        tail["missing"] = found.missing
     return b'{"object":"list","data":[%b],%b' % (data, msgspec.json.encode(tail)[1:])
 
 

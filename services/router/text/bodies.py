@@ -72,6 +72,8 @@ class CollectionBody(Struct, frozen=True, forbid_unknown_fields=True):
     chunking: ChunkingBody | None = None
     query_prompt: Annotated[str, Meta(max_length=1000)] | None = None
     document_prompt: Annotated[str, Meta(max_length=1000)] | None = None
+    shards: Annotated[int, Meta(ge=1, le=64)] | None = None
+    replicas: Annotated[int, Meta(ge=1, le=16)] | None = None
 
 
 class DocumentBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +117,7 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None
+    partial: bool = False
 
 
 class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):

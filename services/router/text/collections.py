@@ -124,6 +124,7 @@ def search(
     return SearchRequest(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
         body.include_metadata, after=body.after, effort=_effort(body), budget_ms=body.time_budget_ms,
+        partial=body.partial,
     )  # fmt: skip
 
 

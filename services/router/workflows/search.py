@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
 
+from common.errors import Conflict, Unavailable
+from common.registry.layout import Layout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import SearchReport, SearchResult, SearchWork, effort_of
+from common.wire.search import MissingShard, SearchReport, SearchResult, SearchWork, effort_of
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import embed, encoder_of
-from services.router.workflows.workflow import Workflow
+from services.router.workflows.workflow import Workflow, letters
 
 QUERIES_AT_ONCE = 256
 
 
 def search_work(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int
+    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int, after: str | None
 ) -> SearchWork:
-    """Return one shard's job for some of a request's queries."""
-    after = (ask.after or "").split(",")
+    """Return one shard's job for some of a request's queries, after it has applied the write `after`."""
     return SearchWork(
         collection=record.id,
         vectors=vectors,
@@ -34,7 +36,7 @@ def search_work(
         min_score=ask.min_score,
         with_text=ask.include_text,
         with_metadata=ask.include_metadata,
-        after=(after[shard] if shard < len(after) else None) or None,
+        after=after,
         shard=shard,
         effort=effort_of(ask.effort, ask.ef, exact=ask.exact),
         budget_ms=ask.budget_ms,
@@ -43,29 +45,43 @@ def search_work(
 
 
 def search_parcels(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int, most: int
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    shard: int,
+    most: int,
+    after: str | None,
 ) -> list[Parcel]:
     """Return one shard's jobs: at most `most` queries each, in order."""
     size = 4 * record.dimension
     step = size * max(1, min(most, QUERIES_AT_ONCE))
     return [
-        Parcel(encode(search_work(record, ask, rows, shard)), len(rows) // size, 0)
+        Parcel(encode(search_work(record, ask, rows, shard, after)), len(rows) // size, 0)
         for rows in (vectors[i : i + step] for i in range(0, len(vectors), step))
     ]
 
 
-def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
-    """Return the best k hits of each query over all shards, and all shards' applied ids.
+def merged(
+    shards: Mapping[int, Sequence[SearchResult]], k: int, missing: list[MissingShard] | None = None
+) -> SearchResult:
+    """Return the best k hits of each query over all shards, given by number, and the token of applied ids.
 
     The path is the first shard's; the report is that of the shard that took longest, with the least effort of all.
     """
-    shown = [[row for result in results for row in result.shown] for results in shards]
-    scores = [[row for result in results for row in result.scores] for results in shards]
-    first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)
-    report = _report([result.report for results in shards for result in results])
-    if len(shards) == 1:
+    every = list(shards.values())
+    shown = [[row for result in results for row in result.shown] for results in every]
+    scores = [[row for result in results for row in result.scores] for results in every]
+    first = every[0][0]
+    applied = Layout.token({number: results[-1].applied for number, results in shards.items()})
+    report = _report([result.report for results in every for result in results])
+    if len(every) == 1:
         return SearchResult(
-            shown=shown[0], scores=scores[0], applied=applied, path=first.path, report=report
+            shown=shown[0],
+            scores=scores[0],
+            applied=applied,
+            path=first.path,
+            report=report,
+            missing=missing,
         )
     best = [
         _best(per_shard, near, k)
@@ -77,6 +93,7 @@ def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
         applied=applied,
         path=first.path,
         report=report,
+        missing=missing,
     )
 
 
@@ -132,12 +149,61 @@ async def find(
         )
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
-    family = workflow.context.bus.writes.search_family(record.id)
-    per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
-    flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
-    _, results = await workflow.gather("search", [family], SEARCH_CLASSES, flat)
-    found = [cast("SearchResult", result) for result in results]
-    return merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
+    layout = await workflow.context.layouts.of(record)
+    while True:
+        try:
+            return await _found(workflow, record, ask, vectors, queries, layout)
+        except Conflict as error:
+            if error.code != "layout_changed":
+                raise
+            newer = await workflow.context.layouts.now(record)
+            if newer.numbers == layout.numbers:
+                raise
+            layout = newer
+
+
+async def _found(
+    workflow: Workflow,
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    queries: int,
+    layout: Layout,
+) -> SearchResult:
+    """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
+    family, after = workflow.context.bus.writes.search_family(record.id), layout.after(ask.after)
+    parcels = {
+        number: search_parcels(record, ask, vectors, number, queries, after.get(number))
+        for number in layout.numbers
+    }
+    stage = f"search{letters(layout.version) if layout.version else ''}"
+    if not ask.partial:
+        per_shard = list(parcels.values())
+        flat = [each[i] for i in range(len(per_shard[0])) for each in per_shard]
+        _, results = await workflow.gather(stage, [family], SEARCH_CLASSES, flat)
+        found = [cast("SearchResult", result) for result in results]
+        count = len(layout.numbers)
+        return merged({n: found[at::count] for at, n in enumerate(layout.numbers)}, ask.k)
+    outcomes = await asyncio.gather(
+        *(
+            workflow.gather(f"{stage}s{letters(number)}", [family], SEARCH_CLASSES, each, bulk=True)
+            for number, each in parcels.items()
+        ),
+        return_exceptions=True,
+    )
+    given: dict[int, list[SearchResult]] = {}
+    missing: list[MissingShard] = []
+    for number, outcome in zip(layout.numbers, outcomes, strict=True):
+        if not isinstance(outcome, BaseException):
+            given[number] = [cast("SearchResult", result) for result in outcome[1]]
+        elif isinstance(outcome, Unavailable):
+            missing.append(MissingShard(number, outcome.message))
+            last = outcome
+        else:
+            raise outcome
+    if not given:
+        raise last
+    return merged(given, ask.k, missing)
 
 
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:
