@@ -91,11 +91,7 @@ def created(
 ) -> CollectionPlacement:
     """Return the placement of a new collection; Unprocessable (`too_few_processes`) if too few processes live."""
     if len(processes) < replicas:
-        raise Unprocessable(
-            f"replicas is {replicas}: {len(processes)} vector_search processes take calls, and each holds a shard once",
-            code="too_few_processes",
-            param="replicas",
-        )
+        raise too_few(replicas, len(processes))
     chosen = assign(processes, [ShardNeed(number, 0) for number in range(shards)], replicas)
     placed = [
         PlacedShard(number, low, high, [PlacedReplica(name, "new") for name in chosen[number]])
@@ -103,6 +99,15 @@ def created(
     ]
     return CollectionPlacement(
         collection=collection, shards=placed, replicas=replicas, next_number=shards
+    )
+
+
+def too_few(replicas: int, processes: int) -> Unprocessable:
+    """Return the error of asking for more replicas than processes live."""
+    return Unprocessable(
+        f"replicas is {replicas}: {processes} vector_search processes take calls, and each holds a shard once",
+        code="too_few_processes",
+        param="replicas",
     )
 
 

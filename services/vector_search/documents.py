@@ -334,6 +334,15 @@ class Documents:
                     [_checksum(row[3]) == row[2] for row in part],
                 )
 
+    def copy_to(self, path: Path) -> None:
+        """Copy the whole database, as of one moment; writes go on beside it."""
+        with self._readers.one() as reader:
+            target = sqlite3.connect(path)
+            try:
+                reader.backup(target)
+            finally:
+                target.close()
+
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the labels of all chunks, rising."""
         with self._readers.one() as reader:

@@ -20,6 +20,8 @@ from services.vector_search.maintenance import ShardMaintenance
 from services.vector_search.peers import Peers
 from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
+from services.vector_search.shard_copies import ShardCopies
+from services.vector_search.shard_filler import ShardFiller
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.write_log import parse_id
@@ -77,9 +79,11 @@ class Replica:
             applied=self._maintenance.wake,
             caught_up=self._check_ready,
         )
-        self._reads = ReadServer(self._shards, self._searchers, bus.clock)
+        self._copies = ShardCopies(self._shards)
+        self._reads = ReadServer(self._shards, self._searchers, bus.clock, self._copies)
         self._peers = Peers(bus, name)
         self._holding = HoldingReports(self._shards, bus, memory_bytes)
+        self._filler = ShardFiller(self._shards, bus, self._peers, self._holding.why)
         self._servers = [
             FamilyServer(
                 family,
@@ -139,7 +143,9 @@ class Replica:
         _, late = await asyncio.wait(tasks, timeout=self._config.drain_s)
         for task in late:
             task.cancel()
+        await self._filler.close()
         self._peers.close()
+        self._copies.close()
         await self._maintenance.finish()
         await self._shards.close()
         self._maintenance.close()
@@ -147,11 +153,13 @@ class Replica:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, stopping: asyncio.Event) -> None:
+        await self._copies.clear()
         await self._start(stopping)
         while not self._stopping.is_set():
             try:
                 await self._shards.refresh()
                 await self._applier.catch_up()
+                await self._filler.step()
                 await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))

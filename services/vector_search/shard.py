@@ -49,6 +49,7 @@ _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
 _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
+_DATABASE = "documents.sqlite"
 
 
 class Shard:
@@ -83,7 +84,7 @@ class Shard:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
-            self._documents = Documents(directory / "documents.sqlite")
+            self._documents = Documents(directory / _DATABASE)
             self._index = Index(
                 record.dimension,
                 record.metric,
@@ -432,6 +433,20 @@ class Shard:
             raise storage_error(error) from error
         self._snapshot_rows = len(saved.labels)
         return True
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy what is needed to open this shard elsewhere, as of one moment; writes and searches go on."""
+        try:
+            reserve(directory)
+            snapshot.link(self._directory, directory)
+            self._documents.copy_to(directory / _DATABASE)
+        except (OSError, sqlite3.Error) as error:
+            raise storage_error(error) from error
+
+    @property
+    def settled(self) -> bool:
+        """Whether searches need not wait for a graph that is to be built."""
+        return self._index.path == "graph" or self._index.live < self._config.exact_below
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

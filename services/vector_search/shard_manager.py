@@ -190,6 +190,10 @@ class ShardManager:
         placement = self.placements.get(collection)
         return [] if placement is None else [s for s in placement.shards if self._state(s)]
 
+    def filling(self, collection: str) -> list[PlacedShard]:
+        """Return the shards of a placed collection that this replica has to be filled with."""
+        return [one for one in self.mine(collection) if self._state(one) == "filling"]
+
     def _state(self, one: PlacedShard) -> str:
         found = placement_plan.replica_of(one, self.name)
         return found.state if found is not None else ""

@@ -1,8 +1,9 @@
--- Replaces a collection's placement if it is still the one that the caller read, and says that something was changed.
--- KEYS placements changes      ARGV id expected('' none) new('' none) mark      Returns 1, or 0.
-local placements, changes = key(), key()
-local id, expected, new, mark = arg(), arg(), arg(), arg()
-if (call('HGET', placements, id) or '') ~= expected then return 0 end
-if new == '' then call('HDEL', placements, id) else call('HSET', placements, id, new) end
+-- Replaces a record, of a collection or its placement, if it is still the one that the caller read, and says that
+-- something was changed.
+-- KEYS records changes      ARGV name expected('' none) new mark      Returns 1, or 0.
+local records, changes = key(), key()
+local name, expected, new, mark = arg(), arg(), arg(), arg()
+if (call('HGET', records, name) or '') ~= expected then return 0 end
+call('HSET', records, name, new)
 call('SET', changes, mark)
 return 1

@@ -1,13 +1,17 @@
-"""The shards of a collection: where they live, and the operator's verbs that place them anew."""
+"""The shards of a collection: where they live, and the verbs by which they are placed anew."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from common.bus import Bus
+from common.errors import Conflict, NotFound, SpillwayError, Unprocessable
+from common.registry import placement_plan
+from common.registry.collections import Collections
 from common.registry.layout import SPACE
 from common.registry.placement_plan import ProcessLoad, loads
 from common.registry.placements import Placements
@@ -21,20 +25,28 @@ from common.wire.registry import (
 from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
+from services.router.text.bodies import DropReplicaBody, MoveShardBody, ReplicasBody, decode
 
 SHARDS = "/v1/collections/{name}/shards"
 
 
 class ShardsApi:
-    """Lists the shards of a tenant's collection."""
+    """Lists the shards of a tenant's collection, and changes its placement, which vector_search then carries out."""
 
     def __init__(self, receiver: Receiver, records: TenantRecords, bus: Bus) -> None:
         self._receiver, self._records, self._bus = receiver, records, bus
-        self._placements = Placements(bus)
+        self._placements, self._collections = Placements(bus), Collections(bus)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [web.get(SHARDS, self.list_all)]
+        return [
+            web.get(SHARDS, self.list_all),
+            web.post(SHARDS + "/{shard}/split", self.split),
+            web.post(SHARDS + "/{shard}/move", self.move),
+            web.post(SHARDS + "/{shard}/drop", self.drop),
+            web.post(SHARDS + "/{shard}/reset", self.reset),
+            web.post("/v1/collections/{name}/replicas", self.replicas),
+        ]
 
     async def list_all(self, request: web.Request) -> web.Response:
         """List the shards with their ranges, replicas and sizes, and what is missing."""
@@ -43,6 +55,98 @@ class ShardsApi:
         if placement is None:
             placement = await spread_of(self._bus, record)
         return reply_json(await self._shown(record, placement))
+
+    async def split(self, request: web.Request) -> web.Response:
+        """Begin to split a shard into two."""
+        record, number = await self._records.collection(request), _number(request)
+        if await self._collections.reembedding(record):
+            raise Conflict(
+                f"collection {record.name!r} is being re-embedded; split it when that is done",
+                code="collection_busy",
+            )
+        return await self._changed(record, lambda known: placement_plan.split_begun(known, number))
+
+    async def move(self, request: web.Request) -> web.Response:
+        """Begin to fill a replica of a shard, which then takes another one's place, or is added."""
+        record, number = await self._records.collection(request), _number(request)
+        raw = await self._receiver.body(request)
+        body = decode(raw, MoveShardBody) if raw.strip() else MoveShardBody()
+        processes = await processes_of(self._bus, record)
+        if body.target is not None and body.target not in {each.name for each in processes}:
+            raise _unknown(body.target, processes)
+
+        def moved(known: CollectionPlacement) -> CollectionPlacement:
+            target = body.target or _chosen(placement_plan.shard(known, number), processes)
+            return placement_plan.moved(known, number, body.source or "", target)
+
+        return await self._changed(record, moved)
+
+    async def drop(self, request: web.Request) -> web.Response:
+        """Do without one replica of a shard that another one serves."""
+        record, number = await self._records.collection(request), _number(request)
+        body = decode(await self._receiver.body(request), DropReplicaBody)
+        return await self._changed(
+            record, lambda known: placement_plan.removed(known, number, body.replica)
+        )
+
+    async def reset(self, request: web.Request) -> web.Response:
+        """Begin a shard anew, empty, that no living process can serve: what it held is given up."""
+        record, number = await self._records.collection(request), _number(request)
+        processes = await processes_of(self._bus, record)
+        living = {process.name for process in processes}
+
+        def anew(known: CollectionPlacement) -> CollectionPlacement:
+            one = placement_plan.shard(known, number)
+            if any(each.state == "serving" and each.name in living for each in one.replicas):
+                raise Conflict(
+                    f"shard {number} is served: nothing is lost, and nothing is given up",
+                    code="shard_busy",
+                )
+            return placement_plan.anew(known, number, _chosen(one, processes, lost=True))
+
+        return await self._changed(record, anew)
+
+    async def replicas(self, request: web.Request) -> web.Response:
+        """Set how many replicas each shard should have."""
+        record = await self._records.collection(request)
+        body = decode(await self._receiver.body(request), ReplicasBody)
+        processes = await processes_of(self._bus, record)
+        if len(processes) < body.replicas:
+            raise placement_plan.too_few(body.replicas, len(processes))
+        return await self._changed(
+            record,
+            lambda known: placement_plan.completed(known, body.replicas, processes, {}),
+        )
+
+    async def _changed(
+        self,
+        record: CollectionRecord,
+        change: Callable[[CollectionPlacement], CollectionPlacement],
+    ) -> web.Response:
+        """Change a collection's placement, which it gets first if it has none, and reply with the shards."""
+        if not record.placed:
+            record = await self._placed(record)
+        placement = await self._placements.update(record.id, change)
+        if placement is None:
+            raise Conflict(
+                f"collection {record.name!r} was deleted or replaced", code="collection_changed"
+            )
+        return reply_json(await self._shown(record, placement))
+
+    async def _placed(self, record: CollectionRecord) -> CollectionRecord:
+        """Give a collection the placement that it has in fact: its shard on every process that holds it."""
+        if record.shards != 1:
+            raise Unprocessable(
+                f"collection {record.name!r} has {record.shards} shards and no placement: its documents are not "
+                "divided by ranges of hashes; re-create it with `shards`",
+                code="unprocessable",
+            )
+        await self._placements.put(await spread_of(self._bus, record))
+        if not await self._collections.mark_placed(record):
+            raise Conflict(
+                f"collection {record.name!r} was deleted or replaced", code="collection_changed"
+            )
+        return msgspec.structs.replace(record, placed=True)
 
     async def _shown(self, record: CollectionRecord, placement: CollectionPlacement) -> Any:
         living = {process.name for process in await processes_of(self._bus, record)}
@@ -99,6 +203,34 @@ def _shown(
         "split": msgspec.to_builtins(one.split) if one.split is not None else None,
         "replicas": replicas,
     }
+
+
+def _number(request: web.Request) -> int:
+    text = request.match_info["shard"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise NotFound(
+            f"no shard {text[:40]!r}: expected the number of a shard", code="shard_not_found"
+        )
+    return int(text)
+
+
+def _chosen(one: PlacedShard, processes: Sequence[ProcessLoad], *, lost: bool = False) -> str:
+    """Return the process that should hold a shard, besides those that do; a `lost` one may begin anew on any."""
+    holders = () if lost else tuple(each.name for each in one.replicas)
+    need = placement_plan.ShardNeed(one.number, 0, holders)
+    added = placement_plan.assign(processes, [need], len(holders) + 1)[one.number]
+    if not added:
+        raise placement_plan.too_few(len(holders) + 1, len(processes))
+    return added[0]
+
+
+def _unknown(name: str, processes: Sequence[ProcessLoad]) -> SpillwayError:
+    there = ", ".join(process.name for process in processes)
+    return Unprocessable(
+        f"to is {name!r}: expected a vector_search process that lives: {there or 'none does'}",
+        code="unprocessable",
+        param="to",
+    )
 
 
 async def processes_of(bus: Bus, record: CollectionRecord) -> list[ProcessLoad]:

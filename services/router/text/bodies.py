@@ -120,6 +120,27 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     partial: bool = False
 
 
+class MoveShardBody(
+    Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from", "target": "to"}
+):
+    """POST /v1/collections/{name}/shards/{shard}/move; without `from` it is added, without `to` one is chosen."""
+
+    source: ModelName | None = None
+    target: ModelName | None = None
+
+
+class DropReplicaBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/shards/{shard}/drop: the replica to do without."""
+
+    replica: ModelName
+
+
+class ReplicasBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/replicas: how many replicas each shard should have."""
+
+    replicas: Annotated[int, Meta(ge=1, le=16)]
+
+
 class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/collections/{name}/reembed."""
 

@@ -202,3 +202,108 @@ async def test_bad_requests_are_named(http: aiohttp.ClientSession) -> None:
     assert status == 400
     status, error = await call(http, "GET", "/v1/collections/nothing/shards")
     assert (status, error["error"]["code"]) == (404, "collection_not_found")
+
+
+async def settled(http: aiohttp.ClientSession, path: str) -> Any:
+    """Wait until every replica serves and nothing moves; return the shards."""
+
+    async def done() -> Any:
+        listed = await shards_of(http, path)
+        states = {each["state"] for one in listed["data"] for each in one["replicas"]}
+        splits = any(one["split"] for one in listed["data"])
+        return listed if states == {"serving"} and not splits else None
+
+    return await until(done, "settled shards")
+
+
+async def every_document(http: aiohttp.ClientSession, path: str) -> set[str]:
+    seen: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        status, page = await call(http, "GET", f"{path}/documents?limit=1000&after={after}")
+        if status == 409 and page["error"]["code"] == "layout_changed":
+            seen, after = [], ""
+            continue
+        assert status == 200, page
+        seen += [doc["id"] for doc in page["data"]]
+        after = page["next"]
+    assert len(seen) == len(set(seen))
+    return set(seen)
+
+
+async def test_a_shard_moves_and_replicas_are_added_while_it_is_written(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """A shard goes from one process to another under writes and searches; a second replica is added, and dropped."""
+    async with placed(http, "moved", 2) as path:
+        collection = (await call(http, "GET", path))[1]["id"]
+        (one,) = (await shards_of(http, path))["data"][:1]
+        source, number = one["replicas"][0]["name"], one["shard"]
+        stop, stored = asyncio.Event(), ROWS
+
+        async def writes() -> None:
+            nonlocal stored
+            while not stop.is_set():
+                await store(http, path, 5, first=stored)
+                stored += 5
+
+        async def searches() -> None:
+            while not stop.is_set():
+                status, found = await search(http, path, 3)
+                assert (status, ids(found)[0]) == (200, "d3")
+
+        tasks = [asyncio.create_task(writes()), asyncio.create_task(searches())]
+        status, body = await call(http, "POST", f"{path}/shards/{number}/move", {"from": source})
+        assert status == 200, body
+        listed = await settled(http, path)
+        stop.set()
+        await asyncio.gather(*tasks)
+        names = [each["name"] for each in listed["data"][0]["replicas"]]
+        assert len(names) == 1
+        assert source not in names
+        assert await every_document(http, path) == {f"d{i}" for i in range(stored)}
+
+        def held() -> list[Any]:
+            return list(spread.directory.glob(f"search/*/{collection}/{number}"))
+
+        await until(lambda: len(held()) == 1, "the source's files to be gone")
+        status, body = await call(http, "POST", f"{path}/replicas", {"replicas": 2})
+        assert status == 200, body
+        listed = await settled(http, path)
+        assert [len(one["replicas"]) for one in listed["data"]] == [2, 2]
+        assert {each["rows"] is not None for one in listed["data"] for each in one["replicas"]}
+        drop = {"replica": names[0]}
+        status, body = await call(http, "POST", f"{path}/shards/{number}/drop", drop)
+        assert status == 200, body
+        await until(lambda: len(held()) == 1, "the dropped replica's files to be gone")
+        assert await every_document(http, path) == {f"d{i}" for i in range(stored)}
+        status, error = await call(http, "POST", f"{path}/shards/99/move")
+        assert (status, error["error"]["code"]) == (404, "shard_not_found")
+        status, error = await call(http, "POST", f"{path}/shards/{number}/reset")
+        assert (status, error["error"]["code"]) == (409, "shard_busy")
+
+
+async def test_a_replica_whose_disk_is_gone_is_filled_again(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """A process comes back with an empty disk: it is filled from the other replica, and no empty shard is served."""
+    async with placed(http, "emptied", 2, replicas=3) as path:
+        collection = (await call(http, "GET", path))[1]["id"]
+        await settled(http, path)
+        spread.search.kill()
+        root = spread.directory / "search" / "0" / collection
+        for number in (0, 1):
+            for file in (root / str(number)).iterdir():
+                file.unlink()
+            (root / str(number)).rmdir()
+        await store(http, path, 10, first=ROWS)
+        spread.search.start()
+
+        async def again() -> bool:
+            listed = await settled(http, path)
+            every = [each for one in listed["data"] for each in one["replicas"]]
+            alike = all(len({each["rows"] for each in one["replicas"]}) == 1 for one in listed["data"])
+            return all(each["alive"] for each in every) and alike and len(list(root.glob("[01]"))) == 2
+
+        await until(again, "a filled replica")
+        assert await every_document(http, path) == {f"d{i}" for i in range(ROWS + 10)}
