@@ -23,7 +23,7 @@ from common.wire.search import Document, Hit, StoredDocument
 from services.vector_search.filters import Attributes, Filter, attributes
 from services.vector_search.write_log import EntryId, format_id, parse_id
 
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS document (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL,
@@ -125,7 +125,7 @@ class Documents:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer = connect(path)
-        self._writer.executescript(_SCHEMA)
+        self._writer.executescript(SCHEMA)
         self._readers = ReaderPool(path)
         self._load_state()
 

@@ -6,6 +6,7 @@ Each part, and each part of a family, has one task or a few, however many collec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from common import log
@@ -18,12 +19,14 @@ from services.vector_search.family_server import FamilyServer
 from services.vector_search.holding_reports import HoldingReports
 from services.vector_search.maintenance import ShardMaintenance
 from services.vector_search.peers import Peers
+from services.vector_search.placement_coordinator import PlacementCoordinator
 from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard_copies import ShardCopies
 from services.vector_search.shard_filler import ShardFiller
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
+from services.vector_search.shard_splitter import ShardSplitter
 from services.vector_search.write_log import parse_id
 
 _REFRESH_S = 0.25
@@ -83,6 +86,8 @@ class Replica:
         self._reads = ReadServer(self._shards, self._searchers, bus.clock, self._copies)
         self._peers = Peers(bus, name)
         self._holding = HoldingReports(self._shards, bus, memory_bytes)
+        self._splitter = ShardSplitter(self._shards, bus, self._holding.why)
+        self._coordinator = PlacementCoordinator(self._shards, bus, name)
         self._filler = ShardFiller(self._shards, bus, self._peers, self._holding.why)
         self._servers = [
             FamilyServer(
@@ -144,6 +149,9 @@ class Replica:
         for task in late:
             task.cancel()
         await self._filler.close()
+        await self._splitter.close()
+        with contextlib.suppress(BusDown, BusFull):
+            await self._coordinator.release()
         self._peers.close()
         self._copies.close()
         await self._maintenance.finish()
@@ -160,6 +168,8 @@ class Replica:
                 await self._shards.refresh()
                 await self._applier.catch_up()
                 await self._filler.step()
+                await self._splitter.step()
+                await self._coordinator.step()
                 await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))
@@ -168,7 +178,9 @@ class Replica:
             await wait(self._stopping, _REFRESH_S)
 
     def _opened(self, handle: ShardHandle) -> None:
-        self._applier.read_soon([(handle.collection, handle.number)])
+        key = handle.collection, handle.number
+        self._applier.read_soon([key])
+        self._maintenance.wake(key)
 
     def _dropped(self, handle: ShardHandle) -> None:
         key = handle.collection, handle.number

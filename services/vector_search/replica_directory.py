@@ -123,6 +123,12 @@ class ReplicaDirectory:
     def _unfinished(self, collection: str, number: int) -> Path:
         return self.root / collection / f"{number}.unfinished"
 
+    def clear(self, *suffixes: str) -> None:
+        """Delete what an earlier process had not finished, and directories with these suffixes beside the shards."""
+        for suffix in (*suffixes, ".unfinished", ".gone"):
+            for path in self.root.glob(f"*/[0-9]*{suffix}"):
+                shutil.rmtree(path, ignore_errors=True)
+
     def remove_shard(self, collection: str, number: int) -> None:
         """Delete one shard's files, finished or not."""
         path = self.shard(collection, number)

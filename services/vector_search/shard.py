@@ -434,6 +434,11 @@ class Shard:
         self._snapshot_rows = len(saved.labels)
         return True
 
+    @property
+    def database(self) -> Path:
+        """The file of the documents."""
+        return self._directory / _DATABASE
+
     def copy_to(self, directory: Path) -> None:
         """Copy what is needed to open this shard elsewhere, as of one moment; writes and searches go on."""
         try:

@@ -34,8 +34,8 @@ class ShardCopies:
         self._read: dict[Path, float] = {}  # when a snapshot was last read
 
     async def clear(self) -> None:
-        """Delete the snapshots that an earlier process left."""
-        await in_pool(self._pool, _delete, list(self._shards.directory.root.glob(f"*/*{_SUFFIX}")))
+        """Delete the snapshots that an earlier process left, and what it had not finished."""
+        await in_pool(self._pool, self._shards.directory.clear, _SUFFIX)
 
     async def answer(self, work: CopyWork) -> CopyResult:
         """Do what a call asks for; Unavailable where the snapshot is not there, or the disk is full."""

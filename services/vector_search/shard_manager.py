@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import NamedTuple
 
 from common import log
 from common.bus import Bus, BusDown
@@ -27,6 +28,14 @@ _AGAIN_S = 60.0
 _COMPARE_S = 30.0
 _HELD_UP_S = 5.0
 _log = log.get("vector_search")
+
+
+class Source(NamedTuple):
+    """The shard whose stream a child follows until it has its own, and the hashes of the child's documents."""
+
+    parent: Key
+    low: int
+    high: int
 
 
 class ShardManager:
@@ -52,6 +61,7 @@ class ShardManager:
         self.handles: dict[Key, ShardHandle] = {}
         self.records: dict[str, CollectionRecord] = {}
         self.placements: dict[str, CollectionPlacement] = {}
+        self.sources: dict[Key, Source] = {}  # of the children of shards that are being split
         self.name = name
         self.directory = self._directory = directory
         self._placements = Placements(bus)
@@ -190,6 +200,18 @@ class ShardManager:
         placement = self.placements.get(collection)
         return [] if placement is None else [s for s in placement.shards if self._state(s)]
 
+    def serving(self, collection: str) -> list[PlacedShard]:
+        """Return the shards of a placed collection that this replica serves."""
+        return [one for one in self.mine(collection) if self._state(one) == "serving"]
+
+    def children_of(self, key: Key) -> list[Key]:
+        """Return the open children of a shard that is being split."""
+        return [child for child, source in self.sources.items() if source.parent == key]
+
+    def splitting(self, key: Key) -> bool:
+        """Return whether a shard is being split."""
+        return any(one.number == key[1] and one.split is not None for one in self.mine(key[0]))
+
     def filling(self, collection: str) -> list[PlacedShard]:
         """Return the shards of a placed collection that this replica has to be filled with."""
         return [one for one in self.mine(collection) if self._state(one) == "filling"]
@@ -236,10 +258,18 @@ class ShardManager:
         there = await in_pool(self._writer, self._directory.numbers, record.id)
         held = {number for name, number in self.handles if name == record.id}
         wanted = {one.number for one in self.mine(record.id)} | self._children(record.id)
+        # Parents go first: a child reads its own stream only where its parent answers no more searches.
         for number in (there | held) - wanted:
             await self._release(record.id, number)
         for one in self.mine(record.id):
-            if (record.id, one.number) in self.handles:
+            key = record.id, one.number
+            if key in self.handles:
+                if (
+                    key in self.sources and self._state(one) == "filling"
+                ):  # it was too late for the seal
+                    await self._release(*key)
+                elif self.sources.pop(key, None) is not None:
+                    self._opened(self.handles[key])
                 continue
             state = self._state(one)
             if state == "new" or (state == "serving" and one.number in there):
@@ -275,6 +305,7 @@ class ShardManager:
     async def _release(self, collection: str, number: int) -> None:
         """Delete a shard that the placement no longer gives to this replica; its stream is kept for it no more."""
         handle = self.handles.pop((collection, number), None)
+        self.sources.pop((collection, number), None)
         if handle is not None:
             shard = handle.move()
             self._dropped(handle)
@@ -285,13 +316,18 @@ class ShardManager:
         self._count()
         _log.info("shard_released", id=collection, shard=number)
 
-    async def open(self, record: CollectionRecord, number: int) -> None:
-        """Open the files of a shard, which are new, or complete."""
+    async def open(
+        self, record: CollectionRecord, number: int, source: Source | None = None
+    ) -> None:
+        """Open the files of a shard, which are new, or complete; a child follows its `source`."""
         await adopt_former(self._bus, record.id, number)
         shard = await self._loaded(record, number)
         handle = ShardHandle(record.id, number, shard)
+        if source is not None:
+            self.sources[record.id, number] = source
         if isinstance(shard, Shard):
-            await self._bus.writes.keep_ids_rising(handle.collection, handle.number, shard.applied)
+            if source is None:
+                await self._bus.writes.keep_ids_rising(record.id, number, shard.applied)
             _log.info("shard_opened", id=record.id, shard=number, **shard.stats())
         self.handles[record.id, number] = handle
         self._opened(handle)
@@ -346,6 +382,7 @@ class ShardManager:
                 await self._bus.writes.drop_shard(collection, number)
         for key in [key for key in self.handles if key[0] == collection]:
             handle = self.handles.pop(key)
+            self.sources.pop(key, None)
             shard = handle.drop()
             self._dropped(handle)
             if shard is not None:

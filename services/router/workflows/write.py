@@ -40,6 +40,7 @@ WRITE_BYTES = 4 * 1024 * 1024
 KNOWN_AT_ONCE = 500
 READY_S = 5.0
 _CHUNK_BYTES = 512 * 1024
+_LOOK_MS = 1000  # after which a write that is not confirmed makes sure that its shard is there
 
 
 async def await_served(
@@ -225,20 +226,39 @@ async def _apply(
     if not record.name.startswith("."):
         # Re-embedding may have begun meanwhile and missed these writes: then the client must know.
         await _check_unchanged(workflow, record)
-    done = await context.bus.writes.await_applied(
-        record.id,
-        shard,
-        entry,
-        context.search_ack,
-        context.notifications,
-        workflow.deadline_ms,
-    )
-    if not done:
-        raise DeadlineExceeded(
-            "the write is stored but was not confirmed before the deadline; repeating it is safe",
-            code="deadline_exceeded",
-        )
+    await _await_applied(workflow, record, shard, entry)
     return entry
+
+
+async def _await_applied(
+    workflow: Workflow, record: CollectionRecord, shard: int, entry: str
+) -> None:
+    """Wait until enough replicas have synced a write; a shard that was split has handed it to its children."""
+    context = workflow.context
+    while True:
+        now_ms = context.bus.clock.now_ms()
+        if now_ms >= workflow.deadline_ms:
+            raise DeadlineExceeded(
+                "the write is stored but was not confirmed before the deadline; repeating it is safe",
+                code="deadline_exceeded",
+            )
+        if await context.bus.writes.await_applied(
+            record.id,
+            shard,
+            entry,
+            context.search_ack,
+            context.notifications,
+            min(workflow.deadline_ms, now_ms + _LOOK_MS),
+        ):
+            return
+        layout = await context.layouts.now(record)
+        if any(shard in one.ancestors for one in layout.shards):
+            return  # which takes their replicas to have applied all that came before the seal
+        if shard not in layout.numbers:
+            raise Unavailable(
+                f"shard {shard} of collection {record.name!r} was given up; send the request again",
+                code="shard_missing",
+            )
 
 
 async def store(

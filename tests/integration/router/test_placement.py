@@ -302,8 +302,99 @@ async def test_a_replica_whose_disk_is_gone_is_filled_again(
         async def again() -> bool:
             listed = await settled(http, path)
             every = [each for one in listed["data"] for each in one["replicas"]]
-            alike = all(len({each["rows"] for each in one["replicas"]}) == 1 for one in listed["data"])
-            return all(each["alive"] for each in every) and alike and len(list(root.glob("[01]"))) == 2
+            alike = all(
+                len({each["rows"] for each in one["replicas"]}) == 1 for one in listed["data"]
+            )
+            return (
+                all(each["alive"] for each in every) and alike and len(list(root.glob("[01]"))) == 2
+            )
 
         await until(again, "a filled replica")
         assert await every_document(http, path) == {f"d{i}" for i in range(ROWS + 10)}
+
+
+async def test_a_shard_is_split_while_it_is_written_and_searched(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """A plain collection is split, and one of the children again: nothing is missing, old tokens hold, new ones too."""
+    made = {"name": "split", "model": None, "dimension": DIMENSION}
+    status, body = await call(http, "POST", "/v1/collections", made)
+    assert status == 201, body
+    path = "/v1/collections/split"
+    token = await store(http, path, ROWS)
+    stop, stored = asyncio.Event(), ROWS
+
+    async def writes() -> None:
+        nonlocal stored
+        while not stop.is_set():
+            applied = await store(http, path, 5, first=stored)
+            stored += 5
+            body = {"vector": points(stored)[stored - 1].tolist(), "k": 1, "after": applied}
+            status, found = await call(http, "POST", f"{path}/search", body)
+            assert (status, ids(found)) == (200, [f"d{stored - 1}"])
+            if stored % 50 == 0:
+                gone = {"ids": [f"d{stored - 1}"]}
+                status, body = await call(http, "POST", f"{path}/documents/delete", gone)
+                assert (status, body["deleted"]) == (200, 1)
+                status, found = await search(http, path, stored - 1, after=body["applied"])
+                assert status == 200
+                assert f"d{stored - 1}" not in ids(found)
+
+    async def searches() -> None:
+        while not stop.is_set():
+            status, found = await search(http, path, 3, after=token)
+            assert (status, ids(found)[0]) == (200, "d3"), found
+
+    tasks = [asyncio.create_task(writes()), asyncio.create_task(searches())]
+    for layout in (1, 2):
+        number = (await shards_of(http, path))["data"][0]["shard"]
+        status, body = await call(http, "POST", f"{path}/shards/{number}/split")
+        assert status == 200, body
+
+        async def done(layout: int = layout) -> bool:
+            failed = [task for task in tasks if task.done()]
+            for task in failed:
+                task.result()
+            return bool((await shards_of(http, path))["layout"] == layout)
+
+        await until(done, "the split")
+    stop.set()
+    await asyncio.gather(*tasks)
+    listed = await settled(http, path)
+    assert [one["shard"] for one in listed["data"]] == [3, 4, 2]
+    expected = {f"d{i}" for i in range(stored)}
+    expected -= {f"d{i - 1}" for i in range(50, stored + 1, 50) if i > ROWS}
+
+    async def counted() -> bool:
+        rows = [one["rows"] or 0 for one in (await shards_of(http, path))["data"]]
+        return sum(rows) == len(expected)
+
+    await until(counted, "rows as reported")
+    assert await every_document(http, path) == expected
+    status, found = await search(http, path, 5, after=token)
+    assert (status, ids(found)[0]) == (200, "d5")
+    status, error = await search(http, path, 5, after=",,,,,,,1-0")
+    assert (status, error["error"]["code"]) == (409, "layout_changed")
+    status, error = await call(http, "GET", f"{path}/documents?after=0:d1")
+    assert (status, error["error"]["code"]) == (409, "layout_changed")
+    await call(http, "DELETE", path)
+
+
+async def test_an_emptied_shard_is_split(spread: Mesh, http: aiohttp.ClientSession) -> None:
+    """All rows deleted, then split: two empty shards, which take writes."""
+    async with placed(http, "emptied-split", 1, count=10) as path:
+        gone = {"ids": [f"d{i}" for i in range(10)]}
+        await call(http, "POST", f"{path}/documents/delete", gone)
+        status, body = await call(http, "POST", f"{path}/shards/0/split")
+        assert status == 200, body
+        status, error = await call(http, "POST", f"{path}/shards/0/move")
+        if status != 404:  # the split may be over
+            assert (status, error["error"]["code"]) == (409, "shard_busy")
+
+        async def done() -> bool:
+            return bool((await shards_of(http, path))["layout"] == 1)
+
+        await until(done, "the split")
+        assert await every_document(http, path) == set()
+        await store(http, path, 10)
+        assert await every_document(http, path) == {f"d{i}" for i in range(10)}
