@@ -34,7 +34,9 @@ class Layouts:
         """Return a collection's layout as it is registered at this moment."""
         at = self._clock.monotonic()
         layout = Layout.of(record, await self._placements.get(record.id))
-        if layout.shards:
+        self._known.pop(record.id, None)
+        moves = any(each.state != "serving" for one in layout.shards for each in one.replicas)
+        if layout.shards and not moves:  # what is about to change is read every time
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[record.id] = (at, layout)

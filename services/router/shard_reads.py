@@ -28,7 +28,7 @@ from services.router.responses.outcomes import error_of
 CONNECT_S = 2.0
 _AGAIN_S = 5.0  # between two tries to reach a process; one that starts again has another token
 _HEDGE = 3.0  # times the 99th percentile: then a second process is asked
-_LEAST_HEDGE_S = 0.02
+_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # searches that were hedged count among those measured
 _log = log.get("router")
 
 
@@ -144,9 +144,9 @@ class ShardReads:
             return
         while waiting := {answer: ask for ask in asks if not ask.over for answer in ask.sent}:
             may_hedge = any(ask.left for ask in waiting.values())
-            late_s = max(_LEAST_HEDGE_S, _HEDGE * self._took.value) if may_hedge else None
+            late_s = min(max(_LEAST_HEDGE_S, _HEDGE * self._took.value), _MOST_HEDGE_S)
             done, _ = await asyncio.wait(
-                waiting, timeout=late_s, return_when=asyncio.FIRST_COMPLETED
+                waiting, timeout=late_s if may_hedge else None, return_when=asyncio.FIRST_COMPLETED
             )
             for answer in done:
                 waiting[answer].take(answer)

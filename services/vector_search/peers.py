@@ -13,6 +13,7 @@ from common.wire.results import Event, Result, decode_result
 from common.wire.search import CopyWork, DocumentsWork, SearchWork
 
 CONNECT_S = 2.0
+LATE_S = 2.0  # after which another process that holds the shard is asked
 
 
 class Peers:
@@ -38,12 +39,16 @@ class Peers:
 
     async def ask(self, work: SearchWork | DocumentsWork, deadline_ms: int) -> Result:
         """Return what a process that holds the work's shard answers; Unavailable (`shard_missing`) if none does."""
-        for name in await self.holders(work.collection, work.shard):
+        names = await self.holders(work.collection, work.shard)
+        for at, name in enumerate(names, 1):
             left_s = (deadline_ms - self._bus.clock.now_ms()) / 1000
             try:
-                return await self.call(name, work, left_s)
-            except Unavailable:
-                continue
+                return await self.call(
+                    name, work, left_s if at == len(names) else min(left_s, LATE_S)
+                )
+            except (Unavailable, DeadlineExceeded) as error:
+                if at == len(names) and isinstance(error, DeadlineExceeded):
+                    raise
         raise missing(work.collection, work.shard)
 
     async def call(
