@@ -124,6 +124,7 @@ class AsyncSpillway:
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
+        partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> SearchResult:
         """Return the `k` nearest chunks to a text or a vector.
@@ -131,6 +132,7 @@ class AsyncSpillway:
         `filter` restricts by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that must
         be seen. `effort` is how much of the index to look at, "exact" compares with every vector; with `time_budget_ms`
         the largest effort is used that is predicted to end in time. `ef` and `exact` are older spellings of an effort.
+        A `partial` search is answered without the shards that cannot be reached, which the result names.
         """
         _one_of(text=text, vector=vector)
         query = {"text": text} if vector is None else {"vector": packed(vector)}
@@ -146,6 +148,7 @@ class AsyncSpillway:
             ef=ef,
             exact=exact,
             after=after,
+            partial=partial,
         )
         return one_result(await search(self._transport, collection, body, timeout_s))
 
@@ -165,6 +168,7 @@ class AsyncSpillway:
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
+        partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> list[SearchResult]:
         """Search for several texts or vectors in one request; results in the order of the queries."""
@@ -186,6 +190,7 @@ class AsyncSpillway:
             ef=ef,
             exact=exact,
             after=after,
+            partial=partial,
         )
         return many_results(await search(self._transport, collection, body, timeout_s))
 

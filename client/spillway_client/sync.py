@@ -60,6 +60,12 @@ class SyncCollections(Bound[CollectionsResource]):
     explain = call(CollectionsResource.explain)
     delete = call(CollectionsResource.delete)
     reembed = call(CollectionsResource.reembed)
+    shards = call(CollectionsResource.shards)
+    split_shard = call(CollectionsResource.split_shard)
+    move_shard = call(CollectionsResource.move_shard)
+    drop_replica = call(CollectionsResource.drop_replica)
+    reset_shard = call(CollectionsResource.reset_shard)
+    set_replicas = call(CollectionsResource.set_replicas)
     list = call(CollectionsResource.list)
 
 

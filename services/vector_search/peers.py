@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from common.bus import Bus
+from common.bus.writes import START
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable, rebuild
 from common.registry.placements import Placements
 from common.transport.call_client import CallClient, CallFailed, CallLost
@@ -26,9 +27,12 @@ class Peers:
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def holders(self, collection: str, number: int) -> list[str]:
-        """Return the names of the other replicas that serve a shard of a placed collection."""
+        """Return the names of the other replicas that serve a shard; without a placement, that apply its writes."""
         placement = await self._placements.get(collection)
-        shards = placement.shards if placement is not None else []
+        if placement is None:
+            applied = await self._bus.writes.applied(collection, number)
+            return [n for n, entry in applied.items() if entry != START and n != self._name]
+        shards = placement.shards
         return [
             each.name
             for one in shards

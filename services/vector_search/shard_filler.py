@@ -46,11 +46,11 @@ class ShardFiller:
         filling = [
             (record, one)
             for record in self._shards.records.values()
-            if record.placed
             for one in self._shards.filling(record.id)
         ]
         for record, one in filling:
-            await self._let_serve((record.id, one.number))
+            if record.placed:
+                await self._let_serve((record.id, one.number))
         if self._task is not None and not self._task.done():
             return
         now = asyncio.get_running_loop().time()

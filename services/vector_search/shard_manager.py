@@ -16,6 +16,7 @@ from common.config import SearchConfig
 from common.errors import Conflict, NotFound, SpillwayError, Unavailable
 from common.registry import placement_plan
 from common.registry.collections import Collections
+from common.registry.layout import SPACE
 from common.registry.placements import Placements
 from common.tasks import in_pool
 from common.wire.registry import CollectionPlacement, CollectionRecord, PlacedShard
@@ -62,6 +63,9 @@ class ShardManager:
         self.records: dict[str, CollectionRecord] = {}
         self.placements: dict[str, CollectionPlacement] = {}
         self.sources: dict[Key, Source] = {}  # of the children of shards that are being split
+        self.lacking: set[Key] = (
+            set()
+        )  # of collections without a placement: to be filled from others
         self.name = name
         self.directory = self._directory = directory
         self._placements = Placements(bus)
@@ -113,6 +117,12 @@ class ShardManager:
                     f"collection {collection} has no shard {number} any more: ask again",
                     code="layout_changed",
                 )
+            raise Unavailable(
+                f"shard {number} of collection {collection} is not complete here",
+                code="shard_missing",
+                retry_after_s=1,
+            )
+        if (collection, number) in self.lacking:
             raise Unavailable(
                 f"shard {number} of collection {collection} is not complete here",
                 code="shard_missing",
@@ -189,7 +199,8 @@ class ShardManager:
     def _lacks(self, record: CollectionRecord) -> bool:
         """Return whether a collection has shards to open here, or a placement that was not followed yet."""
         if not record.placed:
-            return any((record.id, number) not in self.handles for number in range(record.shards))
+            held = self.handles.keys() | self.lacking
+            return any((record.id, number) not in held for number in range(record.shards))
         return self._saved.get(record.id) != self.placements.get(record.id) or any(
             self._state(one) in {"new", "serving"} and (record.id, one.number) not in self.handles
             for one in self.mine(record.id)
@@ -213,8 +224,11 @@ class ShardManager:
         return any(one.number == key[1] and one.split is not None for one in self.mine(key[0]))
 
     def filling(self, collection: str) -> list[PlacedShard]:
-        """Return the shards of a placed collection that this replica has to be filled with."""
-        return [one for one in self.mine(collection) if self._state(one) == "filling"]
+        """Return the shards of a collection that this replica has to be filled with."""
+        lacking = [n for name, n in self.lacking if name == collection]
+        return [one for one in self.mine(collection) if self._state(one) == "filling"] + [
+            PlacedShard(number, 0, SPACE, []) for number in lacking
+        ]
 
     def _state(self, one: PlacedShard) -> str:
         found = placement_plan.replica_of(one, self.name)
@@ -242,10 +256,17 @@ class ShardManager:
             await in_pool(self._writer, self._directory.save_record, record)
         self.records[record.id] = record
         if record.placed:
+            self.lacking = {key for key in self.lacking if key[0] != record.id}
             await self._hold_placed(record)
             return
+        there = await in_pool(self._writer, self._directory.numbers, record.id)
         for number in range(record.shards):
-            if (record.id, number) not in self.handles:
+            key = record.id, number
+            if key in self.handles or key in self.lacking:
+                continue
+            if number not in there and await self._bus.writes.may_be_trimmed(*key):
+                self.lacking.add(key)  # its stream alone would not give all of it
+            else:
                 await self.open(record, number)
 
     async def _hold_placed(self, record: CollectionRecord) -> None:
@@ -330,6 +351,7 @@ class ShardManager:
                 await self._bus.writes.keep_ids_rising(record.id, number, shard.applied)
             _log.info("shard_opened", id=record.id, shard=number, **shard.stats())
         self.handles[record.id, number] = handle
+        self.lacking.discard((record.id, number))
         self._opened(handle)
         self._count()
 
@@ -375,6 +397,7 @@ class ShardManager:
         """Forget a collection and delete its files and its streams."""
         record = self.records.pop(collection, None)
         placement = self.placements.pop(collection, None)
+        self.lacking = {key for key in self.lacking if key[0] != collection}
         self._saved.pop(collection, None)
         if placement is not None:
             await self._placements.remove(collection)

@@ -217,7 +217,11 @@ def _writes(request: str, router: str, documents: Sequence[Document], first: int
 
 
 async def _apply(
-    workflow: Workflow, record: CollectionRecord, shard: int, writes: Sequence[Write]
+    workflow: Workflow,
+    record: CollectionRecord,
+    layout: Layout,
+    shard: int,
+    writes: Sequence[Write],
 ) -> str:
     """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
     context, entry = workflow.context, ""
@@ -226,15 +230,20 @@ async def _apply(
     if not record.name.startswith("."):
         # Re-embedding may have begun meanwhile and missed these writes: then the client must know.
         await _check_unchanged(workflow, record)
-    await _await_applied(workflow, record, shard, entry)
+    await _await_applied(workflow, record, layout, shard, entry)
     return entry
 
 
 async def _await_applied(
-    workflow: Workflow, record: CollectionRecord, shard: int, entry: str
+    workflow: Workflow, record: CollectionRecord, layout: Layout, shard: int, entry: str
 ) -> None:
-    """Wait until enough replicas have synced a write; a shard that was split has handed it to its children."""
+    """Wait until enough replicas have synced a write, at most all that serve the shard.
+
+    A shard that was split has handed the write to its children.
+    """
     context = workflow.context
+    holders = dict(zip(layout.numbers, layout.holders(), strict=True)).get(shard)
+    ack = context.search_ack if holders is None else min(context.search_ack, max(len(holders), 1))
     while True:
         now_ms = context.bus.clock.now_ms()
         if now_ms >= workflow.deadline_ms:
@@ -246,7 +255,7 @@ async def _await_applied(
             record.id,
             shard,
             entry,
-            context.search_ack,
+            ack,
             context.notifications,
             min(workflow.deadline_ms, now_ms + _LOOK_MS),
         ):
@@ -298,7 +307,7 @@ async def _spread(
         mine = [each for each in left if layout.shard_of(each) == shard]
         try:
             made = writes(name, shard, [left[each] for each in mine])
-            applied[shard] = await _apply(workflow, record, shard, made)
+            applied[shard] = await _apply(workflow, record, layout, shard, made)
         except ShardSealed:
             layout = await workflow.context.layouts.newer(record, layout, workflow.deadline_ms)
             name = f"{workflow.request}@{workflow.lease.epoch}.{layout.version}"

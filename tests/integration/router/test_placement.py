@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
+from spillway_client import AsyncSpillway
 
 from tests.integration.router.test_collections import call
 from tests.integration.router.test_shard_reads import DIMENSION, ROWS, points
-from tests.support.mesh import Mesh
+from tests.support.mesh import ROOT, Mesh
 from tests.support.waiting import until
 
 PROCESSES = 3
@@ -398,3 +402,135 @@ async def test_an_emptied_shard_is_split(spread: Mesh, http: aiohttp.ClientSessi
         assert await every_document(http, path) == set()
         await store(http, path, 10)
         assert await every_document(http, path) == {f"d{i}" for i in range(10)}
+
+
+async def test_a_full_disk_is_told_and_the_source_goes_on(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """The disk of the process that a shard moves to is full: `why` says so, searches go on, and with space it moves."""
+    async with placed(http, "full", 1, count=600) as path:
+        (one,) = (await shards_of(http, path))["data"]
+        source = one["replicas"][0]["name"]
+        limited = [each for each in spread.processes if each.service == "vector_search"]
+        limits = {}
+        for each in limited:
+            assert each.process is not None
+            pid = each.process.pid
+            limits[pid] = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (16_384, limits[pid][1]))
+        try:
+            status, body = await call(http, "POST", f"{path}/shards/0/move", {"from": source})
+            assert status == 200, body
+
+            async def told() -> bool:
+                replicas = (await shards_of(http, path))["data"][0]["replicas"]
+                return any("full" in each["why"] for each in replicas)
+
+            await until(told, "the reason")
+            status, found = await search(http, path, 5)
+            assert (status, ids(found)[0]) == (200, "d5")
+        finally:
+            for pid, limit in limits.items():
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+        listed = await settled(http, path)
+        assert [each["name"] for each in listed["data"][0]["replicas"]] != [source]
+        assert await every_document(http, path) == {f"d{i}" for i in range(600)}
+
+
+async def test_a_lost_shard_is_begun_anew(spread: Mesh, http: aiohttp.ClientSession) -> None:
+    """The only copy of a shard is away for good: it is begun anew, old tokens are refused, and the copy is not mixed in."""
+    async with placed(http, "lost", 3) as path:
+        token = await store(http, path, 5, first=ROWS)
+        spread.search.kill()
+
+        async def missing() -> Any:
+            return (await shards_of(http, path))["missing"]
+
+        lost = await until(missing, "a missing shard")
+        for number in lost:
+            status, body = await call(http, "POST", f"{path}/shards/{number}/reset")
+            assert status == 200, body
+
+        async def whole() -> bool:
+            status, found = await search(http, path, 1)
+            return status == 200 and (await shards_of(http, path))["missing"] == []
+
+        await until(whole, "no missing shard")
+        kept = await every_document(http, path)
+        assert 0 < len(kept) < ROWS + 5
+        parts = token.split(",")
+        if any(len(parts) > number and parts[number] for number in lost):
+            status, error = await search(http, path, 1, after=token)
+            assert (status, error["error"]["code"]) == (409, "layout_changed")
+        spread.search.start()
+        await settled(http, path)
+        await store(http, path, ROWS + 5)
+        assert await every_document(http, path) == {f"d{i}" for i in range(ROWS + 5)}
+
+
+async def test_a_new_process_is_filled_with_plain_collections(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """A process that starts empty copies a collection without a placement, whose stream has been cut by then."""
+    made = {"name": "plain", "model": None, "dimension": DIMENSION}
+    status, body = await call(http, "POST", "/v1/collections", made)
+    assert status == 201, body
+    path = "/v1/collections/plain"
+    await store(http, path, ROWS)
+    searches = [each for each in spread.processes if each.service == "vector_search"]
+    for (
+        each
+    ) in searches:  # a stop takes snapshots, and what all of them cover is cut from the stream
+        await asyncio.to_thread(each.stop)
+    for each in searches:
+        each.start()
+    late = spread.add("vector_search", "late")
+    directory = spread.directory / "search" / "late" / body["id"] / "0"
+    await until(lambda: (directory / "documents.sqlite").exists(), "the files of a filled shard")
+
+    async def reported() -> bool:
+        status, error = await call(http, "POST", f"{path}/shards/0/move")
+        assert status in {200, 409, 422, 503}, error
+        listed = await shards_of(http, path)
+        rows = [each["rows"] for each in listed["data"][0]["replicas"]]
+        return len(rows) == PROCESSES + 1 and set(rows) == {ROWS}
+
+    await until(reported, "all rows on every process")
+    await asyncio.to_thread(late.stop)
+    await call(http, "DELETE", path)
+
+
+async def test_the_command_and_the_sdk_tell_and_change_shards(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """`spillway shards` lists and splits, and the SDK sees the same; a partial search has nothing missing."""
+    async with placed(http, "verbs", 2) as path:
+
+        def command(*words: str) -> tuple[int, str]:
+            done = subprocess.run(
+                [sys.executable, "-m", "cli.main", "shards", *words, "--url", spread.url],
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                timeout=100,
+                check=False,
+            )
+            return done.returncode, done.stdout + done.stderr
+
+        status, told = await asyncio.to_thread(command, "list", "verbs")
+        assert (status, "shard 0  50 %" in told, "serving" in told) == (0, True, True), told
+        status, told = await asyncio.to_thread(command, "split", "verbs", "0", "--wait")
+        assert (status, "layout 1" in told, "shard 2  25 %" in told) == (0, True, True), told
+        status, told = await asyncio.to_thread(command, "reset", "verbs", "1")
+        assert (status, "--yes" in told) == (2, True)
+        status, told = await asyncio.to_thread(command, "drop", "verbs", "1", "nobody")
+        assert (status, "no replica" in told) == (1, True)
+        async with AsyncSpillway(spread.url) as client:
+            found = await client.collections.shards("verbs")
+            assert [one.shard for one in found.data] == [2, 3, 1]
+            assert [one.replicas[0].state for one in found.data] == ["serving"] * 3
+            result = await client.search("verbs", vector=points(1)[0].tolist(), k=1, partial=True)
+            assert ([hit.id for hit in result.data], result.missing) == (["d0"], [])
+            moved = await client.collections.move_shard("verbs", 1)
+            assert len(moved.data[2].replicas) == 2
+        await settled(http, path)
