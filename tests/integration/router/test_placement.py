@@ -438,7 +438,7 @@ async def test_a_full_disk_is_told_and_the_source_goes_on(
 
 
 async def test_a_lost_shard_is_begun_anew(spread: Mesh, http: aiohttp.ClientSession) -> None:
-    """The only copy of a shard is away for good: it is begun anew, old tokens are refused, and the copy is not mixed in."""
+    """The only copy of a shard is away for good: it is begun anew, old tokens are refused, the copy is not mixed in."""
     async with placed(http, "lost", 3) as path:
         token = await store(http, path, 5, first=ROWS)
         spread.search.kill()
@@ -452,7 +452,7 @@ async def test_a_lost_shard_is_begun_anew(spread: Mesh, http: aiohttp.ClientSess
             assert status == 200, body
 
         async def whole() -> bool:
-            status, found = await search(http, path, 1)
+            status, _ = await search(http, path, 1)
             return status == 200 and (await shards_of(http, path))["missing"] == []
 
         await until(whole, "no missing shard")
@@ -486,7 +486,7 @@ async def test_a_new_process_is_filled_with_plain_collections(
         each.start()
     late = spread.add("vector_search", "late")
     directory = spread.directory / "search" / "late" / body["id"] / "0"
-    await until(lambda: (directory / "documents.sqlite").exists(), "the files of a filled shard")
+    await until((directory / "documents.sqlite").exists, "the files of a filled shard")
 
     async def reported() -> bool:
         status, error = await call(http, "POST", f"{path}/shards/0/move")
