@@ -300,22 +300,6 @@ class Writes:
             low = min(covered.values(), key=id_pair)
             await self._redis.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
-    async def may_be_trimmed(self, collection: str, shard: int) -> bool:
-        """Return whether a shard's stream may lack its first writes: some replica has a snapshot of them."""
-        name = keys.snapshots(self.search_family(collection), collection, shard)
-        return bool(await self._redis.call("EXISTS", name))
-
-    async def register(self, collection: str, shard: int, replica: str) -> None:
-        """Keep a shard's writes from now on for a replica that has none of them yet, unless it is registered."""
-        name = keys.applied(self.search_family(collection), collection, shard)
-        await self._redis.call("HSETNX", name, replica, START)
-
-    async def unregister(self, collection: str, shard: int, replica: str) -> None:
-        """Keep no more writes of a shard for a replica that holds it no more."""
-        family = self.search_family(collection)
-        for name in (keys.applied, keys.snapshots):
-            await self._redis.call("HDEL", name(family, collection, shard), replica)
-
     async def drop_shard(self, collection: str, shard: int, *, split: bool = False) -> None:
         """Delete the stream of writes of a removed shard, and what its replicas published.
 

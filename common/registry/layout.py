@@ -31,7 +31,7 @@ def even_ranges(count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-class Layout(NamedTuple):
+class ShardLayout(NamedTuple):
     """The shards of a collection as one version of its placement has them; without one as its record has them."""
 
     version: int
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     shards: tuple[PlacedShard, ...] = ()  # none: every process holds every shard
 
     @classmethod
-    def of(cls, record: CollectionRecord, placement: CollectionPlacement | None) -> Layout:
+    def of(cls, record: CollectionRecord, placement: CollectionPlacement | None) -> ShardLayout:
         """Return the layout of a collection."""
         if placement is None:
             return cls(0, tuple(range(record.shards)))

@@ -78,6 +78,16 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def copy_database(path: Path, target: Path) -> None:
+    """Copy a database that others may be writing to, as of one moment; sqlite3 errors pass through."""
+    source, copied = connect(path), sqlite3.connect(target)
+    try:
+        source.backup(copied)
+    finally:
+        copied.close()
+        source.close()
+
+
 class ReaderPool:
     """Connections for readers: as many as ever read at once, kept for the next ones."""
 
@@ -333,15 +343,6 @@ class Documents:
                     [row[3] for row in part],
                     [_checksum(row[3]) == row[2] for row in part],
                 )
-
-    def copy_to(self, path: Path) -> None:
-        """Copy the whole database, as of one moment; writes go on beside it."""
-        with self._readers.one() as reader:
-            target = sqlite3.connect(path)
-            try:
-                reader.backup(target)
-            finally:
-                target.close()
 
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the labels of all chunks, rising."""

@@ -59,7 +59,7 @@ class PlacementCoordinator:
         ).keys() - named:
             newest = await self._placements.get(placement.collection)
             if newest is not None and newest.version == placement.version:
-                await self._bus.writes.unregister(placement.collection, one.number, name)
+                await self._bus.shard_replicas.unregister(placement.collection, one.number, name)
 
     async def _split(self, placement: CollectionPlacement, one: PlacedShard) -> None:
         collection, split, writes = placement.collection, one.split, self._bus.writes

@@ -49,7 +49,7 @@ _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
 _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
-_DATABASE = "documents.sqlite"
+DATABASE = "documents.sqlite"
 
 
 class Shard:
@@ -71,7 +71,7 @@ class Shard:
     ) -> None:
         self.record = record
         self.dropped = False
-        self._directory = directory
+        self.directory = directory
         self._config, self._clock = config, clock
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
@@ -84,7 +84,7 @@ class Shard:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
-            self._documents = Documents(directory / _DATABASE)
+            self._documents = Documents(directory / DATABASE)
             self._index = Index(
                 record.dimension,
                 record.metric,
@@ -110,7 +110,7 @@ class Shard:
         )
 
     def _load(self, threads: int) -> None:
-        saved = snapshot.load(self._directory, self.record.dimension, self.record.metric, threads)
+        saved = snapshot.load(self.directory, self.record.dimension, self.record.metric, threads)
         rows, graph, indexed = snapshot.load_rows(self._documents, self.record, saved)
         self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
         self._snapshot_rows = indexed
@@ -151,7 +151,7 @@ class Shard:
                 return "old"
             try:
                 if self._batch is None:
-                    reserve(self._directory)
+                    reserve(self.directory)
                     self._documents.begin()
                     self._batch = WriteBatch(last, self._log.mark())
                 payload = encoded(write)
@@ -428,25 +428,11 @@ class Shard:
         if low < len(saved.labels) < high:
             return False
         try:
-            snapshot.save(self._directory, saved, self.applied)
+            snapshot.save(self.directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
         self._snapshot_rows = len(saved.labels)
         return True
-
-    @property
-    def database(self) -> Path:
-        """The file of the documents."""
-        return self._directory / _DATABASE
-
-    def copy_to(self, directory: Path) -> None:
-        """Copy what is needed to open this shard elsewhere, as of one moment; writes and searches go on."""
-        try:
-            reserve(directory)
-            snapshot.link(self._directory, directory)
-            self._documents.copy_to(directory / _DATABASE)
-        except (OSError, sqlite3.Error) as error:
-            raise storage_error(error) from error
 
     @property
     def settled(self) -> bool:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
 
-from common.errors import InvalidRequest, SpillwayError, Unavailable
+from common.errors import InvalidRequest, Unavailable
 from common.tasks import in_pool
 from common.wire.search import CopyFile, CopyResult, CopyWork
-from services.vector_search.shard import Shard
+from services.vector_search import snapshot
+from services.vector_search.documents import copy_database
+from services.vector_search.shard import DATABASE, Shard
 from services.vector_search.shard_manager import ShardManager
-from services.vector_search.snapshot import file_sum
-from services.vector_search.storage_errors import storage_error
+from services.vector_search.storage_errors import reserve, storage_error
 
 READ_BYTES = 4 * 1024 * 1024
 _IDLE_S = 60.0
@@ -43,20 +45,20 @@ class ShardCopies:
             raise InvalidRequest(f"a copy has the name {work.name[:40]!r}")
         await self._expire()
         path = self._shards.directory.shard(work.collection, work.shard)
-        snapshot = path.with_name(f"{work.shard}.{work.name}{_SUFFIX}")
+        at = path.with_name(f"{work.shard}.{work.name}{_SUFFIX}")
         if work.op == "end":
-            self._read.pop(snapshot, None)
-            await in_pool(self._pool, _delete, [snapshot])
+            self._read.pop(at, None)
+            await in_pool(self._pool, _delete, [at])
             return CopyResult()
         if work.op == "begin":
             shard = (await self._shards.find(work.collection, work.shard)).open()
-            files = await in_pool(self._pool, _begin, shard, snapshot)
-            self._read[snapshot] = asyncio.get_running_loop().time()
+            files = await in_pool(self._pool, _begin, shard, at)
+            self._read[at] = asyncio.get_running_loop().time()
             return CopyResult(files=files)
-        if snapshot not in self._read:
+        if at not in self._read:
             raise Unavailable("the snapshot is gone; begin again", code="shard_missing")
-        self._read[snapshot] = asyncio.get_running_loop().time()
-        data = await in_pool(self._pool, _piece, snapshot / Path(work.file).name, work.offset)
+        self._read[at] = asyncio.get_running_loop().time()
+        data = await in_pool(self._pool, _piece, at / Path(work.file).name, work.offset)
         return CopyResult(data=data, sum=xxhash.xxh3_64_intdigest(data))
 
     async def _expire(self) -> None:
@@ -76,15 +78,14 @@ def _begin(shard: Shard, path: Path) -> list[CopyFile]:
     try:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-        shard.copy_to(path)
+        reserve(path)
+        snapshot.link(shard.directory, path)
+        copy_database(shard.directory / DATABASE, path / DATABASE)
         return [
-            CopyFile(file.name, file.stat().st_size, file_sum(file))
+            CopyFile(file.name, file.stat().st_size, snapshot.file_sum(file))
             for file in sorted(path.iterdir())
         ]
-    except SpillwayError:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         shutil.rmtree(path, ignore_errors=True)
         raise storage_error(error) from error
 

@@ -109,8 +109,8 @@ class ShardFiller:
         if not sources:
             raise missing(record.id, number)
         # From now on the stream is kept for this replica, and the snapshot is taken after that.
-        await self._bus.writes.unregister(record.id, number, self._shards.name)
-        await self._bus.writes.register(record.id, number, self._shards.name)
+        await self._bus.shard_replicas.unregister(record.id, number, self._shards.name)
+        await self._bus.shard_replicas.register(record.id, number, self._shards.name)
         error: SpillwayError = missing(record.id, number)
         for source in sources:
             try:

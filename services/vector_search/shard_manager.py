@@ -264,7 +264,7 @@ class ShardManager:
             key = record.id, number
             if key in self.handles or key in self.lacking:
                 continue
-            if number not in there and await self._bus.writes.may_be_trimmed(*key):
+            if number not in there and await self._bus.shard_replicas.may_be_cut(*key):
                 self.lacking.add(key)  # its stream alone would not give all of it
             else:
                 await self.open(record, number)
@@ -332,7 +332,7 @@ class ShardManager:
             self._dropped(handle)
             if shard is not None:
                 await in_pool(self._writer, shard.close)
-        await self._bus.writes.unregister(collection, number, self.name)
+        await self._bus.shard_replicas.unregister(collection, number, self.name)
         await in_pool(self._writer, self._directory.remove_shard, collection, number)
         self._count()
         _log.info("shard_released", id=collection, shard=number)

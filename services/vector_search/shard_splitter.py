@@ -20,7 +20,7 @@ from common.errors import SpillwayError
 from common.tasks import in_pool
 from common.wire.registry import CollectionRecord, PlacedShard, ShardSplit
 from services.vector_search.replica_directory import ReplicaDirectory
-from services.vector_search.shard import Shard
+from services.vector_search.shard import DATABASE, Shard
 from services.vector_search.shard_manager import ShardManager, Source
 from services.vector_search.split_files import make_child
 from services.vector_search.storage_errors import reserve, storage_error
@@ -128,7 +128,7 @@ def _make_files(
     try:
         path: Path = directory.unfinished(collection, number)
         reserve(path)
-        make_child(parent.database, path / parent.database.name, *hashes)
+        make_child(parent.directory / DATABASE, path / DATABASE, *hashes)
         directory.finish(collection, number)
     except (OSError, sqlite3.Error) as error:
         directory.remove_shard(collection, number)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from common.bus.writes import Writes
 from common.errors import Conflict, InvalidRequest, NotFound, SpillwayError
-from common.registry.layout import Layout
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
@@ -243,7 +243,7 @@ def query_filter(request: web.Request) -> dict[str, Any] | None:
     return value
 
 
-def _cursor(text: str, layout: Layout) -> tuple[int, str | None]:
+def _cursor(text: str, layout: ShardLayout) -> tuple[int, str | None]:
     """Return the shard that a listing goes on with, and where in it."""
     if not text:
         return layout.numbers[0], None
@@ -269,7 +269,7 @@ def _cursor(text: str, layout: Layout) -> tuple[int, str | None]:
     return int(shard), rest or None
 
 
-def _next(cursor: str | None, shard: int, layout: Layout) -> str | None:
+def _next(cursor: str | None, shard: int, layout: ShardLayout) -> str | None:
     if cursor is not None:
         return f"{shard}:{cursor}"
     at = layout.numbers.index(shard) + 1

@@ -12,7 +12,7 @@ from aiohttp import web
 from common.bus.writes import Writes
 from common.errors import Conflict, NotFound
 from common.ids import job_id, ulid
-from common.registry.layout import Layout
+from common.registry.layout import ShardLayout
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
 from common.wire.search import MissingShard, SearchResult
@@ -182,7 +182,7 @@ class SearchApi:
         caller: RequestContext,
         record: CollectionRecord,
         ask: SearchRequest,
-        layout: Layout,
+        layout: ShardLayout,
     ) -> SearchResult | None:
         """Return the merged hits of a layout's shards, with what is missing; None where no shard answered."""
         family, name = self._searches.search_family(record.id), request[REQUEST_ID]

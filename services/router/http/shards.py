@@ -68,9 +68,9 @@ class ShardsApi:
 
     async def move(self, request: web.Request) -> web.Response:
         """Begin to fill a replica of a shard, which then takes another one's place, or is added."""
-        record, number = await self._records.collection(request), _number(request)
-        raw = await self._receiver.body(request)
+        record, raw = await self._records.collection(request), await self._receiver.body(request)
         body = decode(raw, MoveShardBody) if raw.strip() else MoveShardBody()
+        number = _number(request)
         processes = await processes_of(self._bus, record)
         if body.target is not None and body.target not in {each.name for each in processes}:
             raise _unknown(body.target, processes)
@@ -83,8 +83,9 @@ class ShardsApi:
 
     async def drop(self, request: web.Request) -> web.Response:
         """Do without one replica of a shard that another one serves."""
-        record, number = await self._records.collection(request), _number(request)
+        record = await self._records.collection(request)
         body = decode(await self._receiver.body(request), DropReplicaBody)
+        number = _number(request)
         return await self._changed(
             record, lambda known: placement_plan.removed(known, number, body.replica)
         )

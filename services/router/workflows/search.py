@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from common.errors import Conflict, Unavailable
-from common.registry.layout import Layout
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import MissingShard, SearchReport, SearchResult, SearchWork, effort_of
@@ -72,7 +72,7 @@ def merged(
     shown = [[row for result in results for row in result.shown] for results in every]
     scores = [[row for result in results for row in result.scores] for results in every]
     first = every[0][0]
-    applied = Layout.token({number: results[-1].applied for number, results in shards.items()})
+    applied = ShardLayout.token({number: results[-1].applied for number, results in shards.items()})
     report = _report([result.report for results in every for result in results])
     if len(every) == 1:
         return SearchResult(
@@ -168,7 +168,7 @@ async def _found(
     ask: SearchRequest,
     vectors: bytes,
     queries: int,
-    layout: Layout,
+    layout: ShardLayout,
 ) -> SearchResult:
     """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
     family, after = workflow.context.bus.writes.search_family(record.id), layout.after(ask.after)

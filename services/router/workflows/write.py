@@ -14,7 +14,7 @@ from common.bus import Bus
 from common.bus.writes import ShardSealed
 from common.errors import Conflict, DeadlineExceeded, NotFound, Unavailable
 from common.registry.collections import Collections
-from common.registry.layout import Layout
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import (
@@ -44,7 +44,7 @@ _LOOK_MS = 1000  # after which a write that is not confirmed makes sure that its
 
 
 async def await_served(
-    bus: Bus, admission: AdmissionController, record: CollectionRecord, layout: Layout
+    bus: Bus, admission: AdmissionController, record: CollectionRecord, layout: ShardLayout
 ) -> None:
     """Wait up to READY_S until a replica holds every shard, so that the next request finds one."""
     with contextlib.suppress(TimeoutError):
@@ -70,7 +70,7 @@ async def _served(
 
 
 async def drop_shards(
-    bus: Bus, record: CollectionRecord, layout: Layout, request: str, router: str
+    bus: Bus, record: CollectionRecord, layout: ShardLayout, request: str, router: str
 ) -> None:
     """Tell every replica that a collection is gone; those of a sealed shard learn it from the registry."""
     for shard in layout.numbers:
@@ -81,7 +81,7 @@ async def drop_shards(
 
 async def _known(
     workflow: Workflow, record: CollectionRecord, ids: Sequence[str]
-) -> tuple[dict[str, StoredDocument], Layout]:
+) -> tuple[dict[str, StoredDocument], ShardLayout]:
     """Return the stored documents among `ids`, and the layout by which they were looked up."""
     layout = await workflow.context.layouts.now(record)
     while True:
@@ -94,7 +94,7 @@ async def _known(
 
 
 async def _known_by(
-    workflow: Workflow, record: CollectionRecord, layout: Layout, ids: Sequence[str]
+    workflow: Workflow, record: CollectionRecord, layout: ShardLayout, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
     parcels: list[Parcel] = []
     for shard in layout.numbers:
@@ -219,7 +219,7 @@ def _writes(request: str, router: str, documents: Sequence[Document], first: int
 async def _apply(
     workflow: Workflow,
     record: CollectionRecord,
-    layout: Layout,
+    layout: ShardLayout,
     shard: int,
     writes: Sequence[Write],
 ) -> str:
@@ -235,7 +235,7 @@ async def _apply(
 
 
 async def _await_applied(
-    workflow: Workflow, record: CollectionRecord, layout: Layout, shard: int, entry: str
+    workflow: Workflow, record: CollectionRecord, layout: ShardLayout, shard: int, entry: str
 ) -> None:
     """Wait until enough replicas have synced a write, at most all that serve the shard.
 
@@ -273,7 +273,7 @@ async def _await_applied(
 async def store(
     workflow: Workflow,
     record: CollectionRecord,
-    layout: Layout,
+    layout: ShardLayout,
     documents: Sequence[Document],
     first: int = 0,
 ) -> str:
@@ -289,7 +289,7 @@ async def store(
 async def _spread(
     workflow: Workflow,
     record: CollectionRecord,
-    layout: Layout,
+    layout: ShardLayout,
     items: Mapping[str, T],
     writes: Callable[[str, int, Sequence[T]], list[Write]],
 ) -> str:
@@ -319,7 +319,7 @@ async def _spread(
                 ) from None
             continue
         left = {each: item for each, item in left.items() if each not in mine}
-    return Layout.token(applied)
+    return ShardLayout.token(applied)
 
 
 async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:

@@ -66,7 +66,7 @@ class World:
         self.http: aiohttp.ClientSession
         self.path = "/v1/collections/kills"
         self.stopping = False
-        self.refused = 0
+        self.refused = self.moves = 0
 
     def start(self) -> None:
         for number in range(1, PROCESSES):
@@ -169,7 +169,8 @@ class World:
                 await self.call("POST", f"{self.path}/shards/{one['shard']}/split")
             elif verb == "move":
                 body = {"from": self.random.choice(one["replicas"])["name"]}
-                await self.call("POST", f"{self.path}/shards/{one['shard']}/move", body)
+                path = f"{self.path}/shards/{one['shard']}/move"
+                self.moves += (await self.call("POST", path, body))[0] == 200
             elif verb == "replicas":
                 wanted = self.random.choice([1, 2, 2])
                 await self.call("POST", f"{self.path}/replicas", {"replicas": wanted})
@@ -202,6 +203,10 @@ class World:
     async def check(self) -> None:
         """Everything acknowledged is there as written, and nothing else."""
         await until(self.settled, "settled shards", seconds=LIMIT_S)
+        shards = (await self.call("GET", f"{self.path}/shards"))[1]
+        if KILLS >= 100:  # enough of everything happened between the kills
+            assert len(shards["data"]) == MOST_SHARDS
+            assert self.moves >= 20
         listed = await self.must_get(f"{self.path}/documents?limit=1000&include=vectors")
         there = {doc["id"]: np.array(doc["vectors"][0], np.float32) for doc in listed}
         present = {name: v for name, v in self.oracle.present.items() if v is not None}

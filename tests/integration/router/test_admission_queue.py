@@ -13,7 +13,7 @@ import pytest
 
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
-from common.registry.layout import Layout
+from common.registry.layout import ShardLayout
 from common.registry.quotas import Quotas
 from common.wire.registry import CollectionRecord
 from services.router.admission.controller import AdmissionController
@@ -179,7 +179,9 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
         return await applied(collection, shard)
 
     monkeypatch.setattr(bus.writes, "applied", noted)
-    waiting = asyncio.create_task(await_served(bus, admission, record, Layout.of(record, None)))
+    waiting = asyncio.create_task(
+        await_served(bus, admission, record, ShardLayout.of(record, None))
+    )
     for shard in range(record.shards):
         await until(partial(contains, looks, shard))
         for _ in range(300):

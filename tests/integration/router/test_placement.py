@@ -453,7 +453,7 @@ async def test_a_lost_shard_is_begun_anew(spread: Mesh, http: aiohttp.ClientSess
 
         async def whole() -> bool:
             status, _ = await search(http, path, 1)
-            return status == 200 and (await shards_of(http, path))["missing"] == []
+            return status == 200 and not (await shards_of(http, path))["missing"]
 
         await until(whole, "no missing shard")
         kept = await every_document(http, path)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.errors import Conflict, SpillwayError, Unprocessable
 from common.registry import placement_plan as plan
-from common.registry.layout import SPACE, Layout, even_ranges, hash_of_document
+from common.registry.layout import SPACE, ShardLayout, even_ranges, hash_of_document
 from common.registry.placement_plan import ProcessLoad, ShardNeed
 from common.wire.registry import CollectionPlacement, CollectionRecord
 
@@ -80,13 +80,13 @@ def test_a_token_outlives_splits_and_not_a_lost_shard() -> None:
     placement = plan.split_begun(placement, 0)
     done = plan.split_done(placement, 0, "9-0", {"a"})
     assert done is not None
-    layout = Layout.of(RECORD, done)
+    layout = ShardLayout.of(RECORD, done)
     assert layout.numbers == (2, 3, 1)
     assert layout.after("5-0,7-1") == {2: "5-0", 3: "5-0", 1: "7-1"}
     assert layout.after("5-0,,11-0") == {2: "11-0", 3: "5-0"}
     assert layout.after(None) == {}
     assert layout.token({2: "11-0", 1: "7-1"}) == ",7-1,11-0"
-    lost = Layout.of(RECORD, plan.anew(done, 1, "b"))
+    lost = ShardLayout.of(RECORD, plan.anew(done, 1, "b"))
     with pytest.raises(Conflict) as caught:
         lost.after("5-0,7-1")
     assert caught.value.code == "layout_changed"
