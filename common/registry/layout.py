@@ -6,9 +6,10 @@ number is never used again, a token of an older layout says which shards it spea
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import xxhash
@@ -50,8 +51,15 @@ class ShardLayout(NamedTuple):
         """Return the number of the shard that a document lives on."""
         if not self.shards:
             return zlib.crc32(document.encode()) % len(self.numbers)
-        value = hash_of_document(document)
-        return next(shard.number for shard in self.shards if shard.low <= value < shard.high)
+        at = bisect.bisect_right(self.shards, hash_of_document(document), key=_low) - 1
+        return self.shards[at].number
+
+    def grouped(self, documents: Iterable[str]) -> dict[int, list[str]]:
+        """Return the documents that live on each shard, in the order given."""
+        found: dict[int, list[str]] = {}
+        for document in documents:
+            found.setdefault(self.shard_of(document), []).append(document)
+        return found
 
     def holders(self) -> list[frozenset[str] | None]:
         """Return the names of the replicas that serve each shard, in the order of `numbers`; None: all do."""

@@ -97,8 +97,7 @@ async def _known_by(
     workflow: Workflow, record: CollectionRecord, layout: ShardLayout, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
     parcels: list[Parcel] = []
-    for shard in layout.numbers:
-        mine = [name for name in ids if layout.shard_of(name) == shard]
+    for shard, mine in layout.grouped(ids).items():
         for first in range(0, len(mine), KNOWN_AT_ONCE):
             some = mine[first : first + KNOWN_AT_ONCE]
             work = DocumentsWork(
@@ -301,24 +300,33 @@ async def _spread(
     """
     name = f"{workflow.request}@{layout.version}" if layout.version else workflow.request
     applied: dict[int, str] = {}
-    left = dict(items)
-    while left:
-        shard = next(n for n in layout.numbers if any(layout.shard_of(i) == n for i in left))
-        mine = [each for each in left if layout.shard_of(each) == shard]
-        try:
-            made = writes(name, shard, [left[each] for each in mine])
-            applied[shard] = await _apply(workflow, record, layout, shard, made)
-        except ShardSealed:
+    groups = layout.grouped(items)
+    while groups:
+        outcomes = await asyncio.gather(
+            *(
+                _apply(workflow, record, layout, n, writes(name, n, [items[each] for each in mine]))
+                for n, mine in groups.items()
+            ),
+            return_exceptions=True,
+        )
+        left: list[str] = []
+        for (number, mine), outcome in zip(groups.items(), outcomes, strict=True):
+            if isinstance(outcome, ShardSealed):
+                left += mine
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                applied[number] = outcome
+        if left:
             layout = await workflow.context.layouts.newer(record, layout, workflow.deadline_ms)
             name = f"{workflow.request}@{workflow.lease.epoch}.{layout.version}"
             if workflow.context.bus.clock.now_ms() >= workflow.deadline_ms:
                 raise Unavailable(
-                    f"shard {shard} of collection {record.name!r} is being split; try again",
+                    f"a shard of collection {record.name!r} is being split; try again",
                     code="shard_missing",
                     retry_after_s=1,
-                ) from None
-            continue
-        left = {each: item for each, item in left.items() if each not in mine}
+                )
+        groups = layout.grouped(left)
     return ShardLayout.token(applied)
 
 

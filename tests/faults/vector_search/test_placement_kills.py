@@ -205,7 +205,7 @@ class World:
         await until(self.settled, "settled shards", seconds=LIMIT_S)
         shards = (await self.call("GET", f"{self.path}/shards"))[1]
         if KILLS >= 100:  # enough of everything happened between the kills
-            assert len(shards["data"]) == MOST_SHARDS
+            assert len(shards["data"]) >= MOST_SHARDS
             assert self.moves >= 20
         listed = await self.must_get(f"{self.path}/documents?limit=1000&include=vectors")
         there = {doc["id"]: np.array(doc["vectors"][0], np.float32) for doc in listed}
