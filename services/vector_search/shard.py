@@ -437,7 +437,7 @@ class Shard:
     @property
     def settled(self) -> bool:
         """Whether searches need not wait for a graph that is to be built."""
-        return self._index.path == "graph" or self._index.live < self._config.exact_below
+        return bool(self._index.now.kind == self._index.choice().kind)
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

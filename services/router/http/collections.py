@@ -160,9 +160,10 @@ class CollectionsApi:
         record = await self._records.collection(request)
         wanted, k = query_filter(request), query_count(request, "k", 10, _MOST_HITS)
         caller = self._receiver.context(request)
+        layout = await self._layouts.of(record)
         works = [
             DocumentsWork(collection=record.id, op="explain", filter=wanted, k=k, shard=shard)
-            for shard in range(record.shards)
+            for shard in layout.numbers
         ]
         parts = await asyncio.gather(*(self._told(request, caller, work) for work in works))
         shards = [
