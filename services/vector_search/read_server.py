@@ -176,8 +176,7 @@ class ReadServer:
     def _predicted_s(self, batch: Sequence[Read]) -> float:
         """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
         work = batch[0].work
-        plain = not (work.filter or work.asked_effort or work.budget_ms)
-        if not plain or batch[0].handle not in self._query_s:
+        if not _plain(work) or batch[0].handle not in self._query_s:
             return 1.0
         return self._query_s[batch[0].handle] * sum(read.items for read in batch)
 
@@ -204,8 +203,9 @@ class ReadServer:
         self._queue.done(batch)
         items = sum(read.items for read in batch)
         self._held -= items
-        known = self._query_s.get(handle, took_s / items)
-        self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
+        if _plain(batch[0].work):
+            known = self._query_s.get(handle, took_s / items)
+            self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
         for read, outcome in zip(batch, outcomes, strict=True):
             read.reply(outcome)
 
@@ -222,3 +222,8 @@ class ReadServer:
 
 def _fail(call: Call, error: SpillwayError) -> None:
     call.fail(encode(error_event(0, "error", error)))
+
+
+def _plain(work: SearchWork) -> bool:
+    """Return whether a search is like most others, so that what these take says what it will."""
+    return not (work.filter or work.asked_effort or work.budget_ms)

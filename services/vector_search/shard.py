@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -240,19 +241,21 @@ class Shard:
             due_s = began_s + work.budget_ms / 1000 - spent_s
             picker = BudgetPicker(self._cost, self._clock, due_s)
         for attempt in range(_ATTEMPTS):
-            applied = self.applied
-            wanted = self._masks.get(condition) if condition else None
-            found_s = self._clock.perf_s()
-            with metrics.SEARCH_SECONDS.time():
-                found = self._index.now.search(
-                    queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
-                )
-            rows = self._hits.of(found, work)
+            # A found chunk may be gone before the index knows of it. Then wait until it does; the last attempt holds
+            # the next write back.
+            with self._publishing if attempt + 1 == _ATTEMPTS else nullcontext():
+                applied = self.applied
+                wanted = self._masks.get(condition) if condition else None
+                found_s = self._clock.perf_s()
+                with metrics.SEARCH_SECONDS.time():
+                    found = self._index.now.search(
+                        queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
+                    )
+                rows = self._hits.of(found, work)
             if rows.complete:
                 break
-            if attempt + 1 < _ATTEMPTS:
-                with self._publishing:  # a found chunk is gone: wait until the index knows, too
-                    continue
+            with self._publishing:
+                pass
         ended_s = self._clock.perf_s()
         self._searches += 1
         if picker is not None or not self._searches % _LEARN_EVERY:
