@@ -234,20 +234,18 @@ async def search(
 def one_result(answer: Answer) -> SearchResult:
     """Decode the answer to a single query."""
     hits = [build(Hit, item) for item in items(answer.payload)]
-    payload = answer.payload
-    return _result(hits, payload, answer)
+    return _result(hits, answer)
 
 
 def many_results(answer: Answer) -> list[SearchResult]:
     """Decode the answer to several queries, in their order."""
     rows = sorted(items(answer.payload), key=lambda row: int(row["index"]))
-    return [
-        _result([build(Hit, hit) for hit in items(row)], answer.payload, answer) for row in rows
-    ]
+    return [_result([build(Hit, hit) for hit in items(row)], answer) for row in rows]
 
 
-def _result(hits: list[Hit], payload: dict[str, Any], answer: Answer) -> SearchResult:
+def _result(hits: list[Hit], answer: Answer) -> SearchResult:
+    payload = answer.payload
     told = payload.get("search")
     report = build(SearchReport, told) if told is not None else None
-    path, applied = payload.get("path", ""), payload.get("applied")
-    return SearchResult(hits, path, applied, answer.request_id, report)
+    path, mode = payload.get("path", ""), payload.get("mode", "vector")
+    return SearchResult(hits, path, payload.get("applied"), answer.request_id, report, mode)

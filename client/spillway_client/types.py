@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from .errors import SpillwayError
 
 V = TypeVar("V", list[float], bytes)
 T = TypeVar("T")
+SearchMode = Literal["vector", "text", "hybrid"]
 
 
 class UnexpectedResponseError(SpillwayError):
@@ -166,7 +167,10 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk found: its document, its character offsets in it, and its score (higher is nearer)."""
+    """A chunk found: its document, its character offsets in it, and its score (higher is nearer).
+
+    `scores` holds, where asked for, the scores of the searches that found it: `vector`, `text`.
+    """
 
     id: str
     score: float
@@ -175,6 +179,7 @@ class Hit:
     end: int = 0
     text: str | None = None
     metadata: dict[str, Any] | None = None
+    scores: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +199,17 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Hits of one query, best first; `path` says how they were found, and `search` how that went."""
+    """Hits of one query, best first.
+
+    `mode` says what was compared, `path` how vectors were searched, and `search` how that went.
+    """
 
     data: list[Hit]
     path: str = ""
     applied: Any = None
     request_id: str | None = None
     search: SearchReport | None = None
+    mode: str = "vector"
 
 
 @dataclass(frozen=True, slots=True)

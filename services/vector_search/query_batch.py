@@ -155,11 +155,11 @@ async def opened(
 
 
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return the key of searches that may run as one batch; None for work that runs alone.
+    """Return the key of searches that may run as one batch; None for work that runs alone, as searches of texts do.
 
     Of searches with time budgets the strictest decides, so only those batch that differ by less than twice.
     """
-    if isinstance(work, DocumentsWork):
+    if isinstance(work, DocumentsWork) or work.mode != "vector":
         return None
     budget_ms = work.budget_ms and math.ldexp(1.0, math.frexp(work.budget_ms)[1])
     return msgspec.msgpack.encode(
@@ -247,13 +247,7 @@ def _together(
     at = 0
     for work in works:
         end = at + len(work.vectors) // size
-        outcomes.append(
-            msgspec.structs.replace(
-                found,
-                shown=found.shown[at:end],
-                scores=found.scores[at:end],
-                report=reported(found.report, work),
-            )
-        )
+        report = reported(found.report, work)
+        outcomes.append(msgspec.structs.replace(found.part(at, end), report=report))
         at = end
     return outcomes

@@ -134,7 +134,7 @@ class ReadServer:
     def _add(self, call: Call, work: SearchWork, handle: ShardHandle) -> None:
         items = 1
         if handle.shard is not None:
-            items = max(1, len(work.vectors) // (4 * handle.shard.record.dimension))
+            items = max(1, work.queries(handle.shard.record.dimension))
         self._held += items
         span: Span = tracing.NONE
         if tracing.on():
@@ -218,6 +218,12 @@ class ReadServer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("read_failed", exc_info=error)
+
+
+def _plain(work: SearchWork) -> bool:
+    """Return whether a work is a search like most others, whose time the mean of those before predicts."""
+    special = work.filter or work.asked_effort or work.budget_ms or work.depth
+    return work.mode == "vector" and not special
 
 
 def _fail(call: Call, error: SpillwayError) -> None:

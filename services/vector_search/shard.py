@@ -40,6 +40,7 @@ from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
 from services.vector_search.index.rows import Flags, Floats, prepare
+from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.storage_errors import is_full, reserve, storage_error
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
@@ -95,6 +96,9 @@ class Shard:
             self._load(threads)
             self._masks = FilterMasks(self._documents)
             self._hits = HitCache(self._documents)
+            self._ranked = RankedSearch(
+                record, self._documents, self._index, self._masks, self._hits, self._publishing
+            )
             self._replay()
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
@@ -235,6 +239,9 @@ class Shard:
         """
         began_s = self._clock.perf_s()
         queries = self._queries(work)
+        if work.mode != "vector" or work.depth:
+            with metrics.SEARCH_SECONDS.time():
+                return self._ranked.search(queries, work)
         condition = Filter(work.filter) if work.filter else None
         picker = None
         if work.budget_ms is not None:
@@ -251,7 +258,7 @@ class Shard:
                     found = self._index.now.search(
                         queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
                     )
-                rows = self._hits.of(found, work)
+                rows = self._hits.of(found.labels, found.scores, work)
             if rows.complete:
                 break
             with self._publishing:
@@ -283,11 +290,17 @@ class Shard:
 
     def _queries(self, work: SearchWork) -> Floats:
         size = self.record.dimension * 4
-        if not work.vectors or len(work.vectors) % size:
+        if work.mode != "text" and (not work.vectors or len(work.vectors) % size):
             raise InvalidRequest(
                 f"{len(work.vectors)} bytes of query vectors; expected a multiple of {size}: collection "
                 f"{self.record.name!r} has dimension {self.record.dimension}",
                 code="dimension_mismatch",
+            )
+        if not work.whole(self.record.dimension):
+            raise InvalidRequest(
+                f"{len(work.texts)} texts for {work.queries(self.record.dimension)} queries; expected one each "
+                f"in mode {work.mode!r}",
+                param="texts",
             )
         if not 1 <= work.k <= MAX_K:
             raise InvalidRequest(f"k is {work.k}; expected 1 to {MAX_K}", param="k")
@@ -296,6 +309,8 @@ class Shard:
             raise InvalidRequest(
                 f'effort is {effort}; expected 1 to {MAX_K}, or "exact"', param="effort"
             )
+        if work.depth and not work.k <= work.depth <= MAX_K:
+            raise InvalidRequest(f"depth is {work.depth}; expected k to {MAX_K}", param="k")
         vectors = np.frombuffer(work.vectors, "<f4").reshape(-1, self.record.dimension)
         if not np.isfinite(vectors).all():
             raise InvalidRequest("query vectors hold NaN or infinity", code="invalid_vector")
@@ -339,6 +354,7 @@ class Shard:
             "effort": effort,
             "ef": effort if isinstance(effort, int) else 0,
             "recall": round(index.recall, 4),
+            "text_indexed": round(self._documents.texts.share, 4),
         }
 
     @property
@@ -361,17 +377,29 @@ class Shard:
         found = self._index.now.search(
             queries, work.k, effort=effort, wanted=wanted, remember=False
         )
-        self._hits.of(found, work)
+        self._hits.of(found.labels, found.scores, work)
         return found, self._clock.perf_s() - began_s
 
     # -- background, one thread
 
     def maintain(self) -> bool:
         """Do one bounded piece of indexing or compaction; True if there may be more."""
-        if self._index.maintain():
+        if self._index.maintain() or self._index_texts():
             return True
         self._calibration.keep(self._index, self._documents.next_number)
         return False
+
+    def _index_texts(self) -> bool:
+        """Add a piece of the texts that were stored before there was an index of texts; True if there are more."""
+        if not self._documents.texts.pending:
+            return False
+        try:
+            with self._writing:
+                self.sync()
+                self._documents.texts.build()
+        except sqlite3.Error as error:
+            raise storage_error(error) from error
+        return self._documents.texts.pending > 0
 
     def audit(self) -> float:
         """Measure the recall of recent queries and publish it; raises the effort where it fell short."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest, TooLarge
+from common.wire.search import Diversity, Mode
 
 MAX_DEPTH = 16
 MAX_METADATA_BYTES = 65_536
@@ -96,7 +97,7 @@ class DeleteBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors.
+    """POST /v1/collections/{name}/search: one of text, vector, texts and vectors; in mode hybrid two.
 
     At most one of `effort` and `time_budget_ms`; `ef` and `exact` are older spellings of an effort.
     """
@@ -115,6 +116,9 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None
+    mode: Mode | None = None
+    mmr: Diversity | None = None
+    include_scores: bool = False
 
 
 class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
