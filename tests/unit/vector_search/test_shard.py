@@ -204,3 +204,31 @@ def test_a_graph_is_built_extended_compacted_and_found_again(tmp_path: Path) -> 
     one = shard(tmp_path, exact_below=500)
     assert one.search(ask(x[2999], 1)).hits[0][0].id != "2999"
     one.close()
+
+
+def test_stats_tell_of_searches_and_audits(tmp_path: Path) -> None:
+    """Queries by the path they took, when the recall was last measured, and on how many queries; nothing before."""
+    one = shard(tmp_path, exact_below=100)
+    rng = np.random.default_rng(3)
+    documents = [
+        document(str(i), v, n=i) for i, v in enumerate(rng.standard_normal((300, DIMENSION)))
+    ]
+    one.apply("1-0", write(0, documents))
+    one.sync()
+    settle(one)
+    before = one.stats()
+    assert (before["searches"], before["audited_at"], before["compared"]) == ({}, None, 0)
+
+    one.audit()  # there is nothing yet to compare
+    assert one.stats()["audited_at"] is None
+    queries = rng.standard_normal((6, DIMENSION))
+    one.search(ask(queries))
+    one.search(ask(queries[:1]))
+    one.search(ask(queries[:2], exact=True))
+    one.search(ask(queries[:1], filter={"n": {"$lt": 3}}))
+    one.audit()
+    after = one.stats()
+    assert after["searches"] == {"graph": 7, "exact": 2, "filtered-exact": 1}
+    assert after["compared"] == 2
+    assert after["audited_at"] > 0
+    one.close()
