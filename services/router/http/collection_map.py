@@ -25,7 +25,7 @@ from common.wire.workflows import ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.http.job_replies import JobReplies
-from services.router.http.receiver import Receiver
+from services.router.http.receiver import Receiver, query_count
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
 from services.router.responses.collection_map import collection_map, placed, positions
@@ -54,7 +54,7 @@ class CollectionMapApi:
     async def get(self, request: web.Request) -> web.Response:
         """Return the map of a sample."""
         record = await self._records.collection(request)
-        sample = _sample(request)
+        sample = query_count(request, "sample", _SAMPLE, MOST_POINTS)
         caller = self._receiver.context(request)
         shard, first = await self._first(request, caller, record, sample)
         parts = [first] if first.basis or first.pending else []
@@ -168,17 +168,6 @@ class CollectionMapApi:
 
 def _reply(body: dict[str, Any], *, waits: bool) -> web.Response:
     return reply_json(body, 202, {"Retry-After": "1"}) if waits else reply_json(body)
-
-
-def _sample(request: web.Request) -> int:
-    text = request.query.get("sample", str(_SAMPLE))
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MOST_POINTS):
-        raise InvalidRequest(
-            f"sample is {text[:40]!r}: expected 1 to {MOST_POINTS}",
-            code="invalid_value",
-            param="sample",
-        )
-    return int(text)
 
 
 def _basis(text: str, record: CollectionRecord) -> bytes:
