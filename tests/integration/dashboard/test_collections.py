@@ -112,7 +112,8 @@ def test_all_collections_are_listed(page: Page, made: Collections) -> None:
     expect(page.get_by_role("link", name="notes")).to_have_attribute("aria-current", "true")
     expect(page.locator(".collection-detail")).to_be_focused()
     expect(page.locator(".figure", has_text="Chunks")).to_contain_text("13 documents")
-    expect(page.get_by_label("How it is searched")).to_contain_text("every chunk")
+    expect(page.get_by_label("How it is searched")).to_contain_text("exact. 13 live vectors")
+    expect(page.locator(".efforts tr[data-row=exact]")).to_contain_text("1.000")
 
 
 def test_what_this_router_does_not_know_is_not_shown(page: Page, made: Collections) -> None:
