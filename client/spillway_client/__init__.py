@@ -47,6 +47,7 @@ from .sync import Spillway
 from .sync_generation import SyncChatStream, SyncCompletionStream, SyncSession
 from .types import (
     Collection,
+    CollectionMap,
     Deleted,
     DeletedSession,
     Document,
@@ -58,6 +59,8 @@ from .types import (
     FilterExplanation,
     Hit,
     LoadedPages,
+    MapPoint,
+    MapPositions,
     Model,
     Request,
     RequestEvent,
@@ -94,6 +97,7 @@ __all__ = [
     "ChatStream",
     "Citation",
     "Collection",
+    "CollectionMap",
     "Completion",
     "CompletionChoice",
     "CompletionOptions",
@@ -113,6 +117,8 @@ __all__ = [
     "InternalServerError",
     "InvalidInputError",
     "LoadedPages",
+    "MapPoint",
+    "MapPositions",
     "Model",
     "NotFoundError",
     "Passage",

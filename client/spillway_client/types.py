@@ -119,6 +119,43 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class MapPoint:
+    """Where a chunk lies on a map; a free vector has no `id`."""
+
+    x: float
+    y: float
+    id: str = ""
+    chunk: int = 0
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionMap:
+    """A sample of a collection's chunks in the plane in which they differ most, as it was at `computed_at`.
+
+    `explained` is the share of the differences that the plane shows. `pending`: it is being drawn, or drawn anew.
+    """
+
+    collection: str
+    points: list[MapPoint]
+    basis: str | None = None
+    computed_at: float | None = None
+    pending: bool = False
+    rows: int = 0
+    explained: float | None = None
+    ranges: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPositions:
+    """Where documents lie on the map of `basis`; `pending` if there is no map yet."""
+
+    data: list[MapPoint]
+    basis: str | None = None
+    pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenDocument:
     """What became of one document: `status` is "stored" or "unchanged"."""
 

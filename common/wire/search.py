@@ -90,10 +90,14 @@ def effort_of(effort: Effort | None, ef: int | None, *, exact: bool) -> Effort |
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):
-    """Read documents: by ids, a page after a cursor, the shard's statistics, or how it searches (`filter` and `k`)."""
+    """Read documents by ids or a page of them, the shard's statistics, how it searches (`filter` and `k`), or a map.
+
+    A map is asked for with `sample` points at most, or, with `ids`, with the points of these documents; `chunks` then
+    names one chunk of each. With a `basis` it is drawn in that one, else in the shard's own.
+    """
 
     collection: str
-    op: Literal["get", "list", "stats", "explain"]
+    op: Literal["get", "list", "stats", "explain", "map"]
     ids: list[str] = []
     cursor: str | None = None
     limit: int = 100
@@ -103,6 +107,9 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
     after: str | None = None
     shard: int = 0
     k: int = 10
+    sample: int = 0
+    chunks: list[int] = []
+    basis: bytes = b""
 
 
 class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,13 +216,39 @@ class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     vectors: bytes | None = None
 
 
+class MapPoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one chunk lies on a map; `title` is its document's, if that has one."""
+
+    id: str
+    chunk: int
+    x: float
+    y: float
+    title: str | None = None
+
+
+class MapPart(msgspec.Struct, frozen=True):
+    """A shard's part of a map: points of a sample of its `rows` live rows in a plane, as they were at `computed_ms`.
+
+    `basis` is that plane as bytes that another shard can draw in, b"" while there is none; `explained` is the share of
+    the sample's variance that lies in it. `pending`: what was asked for is not drawn yet, or is being drawn anew.
+    """
+
+    basis: bytes = b""
+    rows: int = 0
+    computed_ms: int = 0
+    explained: float = 0.0
+    pending: bool = False
+    points: list[MapPoint] = []
+
+
 class DocumentsResult(Message, frozen=True, tag="documents"):
-    """Documents found, the cursor of the next page (None at the end), and statistics or an explanation when asked."""
+    """Documents found, the cursor of the next page (None at the end); statistics, explanation or map when asked."""
 
     documents: list[StoredDocument] = []
     cursor: str | None = None
     stats: dict[str, Any] | None = None
     applied: str = "0-0"
+    map: MapPart | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from services.vector_search.shard_manager import ShardManager
 
 MAX_QUERIES = 256
 AFTER_S = 10.0
+DRAWN_S = 5.0  # then the answer is that the map is not drawn yet
 _AT_ONCE = 2  # batches of one shard: one computes while the next is made
 _log = log.get("vector_search")
 
@@ -142,13 +143,16 @@ async def opened(
 ) -> ShardHandle:
     """Return the shard of a work once that is open and has applied as much as the work asks for.
 
-    Raises NotFound, Unavailable (`not_applied` after AFTER_S), or DeadlineExceeded after `left_s`.
+    A map that has not been drawn is waited for, DRAWN_S at most. Raises NotFound, Unavailable (`not_applied` after
+    AFTER_S), or DeadlineExceeded after `left_s`.
     """
     try:
         async with asyncio.timeout(left_s):
             handle = await shards.find(work.collection, work.shard)
             if work.after is not None:
                 await handle.reach(work.after, AFTER_S)
+            if isinstance(work, DocumentsWork) and work.op == "map":
+                await handle.drawn(work, min(DRAWN_S, left_s / 2))
     except TimeoutError as error:
         raise DeadlineExceeded("the deadline passed before the shard was ready") from error
     return handle

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -39,9 +41,11 @@ from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
+from services.vector_search.index.recall import AUDITED
 from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
+from services.vector_search.shard_map import ShardMap
 from services.vector_search.storage_errors import is_full, reserve, storage_error
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
@@ -51,6 +55,9 @@ _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
 _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
+_WALKED = frozenset(
+    {"graph", "scan"}
+)  # ways of searches without a filter: their queries are audited
 
 
 class Shard:
@@ -82,6 +89,10 @@ class Shard:
         self._cost = SearchCost()
         self._calibration = Calibration(self._cost, self._timed)
         self._searches = 0
+        self._counting = threading.Lock()
+        self._searched = Counter[str]()  # queries by the path taken
+        self._audited_s: float | None = None
+        self._remembered = self._compared = 0  # queries for audits, and those of the last one
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
@@ -99,6 +110,7 @@ class Shard:
             self._ranked = RankedSearch(
                 record, self._documents, self._index, self._masks, self._hits, self._publishing
             )
+            self._map = ShardMap(self._index, self._documents, record.dimension, clock)
             self._replay()
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
@@ -263,6 +275,10 @@ class Shard:
                 break
             with self._publishing:
                 pass
+        with self._counting:
+            self._searched[found.path] += len(queries)
+            if found.path in _WALKED and condition is None:
+                self._remembered += 1
         ended_s = self._clock.perf_s()
         self._searches += 1
         if picker is not None or not self._searches % _LEARN_EVERY:
@@ -317,8 +333,10 @@ class Shard:
         return prepare(vectors, self.record.metric)
 
     def documents(self, work: DocumentsWork) -> DocumentsResult:
-        """Read documents by id, a page of them, the statistics, or how a search goes."""
+        """Read documents by id, a page of them, the statistics, how a search goes, or the map."""
         applied = self.applied
+        if work.op == "map":
+            return DocumentsResult(map=self._map.read(work), applied=applied)
         if work.op == "stats":
             return DocumentsResult(stats=self.stats(), applied=applied)
         if work.op == "explain":
@@ -338,9 +356,14 @@ class Shard:
         return DocumentsResult(documents=page, cursor=cursor, applied=applied)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, bytes on disk, and how the index stands."""
+        """Return counts, bytes on disk, how the index stands, and which paths searches took since the start.
+
+        The last audit compared `compared` queries at `audited_at` (seconds); None: the recall is of the graph's build.
+        """
         index = self._index.now.stats()
         effort = index.effort
+        with self._counting:
+            searched = dict(self._searched)
         return {
             "documents": self._documents.count,
             "chunks": index.live,
@@ -355,6 +378,9 @@ class Shard:
             "ef": effort if isinstance(effort, int) else 0,
             "recall": round(index.recall, 4),
             "text_indexed": round(self._documents.texts.share, 4),
+            "audited_at": self._audited_s,
+            "compared": self._compared,
+            "searches": searched,
         }
 
     @property
@@ -405,9 +431,24 @@ class Shard:
         """Measure the recall of recent queries and publish it; raises the effort where it fell short."""
         recall = self._index.now.audit()
         effort = self._index.now.stats().effort
+        if self._index.now.kind == "graph" and self._remembered:
+            self._compared = min(self._remembered, AUDITED)
+            self._audited_s = self._clock.now_ms() / 1000
         metrics.RECALL_RATIO.labels(index=self._name).set(recall)
         metrics.EF.labels(index=self._name).set(effort if isinstance(effort, int) else 0)
         return recall
+
+    def lacks_map(self, work: DocumentsWork) -> bool:
+        """Return whether no map is there that `work` could be answered from; it will be drawn."""
+        return self._map.lacks(work)
+
+    def draw_map(self) -> bool:
+        """Draw the map that was asked for, if any; True if so. May run beside `maintain`."""
+        return self._map.draw()
+
+    def call_when_map_wanted(self, wanted: Callable[[], object]) -> None:
+        """Have `wanted` called, from any thread, whenever `draw_map` has something to do."""
+        self._map.wanted = wanted
 
     @property
     def audit_due(self) -> bool:

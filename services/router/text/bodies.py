@@ -121,6 +121,22 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     include_scores: bool = False
 
 
+class MapHitBody(Struct, frozen=True):
+    """A chunk to find on a map; the hits of a search may be given as they came."""
+
+    id: str
+    chunk: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+
+
+class MapBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/map: exactly one of ids, hits and vector; `basis` is that of the map they lie on."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=1000)] | None = None
+    hits: Annotated[list[MapHitBody], Meta(min_length=1, max_length=1000)] | None = None
+    vector: list[float] | str | None = None
+    basis: str | None = None
+
+
 class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/collections/{name}/reembed."""
 

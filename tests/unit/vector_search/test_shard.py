@@ -216,14 +216,14 @@ def test_writes_that_never_pause_take_no_hit_away(
     one.sync()
     look_up, deleted = one._hits.of, list[str]()
 
-    def late(found: Any, work: Any) -> Any:
+    def late(labels: Any, scores: Any, work: Any) -> Any:
         """Delete the last hit that was found, unless writes are held back."""
         if not one._publishing.locked():
             number = len(deleted) + 2
-            deleted.append(str(int(found.labels[0][-1]) - 1))
+            deleted.append(str(int(labels[0][-1]) - 1))
             one.apply(f"{number}-0", write(number, deletes=[deleted[-1]]))
             one.sync()
-        return look_up(found, work)
+        return look_up(labels, scores, work)
 
     monkeypatch.setattr(one._hits, "of", late)
     hits = _ids(one.search(ask(np.ones(DIMENSION), 3)))
@@ -231,4 +231,32 @@ def test_writes_that_never_pause_take_no_hit_away(
     assert len(deleted) == 4
     assert len(hits) == 3
     assert not set(hits) & set(deleted)
+    one.close()
+
+
+def test_stats_tell_of_searches_and_audits(tmp_path: Path) -> None:
+    """Queries by the path they took, when the recall was last measured, and on how many queries; nothing before."""
+    one = shard(tmp_path, exact_below=100)
+    rng = np.random.default_rng(3)
+    documents = [
+        document(str(i), v, n=i) for i, v in enumerate(rng.standard_normal((300, DIMENSION)))
+    ]
+    one.apply("1-0", write(0, documents))
+    one.sync()
+    settle(one)
+    before = one.stats()
+    assert (before["searches"], before["audited_at"], before["compared"]) == ({}, None, 0)
+
+    one.audit()  # there is nothing yet to compare
+    assert one.stats()["audited_at"] is None
+    queries = rng.standard_normal((6, DIMENSION))
+    one.search(ask(queries))
+    one.search(ask(queries[:1]))
+    one.search(ask(queries[:2], exact=True))
+    one.search(ask(queries[:1], filter={"n": {"$lt": 3}}))
+    one.audit()
+    after = one.stats()
+    assert after["searches"] == {"graph": 7, "exact": 2, "filtered-exact": 1}
+    assert after["compared"] == 2
+    assert after["audited_at"] > 0
     one.close()
