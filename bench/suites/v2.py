@@ -14,7 +14,7 @@ from spillway_client import AsyncSpillway
 from bench.document import BenchOptions, Body
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
-from bench.suites.v1_mesh import indexed
+from bench.mesh.search_mesh import indexed
 from bench.workloads import vectors
 from bench.workloads.vectors import Rows
 from loadgen import bodies
