@@ -21,7 +21,7 @@ _COST = ("common/cost",)
 _ALL = (*_CHAT, *_EMBED, *_PAGES, *_SEARCH)
 
 PATHS: dict[str, tuple[str, ...]] = {
-    "E1": _EMBED, "E2": _EMBED, "R1": _MESH, "R2": _BUS, "V1": (*_SEARCH, *_MESH), "V2": _SEARCH,
+    "E1": _EMBED, "E2": _EMBED, "R1": _MESH, "R2": _BUS, "V1": (*_SEARCH, *_MESH), "V1W": (*_SEARCH, *_MESH), "V2": _SEARCH,
     "F1": (*_EMBED, *_SEARCH), "F2": _EMBED, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _EMBED,
     "F5": _ALL, "F5P": (*_CHAT, *_PAGES),
     "C1": _CHAT, "R1C": _CHAT, "F1C": _CHAT, "F1A": _ALL, "F1P": (*_CHAT, *_PAGES), "F2C": _CHAT, "F4C": _CHAT,

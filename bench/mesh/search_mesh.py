@@ -27,8 +27,9 @@ from loadgen import bodies
 COLLECTION = "rows"
 FILL = 2000  # rows a request
 # What lies on disk depends on this code: of other code it is made anew.
-WRITERS = ("services/vector_search", "common/bus/writes.py", "common/registry", "common/wire")
-ServerPids = tuple[int, ...]
+WRITERS = (
+    "services/vector_search", "common/bus/writes.py", "common/registry", "common/wire", "bench/mesh/search_mesh.py",
+)  # fmt: skip
 
 
 def services() -> list[Service]:
@@ -44,7 +45,7 @@ class SpillwayServer:
     links: HttpLinks
 
     @property
-    def pids(self) -> ServerPids:
+    def pids(self) -> tuple[int, ...]:
         """Its processes."""
         return tuple(self.mesh.pid(name) for name in self.mesh.names())
 
@@ -78,44 +79,58 @@ class SpillwayServer:
         return [[int(hit["id"]) for hit in row["data"]] for row in found]
 
 
-async def fill(mesh: LocalMesh, rows: Rows, buckets: Any = None, name: str = COLLECTION) -> None:
-    """Store rows as documents `0`, `1`, … of a collection of vectors, their buckets as metadata."""
+async def _fill(mesh: LocalMesh, rows: SearchSet) -> None:
+    """Store rows as documents `0`, `1`, … of a collection of vectors, what filters ask for as metadata."""
     async with (
         AsyncSpillway(mesh.url, timeout_s=300) as client,
         HttpLinks(mesh.url) as links,
     ):
-        await client.collections.create(name, dimension=rows.shape[1], metric="dot", model=None)
-        for start in range(0, len(rows), FILL):
-            await links.send(documents(mesh.url, name, rows[start : start + FILL], start, buckets))
-        await indexed(client, name)
+        dimension = rows.base.shape[1]
+        await client.collections.create(COLLECTION, dimension=dimension, metric="dot", model=None)
+        numbers = {"bucket": rows.buckets, "place": rows.places}
+        for start in range(0, len(rows.base), FILL):
+            part = rows.base[start : start + FILL]
+            about = [
+                {name: int(each[start + i]) for name, each in numbers.items()}
+                for i in range(len(part))
+            ]
+            await links.send(documents(mesh.url, part, start, about))
+        await indexed(client)
 
 
-def documents(url: str, name: str, part: Rows, start: int, buckets: Any = None) -> bytes:
+def documents(
+    url: str, part: Rows, start: int, metadata: Sequence[dict[str, int]] | None = None
+) -> bytes:
     """Return the request that stores rows as documents from the number `start` on."""
-    given = []
-    for i, row in enumerate(part.tolist(), start):
-        metadata = {} if buckets is None else {"metadata": {"bucket": int(buckets[i])}}
-        given.append({"id": str(i), "vector": row, **metadata})
+    given: list[dict[str, Any]] = []
+    for i, row in enumerate(part.tolist()):
+        about = {} if metadata is None else {"metadata": metadata[i]}
+        given.append({"id": str(start + i), "vector": row, **about})
     body = msgspec.json.encode({"documents": given})
-    return post(url, f"/v1/collections/{name}/documents", body)
+    return post(url, f"/v1/collections/{COLLECTION}/documents", body)
 
 
-async def indexed(client: AsyncSpillway, name: str = COLLECTION, timeout_s: float = 3600.0) -> None:
+async def indexed(client: AsyncSpillway, timeout_s: float = 3600.0) -> None:
     """Wait until the collection's graph serves and takes in nothing any more."""
     limit = time.monotonic() + timeout_s
     while time.monotonic() < limit:
-        before = (await client.collections.get(name)).stats or {}
+        before = (await client.collections.get(COLLECTION)).stats or {}
         await asyncio.sleep(2.0)
-        after = (await client.collections.get(name)).stats or {}
+        after = (await client.collections.get(COLLECTION)).stats or {}
         if after.get("index") == "graph" and not after["newer"] and before == after:
             return
-    raise TimeoutError(f"collection {name} was not indexed within {timeout_s:g} s")
+    raise TimeoutError(f"the collection was not indexed within {timeout_s:g} s")
 
 
-async def ef(mesh: LocalMesh, name: str = COLLECTION) -> int:
+async def ef(mesh: LocalMesh) -> int:
     """Return the ef by which a collection is served."""
     async with AsyncSpillway(mesh.url) as client:
-        return int(((await client.collections.get(name)).stats or {})["ef"])
+        return int(((await client.collections.get(COLLECTION)).stats or {})["ef"])
+
+
+def kept_mesh(rows: SearchSet, options: BenchOptions) -> Path:
+    """Return where the mesh of this code keeps its data."""
+    return kept(rows, f"ours-{digest(WRITERS)[:12]}", options)
 
 
 @contextlib.asynccontextmanager
@@ -123,14 +138,14 @@ async def search_mesh(
     rows: SearchSet, options: BenchOptions, given: Sequence[Service] = ()
 ) -> AsyncIterator[SpillwayServer]:
     """Run a mesh with the rows, filled if what its directory holds was not written by this code."""
-    folder = kept(rows, f"ours-{digest(WRITERS)[:12]}", options)
+    folder = kept_mesh(rows, options)
     if not (folder / "complete").exists():
         for each in folder.parent.glob("ours-*"):
             shutil.rmtree(each)
         folder.mkdir(parents=True)
     async with LocalMesh(folder, given or services()) as mesh, HttpLinks(mesh.url) as links:
         if not (folder / "complete").exists():
-            await fill(mesh, rows.base, rows.buckets)
+            await _fill(mesh, rows)
             (folder / "complete").touch()
         async with AsyncSpillway(mesh.url, timeout_s=300) as client:
             await indexed(client)

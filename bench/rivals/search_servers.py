@@ -7,7 +7,7 @@ import base64
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,11 +137,6 @@ async def thin_server(
         yield ThinServer(name, started.url, (started.pid,), links)
 
 
-def built(name: str) -> dict[str, Any]:
-    """Return how a rival's index is built, for its settings as they are told."""
-    return {LANCEDB: BUILDS[LANCEDB], MILVUS_LITE: BUILDS[MILVUS_LITE], CHROMA: CHROMA_BUILDS}[name]
-
-
 CHROMA_BUILDS: dict[str, dict[str, int]] = {
     "m16": {"max_neighbors": 16, "ef_construction": 100},
     "m24": {"max_neighbors": 24, "ef_construction": 200},
@@ -149,15 +144,36 @@ CHROMA_BUILDS: dict[str, dict[str, int]] = {
 _COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
 
-@dataclass(slots=True)
 class ChromaServer:
-    """Chroma's own server, asked by its API of version 2; one collection for each build."""
+    """Chroma's own server, asked by its API of version 2; one collection for each build.
 
-    url: str
-    pids: tuple[int, ...]
-    links: HttpLinks
-    ids_of: dict[str, str] = field(default_factory=dict)
-    build: str = "m16"
+    It takes over a collection's ef only as it opens its graph, so that a setting means a start.
+    """
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._running = contextlib.AsyncExitStack()
+        self._url, self._links = "", HttpLinks("")
+        self._ids: dict[str, str] = {}
+        self._build, self._ef = next(iter(CHROMA_BUILDS)), 0
+        self.pids: tuple[int, ...] = ()
+
+    async def start(self) -> None:
+        """Start the process, and find the collections, made if they are not there."""
+        env = {"ANONYMIZED_TELEMETRY": "False"}
+        enter = self._running.enter_async_context
+        started = await enter(serve(self._argv, env, ready="/api/v2/heartbeat"))
+        self._url, self.pids = started.url, (started.pid,)
+        self._links = await enter(HttpLinks(started.url))
+        for name, build in CHROMA_BUILDS.items():
+            hnsw = {"space": "ip", **build}
+            body = {"name": name, "get_or_create": True, "configuration": {"hnsw": hnsw}}
+            answer = await self.send(post(self._url, _COLLECTIONS, msgspec.json.encode(body)))
+            self._ids[name] = msgspec.json.decode(answer)["id"]
+
+    async def stop(self) -> None:
+        """End the process."""
+        await self._running.aclose()
 
     def ladders(self, bound: int | None) -> Sequence[Sequence[Setting]]:  # noqa: ARG002
         """Return the efs of each build."""
@@ -168,26 +184,31 @@ class ChromaServer:
         return [{}]
 
     async def use(self, setting: Setting) -> None:
-        """Choose a collection and set its ef."""
-        self.build = str(setting["build"])
-        body = {"new_configuration": {"hnsw": {"ef_search": setting["ef"]}}}
-        path = f"{_COLLECTIONS}/{self.ids_of[self.build]}"
-        put = post(self.url, path, msgspec.json.encode(body)).replace(b"POST", b"PUT", 1)
-        await self.links.send(put)
+        """Choose a collection, set its ef, and start anew if that is another one."""
+        build, ef = str(setting["build"]), int(setting["ef"])
+        if (build, ef) == (self._build, self._ef):
+            return
+        body = {"new_configuration": {"hnsw": {"ef_search": ef}}}
+        path = f"{_COLLECTIONS}/{self._ids[build]}"
+        put = post(self._url, path, msgspec.json.encode(body)).replace(b"POST", b"PUT", 1)
+        await self.send(put)
+        await self.stop()
+        self._build, self._ef = build, ef
+        await self.start()
 
     def calls(self, queries: Rows, per: int, bound: int | None) -> list[bytes]:
         """Return requests with vectors as JSON numbers, which is what it takes."""
-        path = f"{_COLLECTIONS}/{self.ids_of[self.build]}/query"
+        path = f"{_COLLECTIONS}/{self._ids[self._build]}/query"
         where = {} if bound is None else {"where": {"bucket": {"$lt": bound}}}
         bodies = (
             {"query_embeddings": part.tolist(), "n_results": K, "include": ["distances"], **where}
             for part in parts(queries, per)
         )
-        return [post(self.url, path, msgspec.json.encode(body)) for body in bodies]
+        return [post(self._url, path, msgspec.json.encode(body)) for body in bodies]
 
     async def send(self, call: bytes) -> bytes:
         """Return the answer's body."""
-        return await self.links.send(call)
+        return await self._links.send(call)
 
     def ids(self, answer: bytes) -> list[list[int]]:
         """Return the ids of an answer's hits, by query."""
@@ -197,7 +218,7 @@ class ChromaServer:
         """Store the rows in a collection for each build."""
         base: Rows = np.asarray(rows.base)
         for name in CHROMA_BUILDS:
-            path = f"{_COLLECTIONS}/{self.ids_of[name]}/add"
+            path = f"{_COLLECTIONS}/{self._ids[name]}/add"
             for at in range(0, len(base), FILL):
                 part = base[at : at + FILL]
                 body = {
@@ -205,15 +226,7 @@ class ChromaServer:
                     "embeddings": part.tolist(),
                     "metadatas": [{"bucket": int(each)} for each in rows.buckets[at : at + FILL]],
                 }
-                await self.links.send(post(self.url, path, msgspec.json.encode(body)))
-
-    async def open(self) -> None:
-        """Find the collections, made if they are not there."""
-        for name, build in CHROMA_BUILDS.items():
-            hnsw = {"space": "ip", **build}
-            body = {"name": name, "get_or_create": True, "configuration": {"hnsw": hnsw}}
-            answer = await self.links.send(post(self.url, _COLLECTIONS, msgspec.json.encode(body)))
-            self.ids_of[name] = msgspec.json.decode(answer)["id"]
+                await self._links.send(post(self._url, path, msgspec.json.encode(body)))
 
 
 @contextlib.asynccontextmanager
@@ -226,17 +239,15 @@ async def chroma(rows: SearchSet, options: BenchOptions) -> AsyncIterator[Chroma
     if not (folder / "complete").exists():
         _emptied(folder)
     argv = [str(python.parent / "chroma"), "run", "--path", str(folder / "index")]
-    env = {"ANONYMIZED_TELEMETRY": "False"}
-    async with (
-        serve(argv, env, ready="/api/v2/heartbeat") as started,
-        HttpLinks(started.url) as links,
-    ):
-        server = ChromaServer(started.url, (started.pid,), links)
-        await server.open()
+    server = ChromaServer(argv)
+    await server.start()
+    try:
         if not (folder / "complete").exists():
             await server.fill(rows)
             (folder / "complete").touch()
         yield server
+    finally:
+        await server.stop()
 
 
 def _emptied(folder: Path) -> None:

@@ -17,7 +17,7 @@ from bench.workloads import texts, vectors
 from bench.workloads.vectors import TEST, Ids, Rows
 
 TUNING = 500  # queries by which rivals' settings are chosen, and which nobody measures
-BUCKETS = 1000  # every row has a number below this, at random: a filter takes those below a bound
+BUCKETS = 1000  # every row has numbers below this: a filter takes those below a bound
 BOUNDS = (None, 100, 10)  # all rows, a tenth, a hundredth
 K = 10
 
@@ -44,7 +44,7 @@ QUICK = SetShape("clustered", 12_000, 128, "clustered")
 
 @dataclass(frozen=True, slots=True)
 class SearchSet:
-    """Unit rows and their buckets, unit queries of the same source, and the true nearest for each bound of the filter."""
+    """Unit rows and their buckets, which are random, unit queries of the same source, and the true nearest by bound."""
 
     shape: SetShape
     folder: Path
@@ -53,6 +53,13 @@ class SearchSet:
     tuning: Rows
     queries: Rows
     truths: dict[int | None, Ids]
+
+    @property
+    def places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return each row's number along the first coordinate: rows of a filter by it lie together."""
+        order = np.argsort(np.argsort(self.base[:, 0]))
+        found: np.ndarray[Any, np.dtype[np.int64]] = order * BUCKETS // len(order)
+        return found
 
     @property
     def name(self) -> str:
@@ -107,7 +114,7 @@ def nearest_below(base: Rows, buckets: Any, queries: Rows, bound: int | None) ->
     if bound is None:
         return vectors.nearest(base, queries, K)
     allowed = np.flatnonzero(buckets < bound)
-    found: Ids = allowed[vectors.nearest(base[allowed], queries, K)]
+    found: Ids = allowed[vectors.nearest(base[allowed], queries, min(K, len(allowed) - 1))]
     return found
 
 
