@@ -1,4 +1,4 @@
-"""Rounds: the same load on several sides, one after another in an order that turns, in blocks between re-measured peaks."""
+"""Rounds: the same load on several sides, in an order that turns, in blocks between re-measured peaks."""
 
 from __future__ import annotations
 

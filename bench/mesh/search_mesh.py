@@ -1,4 +1,4 @@
-"""This product as V1 and V2 search it: a mesh with one collection of vectors, kept on disk as long as its code is the same."""
+"""This product as V1 and V2 search it: a mesh with one collection of vectors, kept on disk while its code stays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec

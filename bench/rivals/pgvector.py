@@ -170,7 +170,7 @@ async def postgres(
 
 
 async def _init(binaries: Path, data: Path, user: str | None) -> None:
-    data.mkdir()
+    await asyncio.to_thread(data.mkdir)
     if user:
         await asyncio.to_thread(data.parent.chmod, 0o755)
         await asyncio.to_thread(shutil.chown, data, user)

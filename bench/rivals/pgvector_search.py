@@ -1,4 +1,4 @@
-"""pgvector as V1 searches it: a table for each build of its graph, prepared statements, a connection for each in flight."""
+"""pgvector as V1 searches it: a table for each build of its graph, prepared statements over several connections."""
 
 from __future__ import annotations
 

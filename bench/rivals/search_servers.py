@@ -1,4 +1,4 @@
-"""The servers that V1 searches: what each is asked, how it is set, and how rivals are started on indexes kept on disk."""
+"""The servers that V1 searches: what each is asked, how it is set, and how rivals start on indexes kept on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from bench.document import BenchOptions
 from bench.mesh.probe import MeshError
 from bench.rivals import environments
 from bench.rivals.completion_servers import serve
-from bench.rivals.thin_search_server import BUILDS
 from bench.workloads.http_link import HttpLinks, post
 from bench.workloads.search_sets import K, SearchSet
 from bench.workloads.vectors import Rows

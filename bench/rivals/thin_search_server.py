@@ -1,4 +1,4 @@
-"""A thin server over LanceDB or Milvus Lite, which are libraries: rows searched by HTTP as elsewhere, vectors in base64.
+"""A thin server over LanceDB or Milvus Lite, which are libraries: searches by HTTP, vectors in base64.
 
 `python thin_search_server.py build ENGINE ROWS INDEX` fills and indexes the directory INDEX from the directory ROWS, in
 the engine's own environment; `python thin_search_server.py serve ENGINE INDEX --host H --port P` serves it. POST
@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,10 @@ METRIC = "dot"
 
 
 class Engine(Protocol):
-    """A library that searches: for the k nearest of each query, of all rows or of those whose bucket is below a bound."""
+    """A library that finds the k nearest of each query, among all rows or those whose bucket is below a bound."""
+
+    async def build(self, rows: Any, buckets: Any) -> None:
+        """Store the rows and index them."""
 
     async def use(self, setting: Words) -> None:
         """Search with a setting from now on."""
@@ -164,7 +167,7 @@ class Milvus:
         return ids, [[hit["distance"] for hit in row] for row in found]
 
 
-ENGINES = {"lancedb": Lance, "milvus-lite": Milvus}
+ENGINES: dict[str, Callable[[Path], Engine]] = {"lancedb": Lance, "milvus-lite": Milvus}
 
 
 async def build(engine: str, source: Path, folder: Path) -> None:

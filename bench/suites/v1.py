@@ -1,5 +1,6 @@
-"""V1: vector search at recall@10 of 0.95: (a) the index in process against raw hnswlib, (b) the mesh against the servers
-that people run, (c) one query through the mesh.
+"""V1: vector search at recall@10 of 0.95.
+
+(a) the index in process against raw hnswlib, (b) the mesh against servers that people run, (c) one query through it.
 """
 
 from __future__ import annotations

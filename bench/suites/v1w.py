@@ -190,7 +190,7 @@ async def _beside(rows: SearchSet, options: BenchOptions) -> BesideFound:
         numbers = {each.body: number for number, each in enumerate(requests)}
 
         def look(request: Request, answer: TargetAnswer) -> None:
-            if answer.status == 200:  # noqa: PLR2004
+            if answer.status == 200:
                 known = max(0, writer.stored - PART)  # the last part may have come after the search
                 seen.append(Seen(numbers[request.body], known, server.ids(answer.body)[0]))
 
@@ -290,7 +290,7 @@ async def _cold(rows: SearchSet, options: BenchOptions) -> ColdFound:
         call = server.calls(rows.queries[:1], 1, None)[0]
         began = time.monotonic()
         await mesh.restart(SEARCHER, START_S)
-        while not await _answered(server, call):
+        while not await _answered(server, call):  # noqa: ASYNC110 - another process' life has no event
             await asyncio.sleep(0.02)
         first_s = time.monotonic() - began
         async with AsyncSpillway(mesh.url, timeout_s=300) as client:

@@ -25,7 +25,7 @@ RECALL = 0.95
 
 
 class FilterFound(msgspec.Struct):
-    """What one filter gave: how many documents pass, queries, those with fewer than k hits, recall, and the index' way."""
+    """What one filter gave: documents that pass, queries, those with fewer than k hits, recall, and the index' ways."""
 
     documents: int
     queries: int

@@ -85,7 +85,7 @@ def answer_of(data: bytes) -> bytes | None:
 
 
 def _unchunked(data: bytes, at: int) -> bytes | None:
-    parts = []
+    parts: list[bytes] = []
     while True:
         line = data.find(b"\r\n", at)
         if line < 0:

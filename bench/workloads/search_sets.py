@@ -101,7 +101,7 @@ def _make(shape: SetShape, seed: int, cache: Path, folder: Path) -> None:
     queries, base = rows[order[: TUNING + TEST]], rows[order[TUNING + TEST :]]
     buckets = rng.integers(0, BUCKETS, len(base))
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {"base": base, "buckets": buckets, "queries": queries}
+    arrays: dict[str, Any] = {"base": base, "buckets": buckets, "queries": queries}
     for bound in BOUNDS:
         arrays[f"truth-{bound}"] = nearest_below(base, buckets, queries, bound)
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Real texts to embed: docstrings of installed packages, and the manuals of Python, PostgreSQL and Linux from Debian."""
+"""Real texts to embed: docstrings of installed packages, and manuals of Python, PostgreSQL and Linux by Debian."""
 
 from __future__ import annotations
 
