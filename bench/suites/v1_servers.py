@@ -1,7 +1,7 @@
 """V1 (b): queries a second of the mesh and of the servers that people run today, by one client, in turns.
 
-A rival is set to the fastest of its settings whose recall@10 on tuning queries, which nobody measures, is enough; ours
-is left to its default rule.
+A rival's setting is the fastest, under the load of the cell, of those that are the least in their ladder whose recall
+on tuning queries, which nobody measures, is enough; ours is left to its default rule.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from loadgen.loop import LoadLoop
 
 OURS, PGVECTOR = "ours", "pgvector"
 RIVALS = (PGVECTOR, CHROMA, LANCEDB, MILVUS_LITE)
-LARGE = 500_000  # rows; of more only servers that take them in in reasonable time are asked
+LARGE = 100_000  # rows; of more only those are asked that are servers of their own
 LARGE_RIVALS = (PGVECTOR, CHROMA)
 RECALL = 0.95
 SLICE_S, QUICK_SLICE_S = 0.3, 0.1
 ROUNDS, CELL_S = 300, 1200.0
-TRIES = 2  # slices of each number of connections; the better counts
 CHECKED = 1024  # queries by which recall is told
 
 
@@ -94,10 +93,14 @@ class ServersCell(msgspec.Struct):
 
 
 class ServersKept(msgspec.Struct):
-    """What V1 (b) measured: cells by name, settings tried by set, filter and rival, and why somebody is absent."""
+    """What V1 (b) measured: cells by name, settings by set, filter and rival, and why somebody is absent.
+
+    `tried` are the ladders, on the tuning queries; `compared` are those exact enough, under the load of a cell.
+    """
 
     cells: dict[str, ServersCell] = {}
     tried: dict[str, list[Tried]] = {}
+    compared: dict[str, list[Tried]] = {}
     absent: dict[str, str] = {}
 
 
@@ -210,12 +213,10 @@ async def tuned(
     return tried
 
 
-def chosen(tried: Sequence[Tried]) -> Tried:
-    """Return the fastest setting that is exact enough; if none is, the most exact one."""
+def candidates(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the settings that are exact enough, one of each ladder; if none is, the most exact one."""
     enough = [each for each in tried if each.recall >= RECALL]
-    if enough:
-        return max(enough, key=lambda each: each.per_s)
-    return max(tried, key=lambda each: each.recall)
+    return enough or [max(tried, key=lambda each: each.recall)]
 
 
 # -- cells
@@ -254,14 +255,19 @@ async def _cell(
     options: BenchOptions,
 ) -> ServersCell:  # fmt: skip
     slice_s = QUICK_SLICE_S if options.quick else SLICE_S
+    where = f"{rows.name}/{passes(bound)}"
     loads, settings = {}, {}
     for name, server in servers.items():
-        tried = []
+        best = Tried({}, 0.0, 0.0)
         if name != OURS:
-            tried = await tuned(server, name, rows, bound, options)
-            found.tried[f"{rows.name}/{passes(bound)}/{name}"] = tried
-        setting = chosen(tried).setting if tried else {}
-        settings[name], loads[name] = await _widest(server, setting, rows, load, bound, slice_s)
+            ladders = await tuned(server, name, rows, bound, options)
+            found.tried[f"{where}/{name}"] = ladders
+            tried = await _compared(server, candidates(ladders), rows, load, bound, slice_s)
+            found.compared[f"{where}/{load.name}/{name}"] = tried
+            best = max(tried, key=lambda each: each.per_s)
+            await server.use(best.setting)
+        settings[name] = best.setting
+        loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
     latencies: dict[str, list[float]] = {name: [] for name in servers}
     cpu_s = [0.0]
 
@@ -289,24 +295,21 @@ async def _cell(
     return ServersCell(rows.name, load.name, passes(bound), measured, sides, share, origin().commit)
 
 
-async def _widest(
-    server: SearchServer, setting: dict[str, Any], rows: SearchSet, load: Load, bound: int | None, slice_s: float
-) -> tuple[dict[str, Any], SearchLoad]:  # fmt: skip
-    """Return the setting and load of the number of connections that does most."""
-    widths = [{**setting, **width} for width in server.widths(load.clients)]
-    rates = []
-    for each in widths:
-        await server.use(each)
-        loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
-        runs = [
-            await loop.closed(load.clients, seconds=slice_s)
-            for _ in range(TRIES if len(widths) > 1 else 1)
-        ]
-        rates.append(max(len(run.latencies) / run.seconds for run in runs))
-    best = widths[max(range(len(widths)), key=rates.__getitem__)]
-    if best is not widths[-1]:
-        await server.use(best)
-    return best, SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+async def _compared(
+    server: SearchServer, some: Sequence[Tried], rows: SearchSet, load: Load, bound: int | None, slice_s: float
+) -> list[Tried]:  # fmt: skip
+    """Return each setting with each number of connections, and how much it did a second of this load."""
+    compared = []
+    for each in some:
+        for width in server.widths(load.clients):
+            setting = {**each.setting, **width}
+            await server.use(setting)
+            loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+            await loop.closed(load.clients, count=load.clients)  # a connection's first call is slow
+            run = await loop.closed(load.clients, seconds=slice_s)
+            rate = len(run.latencies) * load.queries / run.seconds
+            compared.append(Tried(setting, each.recall, rate))
+    return compared
 
 
 async def recall(server: SearchServer, rows: SearchSet, bound: int | None) -> float:

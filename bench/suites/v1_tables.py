@@ -8,8 +8,10 @@ import msgspec
 
 from bench.document import Body, Rival
 from bench.rivals import environments, pgvector, pgvector_search, search_servers, thin_search_server
-from bench.rivals.sweep import told
+from bench.rivals.sweep import distinct, told
 from bench.suites.v1_servers import (
+    LARGE,
+    LARGE_RIVALS,
     LOADS,
     MANY,
     OURS,
@@ -21,7 +23,6 @@ from bench.suites.v1_servers import (
     ServersCell,
     ServersKept,
     best_rival,
-    chosen,
     equals,
     reached,
 )
@@ -76,12 +77,22 @@ def describe(kept: ServersKept, body: Body) -> None:
     body.samples["servers"] = msgspec.to_builtins(kept)
     for name in RIVALS:
         tried = {key: each for key, each in kept.tried.items() if key.endswith(f"/{name}")}
-        best = {key.rpartition("/")[0]: told(chosen(each).setting) for key, each in tried.items()}
+        best = _best(cells, name)
         settings = [
             {"cell": key, **msgspec.to_builtins(one)} for key, each in tried.items() for one in each
         ]
         there = any(name in cell.sides for cell in cells)
         body.rivals.append(Rival(name, VERSIONS[name], settings, best, there))
+
+
+def _best(cells: list[ServersCell], name: str) -> dict[str, str]:
+    """Return the settings that a rival was measured with, by data set and filter."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        if name in cell.sides:
+            key = f"{cell.set}, passes {cell.passes}:"
+            found.setdefault(key, []).append(cell.sides[name].setting)
+    return {key: " or ".join(told(each) for each in distinct(some)) for key, some in found.items()}
 
 
 def _judge(cells: list[ServersCell], body: Body) -> None:
@@ -144,9 +155,10 @@ def _notes(cells: list[ServersCell], kept: ServersKept, body: Body) -> None:
         f"for pgvector. It takes at most {max(cell.loadgen_cpu for cell in cells):.0%} of a core."
     )
     body.notes.append(
-        "(b) A rival's setting is the fastest of those that are the least in their ladder with recall@10 ≥ 0.95 on 500 "
-        "tuning queries; with 3 and more in flight pgvector's number of connections is tried as well. Ours has its "
-        "default rule and no tuning. A filter passes rows at random, by a number that each has."
+        "(b) A rival's setting is the fastest, under the load of the cell, of those that are the least in their ladder "
+        "with recall@10 ≥ 0.95 on 500 tuning queries; pgvector's number of connections is tried as well. Ours has its "
+        "default rule and no tuning. A filter passes rows at random, by a number that each has. Of more than "
+        f"{LARGE:,} rows only {' and '.join(LARGE_RIVALS)} are asked, which are servers of their own."
     )
     for name, builds in BUILDS.items():
         said = "; ".join(
