@@ -47,7 +47,7 @@ class IndexFound(msgspec.Struct):
     rows: int
     dimension: int
     reached: float
-    effort: int
+    effort: int | str
     recall: float
     ef: int
     links: int
@@ -113,7 +113,16 @@ def _compare(data: DataSet, options: BenchOptions) -> IndexFound:
     }
     size, dimension = data.base.shape
     return IndexFound(
-        size, dimension, reached, ours.now.stats().effort, recall, ef, links, tried, blocks, origin().commit
+        size,
+        dimension,
+        reached,
+        ours.now.stats().effort,
+        recall,
+        ef,
+        links,
+        tried,
+        blocks,
+        origin().commit,
     )
 
 

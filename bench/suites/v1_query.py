@@ -100,7 +100,7 @@ def _alone(index: Index, queries: Rows, effort: int) -> list[float]:
     found = []
     for row in queries[:1000]:
         began = time.perf_counter()
-        index.search(row[None, :], K, ef=effort)
+        index.search(row[None, :], K, effort=effort)
         found.append(time.perf_counter() - began)
     return found
 
