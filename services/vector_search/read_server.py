@@ -228,8 +228,3 @@ def _plain(work: SearchWork) -> bool:
 
 def _fail(call: Call, error: SpillwayError) -> None:
     call.fail(encode(error_event(0, "error", error)))
-
-
-def _plain(work: SearchWork) -> bool:
-    """Return whether a search is like most others, so that what these take says what it will."""
-    return not (work.filter or work.asked_effort or work.budget_ms)
