@@ -66,6 +66,8 @@ class SyncCollections(Bound[CollectionsResource]):
     drop_replica = call(CollectionsResource.drop_replica)
     reset_shard = call(CollectionsResource.reset_shard)
     set_replicas = call(CollectionsResource.set_replicas)
+    map = call(CollectionsResource.map)
+    place = call(CollectionsResource.place)
     list = call(CollectionsResource.list)
 
 

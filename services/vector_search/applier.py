@@ -241,8 +241,5 @@ def within(write: Write | BadMessage, low: int, high: int) -> Write | BadMessage
 def apply_batch(shard: Shard, batch: list[Entry]) -> None:
     """Apply entries of one shard in order, with one sync for all."""
     for entry, write in batch:
-        if isinstance(write, BadMessage):
-            shard.skip(entry)
-        else:
-            shard.apply(entry, write)
+        shard.apply(entry, None if isinstance(write, BadMessage) else write)
     shard.sync()

@@ -42,6 +42,8 @@ class HoldingReports:
                 why = self.why.get(key, "")
                 if handle is not None and handle.error is not None:
                     why = handle.error.message
-                rows, size = (shard.chunks, shard.size) if shard is not None else (0, 0)
+                rows, size = (
+                    (shard.chunks, int(shard.stats()["bytes"])) if shard is not None else (0, 0)
+                )
                 found.append(HeldShard(*key, rows, size, why))
         return sorted(found, key=lambda each: (each.collection, each.number))

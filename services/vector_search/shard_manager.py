@@ -404,7 +404,9 @@ class ShardManager:
             for number in range(placement.next_number):
                 await self._bus.writes.drop_shard(collection, number)
         for key in [key for key in self.handles if key[0] == collection]:
-            handle = self.handles.pop(key)
+            handle = self.handles.pop(key, None)
+            if handle is None:
+                continue  # dropped meanwhile, by its stream's last entry or by the registry
             self.sources.pop(key, None)
             shard = handle.drop()
             self._dropped(handle)

@@ -13,7 +13,8 @@ _TABLES = (
     "INSERT INTO main.chunk SELECT * FROM parent.chunk WHERE document IN (SELECT number FROM main.document)",
     "INSERT INTO main.attribute SELECT * FROM parent.attribute WHERE document IN (SELECT number FROM main.document)",
     "INSERT INTO main.seen SELECT * FROM parent.seen",
-    "INSERT INTO main.state SELECT * FROM parent.state",
+    # The index of texts is not copied: it is built anew, and the state that tells how far that is begins anew with it.
+    "INSERT INTO main.state SELECT * FROM parent.state WHERE name NOT IN ('text_done', 'text_last')",
 )
 
 

@@ -31,6 +31,7 @@ from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
 from services.router.http.shards import processes_of
 from services.router.layouts import Layouts
+from services.router.responses.collection_stats import collection_stats
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
 from services.router.text.tokens import Spec
@@ -38,7 +39,6 @@ from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.write import await_served, drop_shards
 
 _MOST_HITS = 10_000
-_SUMMED = frozenset({"documents", "chunks", "bytes", "vectors", "deleted"})
 
 
 class CollectionsApi:
@@ -146,11 +146,7 @@ class CollectionsApi:
         parts = await asyncio.gather(
             *(self._stats(request, caller, record, shard) for shard in layout.numbers)
         )
-        stats = dict(parts[0].stats or {})
-        for part in parts[1:]:
-            for name, value in (part.stats or {}).items():
-                if name in _SUMMED:
-                    stats[name] = stats.get(name, 0) + value
+        stats = collection_stats([part.stats or {} for part in parts])
         applied = {n: part.applied for n, part in zip(layout.numbers, parts, strict=True)}
         stats["applied"] = layout.token(applied)
         return reply_json({**_shown(record), "stats": stats})

@@ -38,7 +38,8 @@ from services.router.workflows.embed import checked_encoder
 from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.search import (
     QUERIES_AT_ONCE,
-    merged,
+    at_once,
+    merge,
     search_parcels,
     search_work,
 )
@@ -126,7 +127,9 @@ class SearchApi:
         ask = self._begun(request, ask)
         single = record.shards == 1 and not record.placed
         if not ask.tokens and single and ask.count <= min(most, QUERIES_AT_ONCE):
-            parcels = search_parcels(record, ask, ask.vectors, 0, most, _first(ask.after))
+            parcels = search_parcels(
+                record, ask, ask.vectors, ShardLayout.of(record, None), 0, most
+            )
             only = JobSpec(family, SEARCH_CLASSES, parcels[0], options)
             return await self._replies.reply(request, caller, only)
         await self._admission.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
@@ -148,7 +151,8 @@ class SearchApi:
         A client that leaves takes the search with it, and nobody asks for its outcome later.
         """
         family = self._searches.search_family(record.id)
-        if ask.count > QUERIES_AT_ONCE or not await self._reads.ready(family, ask.count):
+        layout = await self._layouts.of(record)
+        if ask.count > at_once(layout, ask) or not await self._reads.ready(family, ask.count):
             return ask, None
         if ask.tokens:
             parcels = await self._parcels(record, ask)
@@ -160,7 +164,6 @@ class SearchApi:
         else:
             noted(request, job_id(family, ulid()))  # of a job's form, though there is none
         ask = self._begun(request, ask)
-        layout = await self._layouts.of(record)
         try:
             found = await self._found(request, caller, record, ask, layout)
             old = record.placed and (found is None or bool(found.missing))
@@ -186,8 +189,9 @@ class SearchApi:
     ) -> SearchResult | None:
         """Return the merged hits of a layout's shards, with what is missing; None where no shard answered."""
         family, name = self._searches.search_family(record.id), request[REQUEST_ID]
-        after = layout.after(ask.after)
-        works = [search_work(record, ask, ask.vectors, n, after.get(n)) for n in layout.numbers]
+        works = [
+            search_work(record, ask, ask.vectors, ask.texts, layout, n) for n in layout.numbers
+        ]
 
         async def found() -> list[SearchResult | MissingShard] | None:
             return await self._reads.search(
@@ -200,7 +204,9 @@ class SearchApi:
         pairs = list(zip(layout.numbers, results, strict=True))
         missing = [each for _, each in pairs if isinstance(each, MissingShard)]
         given = {number: [each] for number, each in pairs if isinstance(each, SearchResult)}
-        return merged(given, ask.k, missing if ask.partial or missing else None)
+        if ask.partial or missing:
+            return await merge(self._pool, given, layout, ask, ask.vectors, missing)
+        return await merge(self._pool, given, layout, ask, ask.vectors)
 
     def _begun(self, request: web.Request, ask: SearchRequest) -> SearchRequest:
         """Return a search with what has passed of its time budget, if it has one."""
@@ -230,11 +236,6 @@ class SearchApi:
             return None
         specs = await self._cards.specs()
         return specs.get(record.model) or next(iter(specs.values()), None)
-
-
-def _first(token: str | None) -> str | None:
-    """Return what a token says of the only shard."""
-    return (token or "").partition(",")[0] or None
 
 
 def _quick(raw: bytes) -> bool:

@@ -5,29 +5,52 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
 
-from common.errors import Conflict, Unavailable
+from common.errors import Conflict, InvalidRequest, Unavailable
 from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import MissingShard, SearchReport, SearchResult, SearchWork, effort_of
+from common.wire.search import (
+    NO_TEXTS,
+    MissingShard,
+    SearchReport,
+    SearchResult,
+    SearchWork,
+    effort_of,
+)
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
+from services.router.text.pool import TextPool
 from services.router.text.requests import Parcel
+from services.router.workflows import candidates
 from services.router.workflows.embed import embed, encoder_of
 from services.router.workflows.workflow import Workflow, letters
 
 QUERIES_AT_ONCE = 256
+_CANDIDATES_AT_ONCE = 4000  # of all queries of a job, with their passages: so many fit a message
+
+
+def at_once(layout: ShardLayout, ask: SearchRequest) -> int:
+    """Return the most queries of one job: fewer where each shard answers with its candidates."""
+    if not ask.depth or len(layout.numbers) == 1:
+        return QUERIES_AT_ONCE
+    return max(1, min(QUERIES_AT_ONCE, _CANDIDATES_AT_ONCE // (2 * ask.depth)))
 
 
 def search_work(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int, after: str | None
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    texts: list[str],
+    layout: ShardLayout,
+    shard: int,
 ) -> SearchWork:
-    """Return one shard's job for some of a request's queries, after it has applied the write `after`."""
+    """Return one shard's job for some of a request's queries: their vectors, their texts, or both."""
     return SearchWork(
         collection=record.id,
         vectors=vectors,
@@ -36,11 +59,17 @@ def search_work(
         min_score=ask.min_score,
         with_text=ask.include_text,
         with_metadata=ask.include_metadata,
-        after=after,
+        after=layout.after(ask.after).get(shard),
         shard=shard,
         effort=effort_of(ask.effort, ask.ef, exact=ask.exact),
         budget_ms=ask.budget_ms,
         spent_ms=ask.spent_ms,
+        mode=ask.mode,
+        texts=texts,
+        depth=ask.depth,
+        mmr=ask.mmr,
+        with_scores=ask.with_scores,
+        alone=len(layout.numbers) == 1,
     )
 
 
@@ -48,52 +77,71 @@ def search_parcels(
     record: CollectionRecord,
     ask: SearchRequest,
     vectors: bytes,
+    layout: ShardLayout,
     shard: int,
     most: int,
-    after: str | None,
 ) -> list[Parcel]:
     """Return one shard's jobs: at most `most` queries each, in order."""
     size = 4 * record.dimension
-    step = size * max(1, min(most, QUERIES_AT_ONCE))
-    return [
-        Parcel(encode(search_work(record, ask, rows, shard, after)), len(rows) // size, 0)
-        for rows in (vectors[i : i + step] for i in range(0, len(vectors), step))
-    ]
+    step = max(1, min(most, at_once(layout, ask)))
+    parcels = []
+    for begin in range(0, ask.count, step):
+        count = min(step, ask.count - begin)
+        rows, texts = vectors[begin * size :][: count * size], ask.texts[begin:][:count]
+        work = search_work(record, ask, rows, texts, layout, shard)
+        parcels.append(Parcel(encode(work), count, 0))
+    return parcels
 
 
-def merged(
-    shards: Mapping[int, Sequence[SearchResult]], k: int, missing: list[MissingShard] | None = None
+async def merge(
+    pool: TextPool,
+    shards: Mapping[int, Sequence[SearchResult]],
+    layout: ShardLayout,
+    ask: SearchRequest,
+    vectors: bytes,
+    missing: list[MissingShard] | None = None,
 ) -> SearchResult:
-    """Return the best k hits of each query over all shards, given by number, and the token of applied ids.
+    """Return the best k hits of each query over all shards, given by number, and what is missing.
+
+    Much comparing of vectors is left to the pool.
+    """
+    every = list(shards.values())
+    if ask.mode != "vector" and max(part.texts for parts in every for part in parts) == 0:
+        raise InvalidRequest(NO_TEXTS, code="no_texts", param="mode")
+    if not ask.depth or len(layout.numbers) == 1:
+        found = merged(every, ask.k)
+    else:
+        few = candidates.comparisons(ask) <= candidates.FEW_COMPARISONS
+        found = await pool.run(partial(candidates.ranked, every, ask, vectors), inline=few)
+    applied = layout.token({number: parts[-1].applied for number, parts in shards.items()})
+    return msgspec.structs.replace(found, applied=applied, missing=missing)
+
+
+def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
+    """Return the best k hits of each query over all shards, and all shards' applied ids.
 
     The path is the first shard's; the report is that of the shard that took longest, with the least effort of all.
     """
-    every = list(shards.values())
-    shown = [[row for result in results for row in result.shown] for results in every]
-    scores = [[row for result in results for row in result.scores] for results in every]
-    first = every[0][0]
-    applied = ShardLayout.token({number: results[-1].applied for number, results in shards.items()})
-    report = _report([result.report for results in every for result in results])
-    if len(every) == 1:
-        return SearchResult(
-            shown=shown[0],
-            scores=scores[0],
-            applied=applied,
-            path=first.path,
-            report=report,
-            missing=missing,
-        )
+    shown = [[row for result in results for row in result.shown] for results in shards]
+    scores = [[row for result in results for row in result.scores] for results in shards]
+    first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)
+    whole = SearchResult(
+        shown=shown[0],
+        scores=scores[0],
+        applied=applied,
+        path=first.path,
+        mode=first.mode,
+        report=_report([result.report for results in shards for result in results]),
+        text_indexed=min(part.text_indexed for results in shards for part in results),
+    )
+    if len(shards) == 1:
+        return whole
     best = [
         _best(per_shard, near, k)
         for per_shard, near in zip(zip(*shown, strict=True), zip(*scores, strict=True), strict=True)
     ]
-    return SearchResult(
-        shown=[row for row, _ in best],
-        scores=[row for _, row in best],
-        applied=applied,
-        path=first.path,
-        report=report,
-        missing=missing,
+    return msgspec.structs.replace(
+        whole, shown=[row for row, _ in best], scores=[row for _, row in best]
     )
 
 
@@ -171,9 +219,10 @@ async def _found(
     layout: ShardLayout,
 ) -> SearchResult:
     """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
-    family, after = workflow.context.bus.writes.search_family(record.id), layout.after(ask.after)
+    context = workflow.context
+    family = context.bus.writes.search_family(record.id)
     parcels = {
-        number: search_parcels(record, ask, vectors, number, queries, after.get(number))
+        number: search_parcels(record, ask, vectors, layout, number, queries)
         for number in layout.numbers
     }
     stage = f"search{letters(layout.version) if layout.version else ''}"
@@ -183,7 +232,8 @@ async def _found(
         _, results = await workflow.gather(stage, [family], SEARCH_CLASSES, flat)
         found = [cast("SearchResult", result) for result in results]
         count = len(layout.numbers)
-        return merged({n: found[at::count] for at, n in enumerate(layout.numbers)}, ask.k)
+        shards = {number: found[at::count] for at, number in enumerate(layout.numbers)}
+        return await merge(context.pool, shards, layout, ask, vectors)
     outcomes = await asyncio.gather(
         *(
             workflow.gather(f"{stage}s{letters(number)}", [family], SEARCH_CLASSES, each, bulk=True)
@@ -203,7 +253,7 @@ async def _found(
             raise outcome
     if not given:
         raise last
-    return merged(given, ask.k, missing)
+    return await merge(context.pool, given, layout, ask, vectors, missing)
 
 
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:

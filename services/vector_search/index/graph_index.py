@@ -26,13 +26,13 @@ from services.vector_search.index.graph import Graph, M
 from services.vector_search.index.maintenance import IndexMaintenance
 from services.vector_search.index.port import (
     Effort,
+    EffortPlan,
     IndexSnapshot,
     IndexStats,
     Kind,
     Neighbours,
     Pick,
     Rung,
-    SearchPlan,
 )
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
@@ -141,7 +141,7 @@ class GraphIndex:
         """Return how many live rows a filter allows."""
         return int(np.count_nonzero(allowed_rows(self._state.view.rows.view, wanted)))
 
-    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[SearchPlan]:
+    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the plan of each ef of the ladder for a batch of so many queries."""
         return self._plans(self._moment(wanted), queries, k)
 
@@ -194,14 +194,14 @@ class GraphIndex:
         matching = int(np.count_nonzero(allowed))
         return _Moment(view, state.rows.dead, searched, covered, allowed, matching)
 
-    def _plans(self, moment: _Moment, queries: int, k: int) -> list[SearchPlan]:
+    def _plans(self, moment: _Moment, queries: int, k: int) -> list[EffortPlan]:
         if moment.graph is None:
             return [self._plan(moment, queries, k, "exact")[0]]
         return [self._plan(moment, queries, k, ef)[0] for ef in search_path.EF_LADDER]
 
     def _plan(
         self, moment: _Moment, queries: int, k: int, effort: Effort | None
-    ) -> tuple[SearchPlan, search_path.SearchPath]:
+    ) -> tuple[EffortPlan, search_path.SearchPath]:
         """Return the plan of a search, and how the graph is asked if it goes that way."""
         size, graph, matching = moment.view.size, moment.graph, moment.matching
         ef = graph.ef if graph is not None and effort is None else effort
@@ -222,7 +222,7 @@ class GraphIndex:
         factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
         if matching is not None:
             factors = (*factors, size)
-        return SearchPlan(way.way, ef, factors), way
+        return EffortPlan(way.way, ef, factors), way
 
     def _whole(
         self,
@@ -230,7 +230,7 @@ class GraphIndex:
         k: int,
         moment: _Moment,
         graph: Graph | FrozenGraph,
-        plan: SearchPlan,
+        plan: EffortPlan,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
         view, covered = moment.view, moment.covered
@@ -249,7 +249,7 @@ class GraphIndex:
         k: int,
         moment: _Moment,
         graph: Graph | FrozenGraph,
-        plan: SearchPlan,
+        plan: EffortPlan,
         way: search_path.SearchPath,
     ) -> Neighbours:
         """Walk the graph, further and further until enough is found, and compare the rows that it lacks."""
@@ -296,7 +296,7 @@ class GraphIndex:
         )
 
 
-def _asked(plan: SearchPlan, graph: Graph | FrozenGraph) -> int | None:
+def _asked(plan: EffortPlan, graph: Graph | FrozenGraph) -> int | None:
     """Return the ef to ask a graph for, None for its own: hnswlib honours another one at a price."""
     return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 

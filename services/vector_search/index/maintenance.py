@@ -121,7 +121,8 @@ class IndexMaintenance:
     def _rebuild(self, with_graph: bool) -> bool:
         """Copy the live rows, build a graph over them if wanted, and swap both in."""
         before = self._state.view.rows.view
-        kept = np.flatnonzero(before.live[: before.size])
+        # Of a copy: numpy counts before it fills, and rows may be deleted in between.
+        kept = np.flatnonzero(before.live[: before.size].copy())
         rows = VectorRows(before.matrix.shape[1], max(1024, len(kept)))
         for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
             rows.append(before.matrix[part], before.labels[part], before.numbers[part])
