@@ -15,8 +15,8 @@ from services.vector_search import metrics
 from services.vector_search.index import search_path
 from services.vector_search.index.frozen_graph import FrozenGraph
 from services.vector_search.index.graph import Graph
-from services.vector_search.index.recall import AUDITED, RecallAudit
-from services.vector_search.index.rows import Metric, VectorRows
+from services.vector_search.index.recall import RecallAudit
+from services.vector_search.index.rows import Floats, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView, few
 
 # How long searches wait while rows are put into the graph, and how many rows that may be at most.
@@ -46,7 +46,7 @@ class IndexMaintenance:
         self._state, self._recall, self._metric = state, recall, metric
         self._exact_below, self._threads, self._clock = exact_below, threads, clock
         self._closing = threading.Event()
-        self._tuned_at = 0  # how many rows there were when ef was chosen
+        self._tuned_at = 0  # how many rows the graph held when ef was chosen
         self._slice = 4
         self._freeze_at_s = 0.0
 
@@ -72,22 +72,40 @@ class IndexMaintenance:
             return False
         if not (self._state.unmarked or behind):
             return self._freeze(graph)
-        if count > search_path.RETUNE_GROWTH * self._tuned_at:
-            if behind < AUDITED:
-                return False  # searched exactly until there are enough to choose ef by
-            fresh = rows.view.matrix[indexed : indexed + AUDITED]
-            self._recall.tune(graph, view, fresh, least=graph.ef)
-            self._tuned_at = count
-        self._extend(graph, rows, indexed)
+        room = search_path.room(indexed=indexed, behind=behind, tuned_at=self._tuned_at)
+        if behind and not room and not self._retune(view):
+            return bool(self._state.unmarked) and self._mark(graph)
+        self._mark(graph)
+        if room:
+            self._extend(graph, rows, indexed, min(room, self._slice))
         return True
 
-    def _extend(self, graph: Graph, rows: VectorRows, indexed: int) -> None:
-        """Mark deleted rows in the graph, and put as many new ones into it as searches may wait for."""
+    def _retune(self, view: IndexView) -> bool:
+        """Choose ef anew by rows that wait and by queries of users; False if these are too few yet."""
+        assert view.graph is not None
+        matrix = view.rows.view.matrix[: view.rows.view.size]
+        queries: list[Floats] = [matrix[view.indexed : view.indexed + search_path.AUDITED]]
+        recent = self._recall.recent
+        if recent is not None and len(queries[0]) < search_path.AUDITED:
+            queries.append(recent)
+        tried = np.vstack(queries)
+        if len(tried) < search_path.LEAST_AUDITED:
+            return False  # those rows are searched exactly until there are enough to choose ef by
+        self._recall.tune(view.graph, view, tried, least=view.graph.ef)
+        self._tuned_at = view.indexed
+        return True
+
+    def _mark(self, graph: Graph) -> bool:
+        """Mark some of the rows deleted since in the graph."""
         unmarked = self._state.take_unmarked(_MARKED_AT_ONCE)
         if len(unmarked):
             graph.mark_deleted(unmarked)
+        return True
+
+    def _extend(self, graph: Graph, rows: VectorRows, indexed: int, most: int) -> None:
+        """Put up to so many new rows into the graph; so few at once as searches may wait for."""
         view = rows.view
-        end = min(indexed + self._slice, view.size)
+        end = min(indexed + most, view.size)
         began_s = self._clock.perf_s()
         fresh = np.arange(indexed, end)[view.live[indexed:end]]
         if len(fresh):

@@ -9,9 +9,8 @@ import numpy as np
 from services.vector_search.index import exact, search_path
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.rows import Floats, Ints
+from services.vector_search.index.search_path import AUDITED
 from services.vector_search.index.state import IndexView
-
-AUDITED = 256
 
 
 class RecallAudit:
@@ -39,14 +38,19 @@ class RecallAudit:
         """Return whether enough queries have come for the first audit of this graph."""
         return not self._audited and len(self._recent) == AUDITED and view.graph is not None
 
+    @property
+    def recent(self) -> Floats | None:
+        """The queries remembered, None if there are none."""
+        return np.vstack(list(self._recent)) if self._recent else None
+
     def audit(self, view: IndexView) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
-        recent = list(self._recent)
+        recent = self.recent
         if view.graph is None or not view.indexed:
             self.recall = 1.0
-        elif recent:
+        elif recent is not None:
             # Without a margin: a query that is asked again and again would raise ef by chance.
-            self.tune(view.graph, view, np.vstack(recent), least=view.graph.ef, margin=0.0)
+            self.tune(view.graph, view, recent, least=view.graph.ef, margin=0.0)
             self._audited = self._audited or len(recent) == AUDITED
         return self.recall
 
