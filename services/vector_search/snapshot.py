@@ -17,7 +17,7 @@ import xxhash
 from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.documents import Documents, StoredChunks
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import NativeGraph, SearchGraph, load_graph
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
 from services.vector_search.write_log import sync_path
 
@@ -41,7 +41,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class SavedGraph(NamedTuple):
     """A graph and the label of each of its rows."""
 
-    graph: Graph
+    graph: SearchGraph
     labels: Ints
     recall: float
 
@@ -76,7 +76,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
 
 
-def save(directory: Path, graph: Graph, labels: Ints, applied: str, recall: float) -> None:
+def save(directory: Path, graph: SearchGraph, labels: Ints, applied: str, recall: float) -> None:
     """Write a snapshot and remove the one before; OSError or RuntimeError leaves that one as it was."""
     names = [directory / f"graph.{applied}.bin", directory / f"labels.{applied}.npy"]
     temporary = [path.with_name(path.name + ".tmp") for path in names]
@@ -135,9 +135,11 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
             return None
         labels = np.load(labels_path)
         capacity = int(manifest.rows * 1.25) + 1
-        graph = Graph(dimension, metric, capacity, threads, path=str(graph_path))
+        graph = load_graph(graph_path, dimension, metric, capacity, threads)
     except (OSError, ValueError, RuntimeError):
         metrics.DAMAGED.labels(what="snapshot").inc()
+        return None
+    if graph is None:
         return None
     graph.set_ef(manifest.ef)
     return SavedGraph(graph, labels, manifest.recall)
@@ -145,7 +147,7 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
 
 def load_rows(
     documents: Documents, record: CollectionRecord, saved: SavedGraph | None
-) -> tuple[VectorRows, Graph | None, int]:
+) -> tuple[VectorRows, SearchGraph | None, int]:
     """Return the rows, the graph if it still fits them, and how many rows it covers.
 
     A chunk whose vector is damaged is left out of searches and counted.
@@ -153,6 +155,8 @@ def load_rows(
     stored = documents.labels()
     if saved is not None and _fits(saved, stored):
         rows = _beside(documents.chunks(), record, saved.labels)
+        if isinstance(saved.graph, NativeGraph):
+            saved.graph.over(rows)
         return rows, saved.graph, len(saved.labels)
     rows = VectorRows(record.dimension, max(1024, len(stored)))
     for part in documents.chunks():

@@ -13,9 +13,9 @@ import numpy as np
 from common.clock import SYSTEM, Clock
 from services.vector_search import metrics
 from services.vector_search.index import exact, search_path
-from services.vector_search.index.frozen_graph import FrozenGraph
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.maintenance import IndexMaintenance
+from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
@@ -93,8 +93,7 @@ class Index:
         """Rows that every search compares one by one, because the graph it walks does not hold them yet."""
         view = self._state.view
         rows = view.rows.view
-        searched, covered = view.searched(rows)
-        return rows.size - covered if searched else 0
+        return rows.size - view.indexed if view.graph else 0
 
     # -- writing and maintenance
 
@@ -103,7 +102,7 @@ class Index:
         self._state.publish(vectors, labels, numbers, removed)
 
     def restore(
-        self, rows: VectorRows, graph: Graph | None, indexed: int, recall: float = 1.0
+        self, rows: VectorRows, graph: SearchGraph | None, indexed: int, recall: float = 1.0
     ) -> None:
         """Take over what was loaded at start: the rows, the graph over the first `indexed`, and its recall."""
         if graph is not None:
@@ -113,7 +112,7 @@ class Index:
             self._recall.recall = recall
         self._state.view = IndexView(rows, graph, indexed)
 
-    def saved(self) -> tuple[Graph, Ints] | None:
+    def saved(self) -> tuple[SearchGraph, Ints] | None:
         """Return the graph and the labels of its rows, for a snapshot; call between calls of `maintain`."""
         with self._state.lock:
             view = self._state.view
@@ -158,7 +157,7 @@ class Index:
         state = self._state.view
         rows = state.rows
         view = rows.view
-        searched, covered = state.searched(view)
+        searched, covered = state.graph, state.indexed
         if searched is not None and wanted is None and not exactly:
             if remember:
                 self._recall.remember(queries)
@@ -192,7 +191,7 @@ class Index:
         k: int,
         ef: int | None,
         rows: VectorRows,
-        searched: Graph | FrozenGraph,
+        searched: SearchGraph,
         covered: int,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
@@ -224,7 +223,7 @@ class Index:
         self,
         queries: Floats,
         k: int,
-        graph: Graph | FrozenGraph,
+        graph: SearchGraph,
         indexed: int,
         view: RowsView,
         *,

@@ -1,4 +1,4 @@
-"""The background work of an index: grow its graph, freeze a copy of it, build it anew.
+"""The background work of an index: grow its graph, build it anew.
 
 New rows enter the graph in short turns; a rebuild (first graph, too many deleted) runs beside the searches and is
 swapped in.
@@ -13,11 +13,10 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search import metrics
 from services.vector_search.index import search_path
-from services.vector_search.index.frozen_graph import FrozenGraph
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import SearchGraph, new_graph
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Floats, Metric, VectorRows
-from services.vector_search.index.state import IndexState, IndexView, few
+from services.vector_search.index.state import IndexState, IndexView
 
 # How long searches wait while rows are put into the graph, and how many rows that may be at most.
 _TURN_S = 0.003
@@ -27,7 +26,6 @@ _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
 _HELD_OUT = 512
 _MARKED_AT_ONCE = 1000
-_FREEZING_SHARE = 0.05  # of the time, for copies that lack few rows
 
 
 class IndexMaintenance:
@@ -48,7 +46,6 @@ class IndexMaintenance:
         self._closing = threading.Event()
         self._tuned_at = 0  # how many rows the graph held when ef was chosen
         self._slice = 4
-        self._freeze_at_s = 0.0
 
     def restored(self, indexed: int) -> None:
         """Note that a saved graph over `indexed` rows was taken over, whose ef fits them."""
@@ -61,7 +58,7 @@ class IndexMaintenance:
     def step(self) -> bool:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
-        rows, graph, indexed, _ = view
+        rows, graph, indexed = view
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = live >= self._exact_below
@@ -71,7 +68,7 @@ class IndexMaintenance:
         if graph is None:
             return False
         if not (self._state.unmarked or behind):
-            return self._freeze(graph)
+            return False
         room = search_path.room(indexed=indexed, behind=behind, tuned_at=self._tuned_at)
         if behind and not room and not self._retune(view):
             return bool(self._state.unmarked) and self._mark(graph)
@@ -95,21 +92,21 @@ class IndexMaintenance:
         self._tuned_at = view.indexed
         return True
 
-    def _mark(self, graph: Graph) -> bool:
+    def _mark(self, graph: SearchGraph) -> bool:
         """Mark some of the rows deleted since in the graph."""
         unmarked = self._state.take_unmarked(_MARKED_AT_ONCE)
         if len(unmarked):
             graph.mark_deleted(unmarked)
         return True
 
-    def _extend(self, graph: Graph, rows: VectorRows, indexed: int, most: int) -> None:
+    def _extend(self, graph: SearchGraph, rows: VectorRows, indexed: int, most: int) -> None:
         """Put up to so many new rows into the graph; so few at once as searches may wait for."""
         view = rows.view
         end = min(indexed + most, view.size)
         began_s = self._clock.perf_s()
         fresh = np.arange(indexed, end)[view.live[indexed:end]]
         if len(fresh):
-            graph.add(view.matrix[fresh], fresh, threads=1)
+            graph.add(view, fresh, threads=1)
         with self._state.lock:
             self._state.unmarked += fresh[~rows.view.live[fresh]].tolist()
             self._state.view = self._state.view._replace(indexed=end)
@@ -117,24 +114,6 @@ class IndexMaintenance:
             took_s = max(self._clock.perf_s() - began_s, 1e-9)
             fitting = int(len(fresh) * _TURN_S / took_s)
             self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
-
-    def _freeze(self, graph: Graph) -> bool:
-        """Copy the graph for searches, if the copy that is there does not fit any longer; True if so."""
-        rows, _, indexed, frozen = self._state.view
-        view = rows.view
-        began_s = self._clock.perf_s()
-        if frozen is not None and frozen.live is view.live:
-            newer = indexed - frozen.covered
-            if newer == 0 or (newer <= few(frozen.covered) and began_s < self._freeze_at_s):
-                return False
-        made = FrozenGraph.of(graph, self._metric, view, indexed)
-        if made is None:
-            return False
-        ended_s = self._clock.perf_s()
-        self._freeze_at_s = ended_s + (ended_s - began_s) / _FREEZING_SHARE
-        with self._state.lock:
-            self._state.view = self._state.view._replace(frozen=made)
-        return True
 
     def _rebuild(self, with_graph: bool) -> bool:
         """Copy the live rows, build a graph over them if wanted, and swap both in."""
@@ -151,10 +130,10 @@ class IndexMaintenance:
         metrics.COMPACTIONS.inc()
         return True
 
-    def _build(self, rows: VectorRows) -> Graph | None:
+    def _build(self, rows: VectorRows) -> SearchGraph | None:
         """Build a graph over all rows; some go in last, as the queries that ef is chosen by. None when closing."""
         view = rows.view
-        graph = Graph(rows.dimension, self._metric, int(view.size * 1.25), self._threads)
+        graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads)
         order = np.random.default_rng(view.size).permutation(view.size)
         count = min(_HELD_OUT, view.size // 4)
         order, held_out = np.sort(order[count:]), order[:count]
@@ -162,10 +141,9 @@ class IndexMaintenance:
             if self._closing.is_set():
                 return None
             if len(part):
-                graph.add(view.matrix[part], part)
-        frozen = FrozenGraph.of(graph, self._metric, view, view.size)
-        made = IndexView(rows, graph, view.size, frozen)
+                graph.add(view, part)
+        made = IndexView(rows, graph, view.size)
         self._recall.tune(graph, made, view.matrix[held_out], held_out=held_out)
         if count:
-            graph.add(view.matrix[held_out], held_out)
+            graph.add(view, held_out)
         return graph

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from services.vector_search.index import exact, search_path
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Ints
 from services.vector_search.index.search_path import AUDITED
 from services.vector_search.index.state import IndexView
@@ -56,7 +56,7 @@ class RecallAudit:
 
     def tune(
         self,
-        graph: Graph,
+        graph: SearchGraph,
         view: IndexView,
         queries: Floats,
         *,
@@ -68,9 +68,7 @@ class RecallAudit:
 
         The queries, and the rows `held_out`, must not be in the graph: it finds neighbours of its own rows too easily.
         """
-        rows = view.rows.view
-        searched, covered = view.searched(rows)
-        assert searched is not None
+        rows, covered = view.rows.view, view.indexed
         mask = rows.live[:covered].copy()
         if held_out is not None:
             mask[held_out] = False
@@ -80,7 +78,7 @@ class RecallAudit:
                 continue
             if ef != graph.ef:
                 graph.set_ef(ef)
-            found, _ = searched.query(queries, 10)
+            found, _ = graph.query(queries, 10)
             shares = _shares(found, truth)
             self.recall = float(shares.mean()) if len(shares) else 1.0
             error = float(shares.std()) / max(len(shares), 1) ** 0.5
