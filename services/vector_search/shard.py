@@ -92,7 +92,9 @@ class Shard:
 
     def _load(self, threads: int) -> None:
         saved = snapshot.load(self._directory, self.record.dimension, self.record.metric, threads)
-        rows, graph, indexed = snapshot.load_rows(self._documents, self.record, saved)
+        rows, graph, indexed = snapshot.load_rows(
+            self._documents, self.record, saved, self._directory
+        )
         self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
         self._snapshot_rows = indexed
 

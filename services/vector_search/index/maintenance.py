@@ -15,7 +15,7 @@ from services.vector_search import metrics
 from services.vector_search.index import search_path
 from services.vector_search.index.native_graph import SearchGraph, new_graph
 from services.vector_search.index.recall import RecallAudit
-from services.vector_search.index.rows import Floats, Metric, VectorRows
+from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 
 # How long searches wait while rows are put into the graph, and how many rows that may be at most.
@@ -64,7 +64,7 @@ class IndexMaintenance:
         wants_graph = live >= self._exact_below
         behind = count - indexed
         if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
-            return self._rebuild(wants_graph)
+            return self._rebuild(with_graph=wants_graph, copied=wasteful)
         if graph is None:
             return False
         if not (self._state.unmarked or behind):
@@ -115,27 +115,37 @@ class IndexMaintenance:
             fitting = int(len(fresh) * _TURN_S / took_s)
             self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
 
-    def _rebuild(self, with_graph: bool) -> bool:
-        """Copy the live rows, build a graph over them if wanted, and swap both in."""
-        before = self._state.view.rows.view
+    def _rebuild(self, *, with_graph: bool, copied: bool) -> bool:
+        """Build a graph over the live rows, or over a copy of them that leaves out the deleted, and swap both in."""
+        rows = self._state.view.rows
+        before = rows.view
         kept = np.flatnonzero(before.live[: before.size])
-        rows = VectorRows(before.matrix.shape[1], max(1024, len(kept)))
-        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
-            rows.append(before.matrix[part], before.labels[part], before.numbers[part])
-        graph = self._build(rows) if with_graph else None
+        if copied:
+            rows = self._copy(rows, kept)
+        graph = self._build(rows, np.arange(len(kept)) if copied else kept) if with_graph else None
         if self._closing.is_set():
             return False
-        self._tuned_at = self._state.swap(rows, graph, before, kept)
+        if copied:
+            self._tuned_at = self._state.swap(rows, graph, before, kept)
+            metrics.COMPACTIONS.inc()
+        else:
+            self._tuned_at = self._state.take_graph(graph, before, kept)
         self._recall.renew()
-        metrics.COMPACTIONS.inc()
         return True
 
-    def _build(self, rows: VectorRows) -> SearchGraph | None:
-        """Build a graph over all rows; some go in last, as the queries that ef is chosen by. None when closing."""
+    @staticmethod
+    def _copy(rows: VectorRows, kept: Ints) -> VectorRows:
+        before, made = rows.view, rows.empty(max(1024, len(kept)))
+        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
+            made.append(before.matrix[part], before.labels[part], before.numbers[part])
+        return made
+
+    def _build(self, rows: VectorRows, kept: Ints) -> SearchGraph | None:
+        """Build a graph over rows; some go in last, as the queries that ef is chosen by. None when closing."""
         view = rows.view
         graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads)
-        order = np.random.default_rng(view.size).permutation(view.size)
-        count = min(_HELD_OUT, view.size // 4)
+        order = np.random.default_rng(len(kept)).permutation(kept)
+        count = min(_HELD_OUT, len(kept) // 4)
         order, held_out = np.sort(order[count:]), order[:count]
         for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
             if self._closing.is_set():

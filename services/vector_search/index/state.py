@@ -63,3 +63,11 @@ class IndexState:
             self.unmarked = gone[gone < indexed].tolist()
             self.view = IndexView(rows, graph, indexed)
         return indexed
+
+    def take_graph(self, graph: SearchGraph | None, before: RowsView, kept: Ints) -> int:
+        """Put a graph in the place of the old one; it covers the rows of `before` by `kept`. Returns how many."""
+        with self.lock:
+            rows = self.view.rows
+            self.unmarked = kept[~rows.view.live[kept]].tolist()
+            self.view = IndexView(rows, graph, before.size)
+        return before.size
