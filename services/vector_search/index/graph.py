@@ -15,8 +15,8 @@ import hnswlib
 import numpy as np
 
 from services.vector_search.index.rows import Floats, Ints, Metric, RowsView
+from services.vector_search.index.search_path import FEW_LINKS
 
-M = 16
 EF_CONSTRUCTION = 200
 
 
@@ -87,7 +87,14 @@ class Graph:
     """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
 
     def __init__(
-        self, dimension: int, metric: Metric, capacity: int, threads: int, *, path: str = ""
+        self,
+        dimension: int,
+        metric: Metric,
+        capacity: int,
+        threads: int,
+        *,
+        links: int = FEW_LINKS,
+        path: str = "",
     ) -> None:
         """Make an empty graph, or load a saved one from `path`; RuntimeError if that is none."""
         self.metric: Metric = metric
@@ -97,15 +104,20 @@ class Graph:
         if path:
             self._index.load_index(path, max_elements=capacity)
         else:
-            self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
+            self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=links)
         self._count = int(self._index.element_count)
         self._marked = 0
         self.set_ef(64)
 
     @property
+    def links(self) -> int:
+        """Links of a node on the levels above the lowest."""
+        return int(self._index.M)
+
+    @property
     def copied_bytes(self) -> int:
         """About how many bytes `layers` copies on its way."""
-        return self._count * int(4 * self._index.dim + 8 * self._index.M + 16)
+        return self._count * int(4 * self._index.dim + 8 * self.links + 16)
 
     def layers(self) -> Layers:
         """Return a copy of the rows and links."""

@@ -63,7 +63,8 @@ class IndexMaintenance:
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = live >= self._exact_below
         behind = count - indexed
-        if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
+        outgrown = graph is None or behind > max(indexed, 4096) or graph.links < _links(graph)
+        if wasteful or (wants_graph and outgrown):
             return self._rebuild(with_graph=wants_graph, copied=wasteful)
         if graph is None:
             return False
@@ -122,7 +123,9 @@ class IndexMaintenance:
         kept = np.flatnonzero(before.live[: before.size])
         if copied:
             rows = self._copy(rows, kept)
-        graph = self._build(rows, np.arange(len(kept)) if copied else kept) if with_graph else None
+        graph = (
+            self._fitting(rows, np.arange(len(kept)) if copied else kept) if with_graph else None
+        )
         if self._closing.is_set():
             return False
         if copied:
@@ -140,10 +143,19 @@ class IndexMaintenance:
             made.append(before.matrix[part], before.labels[part], before.numbers[part])
         return made
 
-    def _build(self, rows: VectorRows, kept: Ints) -> SearchGraph | None:
+    def _fitting(self, rows: VectorRows, kept: Ints) -> SearchGraph | None:
+        """Build a graph with as many links as these rows are found to need."""
+        links = _links(self._state.view.graph)
+        graph = self._build(rows, kept, links)
+        if graph is not None and links < (links := _links(graph)):
+            graph = None  # its memory is free for the next one
+            graph = self._build(rows, kept, links)
+        return graph
+
+    def _build(self, rows: VectorRows, kept: Ints, links: int) -> SearchGraph | None:
         """Build a graph over rows; some go in last, as the queries that ef is chosen by. None when closing."""
         view = rows.view
-        graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads)
+        graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads, links)
         order = np.random.default_rng(len(kept)).permutation(kept)
         count = min(_HELD_OUT, len(kept) // 4)
         order, held_out = np.sort(order[count:]), order[:count]
@@ -157,3 +169,8 @@ class IndexMaintenance:
         if count:
             graph.add(view, held_out)
         return graph
+
+
+def _links(graph: SearchGraph | None) -> int:
+    """Return how many links the nodes of the next graph are to have."""
+    return search_path.links(graph.links, graph.ef) if graph else search_path.FEW_LINKS

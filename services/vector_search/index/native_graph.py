@@ -18,9 +18,10 @@ import numpy as np
 
 from common import log
 from common.native.finder import find
-from services.vector_search.index.graph import EF_CONSTRUCTION, Graph, M
+from services.vector_search.index.graph import EF_CONSTRUCTION, Graph
 from services.vector_search.index.native.sources import TRAVERSE
 from services.vector_search.index.rows import Floats, Ints, Metric, RowsView, VectorRows
+from services.vector_search.index.search_path import FEW_LINKS
 
 # More than k of what the walk found are scored exactly: rounding may swap near neighbours.
 _SPARE = 10
@@ -146,18 +147,19 @@ class NativeGraph:
         capacity: int,
         threads: int,
         *,
-        links: int = 2 * M - 1,
-        upper_links: int = M,
+        links: int = FEW_LINKS,
+        lowest_links: int = 0,
     ) -> None:
+        """Make an empty graph; a node has nearly twice the links on the lowest level: with their count whole lines."""
         self.metric: Metric = metric
         self.threads = threads
         self.ef = 64
         self._library = kernel()
         self._rows = rows
-        self._shape = _Shape.of(rows.dimension, links, upper_links)
+        self._shape = _Shape.of(rows.dimension, lowest_links or 2 * links - 1, links)
         self._rng = np.random.default_rng(capacity)
         self._places = 0  # of links above the lowest level, that are taken
-        self._arrays = _Arrays(self._shape, max(capacity, 1), capacity // (upper_links - 1) + 64)
+        self._arrays = _Arrays(self._shape, max(capacity, 1), capacity // (links - 1) + 64)
         self._laid = self._lay_out()
 
     def _lay_out(self) -> _Laid:
@@ -186,6 +188,11 @@ class NativeGraph:
     def set_ef(self, ef: int) -> None:
         """Set how many candidates a search keeps."""
         self.ef = ef
+
+    @property
+    def links(self) -> int:
+        """Links of a node on the levels above the lowest."""
+        return self._shape.upper_links
 
     @property
     def bytes(self) -> int:
@@ -265,7 +272,7 @@ class NativeGraph:
         state = np.fromfile(file, np.int64, 3)
         made = cls(
             VectorRows(shape.dimension, 1), metric, 1, threads,
-            links=shape.links, upper_links=shape.upper_links,
+            links=shape.upper_links, lowest_links=shape.links,
         )  # fmt: skip
         arrays = made._arrays = _Arrays(shape, int(1.25 * state[2]) + 1, int(1.25 * places) + 64)
         arrays.state[:], made._places = state, places
@@ -284,7 +291,7 @@ class NativeGraph:
         rows, count = layers.rows, len(layers.rows)
         made = cls(
             VectorRows(dimension, 1), graph.metric, int(1.25 * rows.max()), threads,
-            links=layers.near.shape[1] - 1, upper_links=layers.upper.shape[1] - 1,
+            links=graph.links, lowest_links=layers.near.shape[1] - 1,
         )  # fmt: skip
 
         def renamed(lists: Any) -> Any:
@@ -306,11 +313,13 @@ class NativeGraph:
 SearchGraph = Graph | NativeGraph
 
 
-def new_graph(rows: VectorRows, metric: Metric, capacity: int, threads: int) -> SearchGraph:
+def new_graph(
+    rows: VectorRows, metric: Metric, capacity: int, threads: int, links: int = FEW_LINKS
+) -> SearchGraph:
     """Return an empty graph for rows, of the quickest kind that this machine can search."""
     if kernel() is None:
-        return Graph(rows.dimension, metric, capacity, threads)
-    return NativeGraph(rows, metric, capacity, threads)
+        return Graph(rows.dimension, metric, capacity, threads, links=links)
+    return NativeGraph(rows, metric, capacity, threads, links=links)
 
 
 def load_graph(

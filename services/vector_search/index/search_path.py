@@ -25,6 +25,10 @@ LAST_GROWTH = 1.02
 AUDITED = 256
 LEAST_AUDITED = 64
 
+# Links of a node above the lowest level, where it has nearly twice as many, and from which ef on many are quicker.
+FEW_LINKS, MANY_LINKS = 16, 32
+MANY_FROM_EF = 64
+
 Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 
 
@@ -34,6 +38,14 @@ class SearchPath(NamedTuple):
     way: Way
     fetch: int
     limit: int
+
+
+def links(now: int, ef: int) -> int:
+    """Return how many links a node should have: many where rows are hard to tell apart, which ef shows.
+
+    A graph that has many keeps them: its ef is less because of them.
+    """
+    return MANY_LINKS if now >= MANY_LINKS or ef >= MANY_FROM_EF else FEW_LINKS
 
 
 def room(*, indexed: int, behind: int, tuned_at: int) -> int:
