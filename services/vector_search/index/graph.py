@@ -86,6 +86,8 @@ class Layers(NamedTuple):
 class Graph:
     """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
 
+    turn_s = 0.003  # how long searches wait for rows that are added
+
     def __init__(
         self,
         dimension: int,

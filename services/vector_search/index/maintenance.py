@@ -18,9 +18,8 @@ from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 
-# How long searches wait while rows are put into the graph, and how many rows that may be at most.
-_TURN_S = 0.003
-_SLICE = 32
+# How many rows are put into the graph at once, at most.
+_SLICE = 256
 _BUILD_SLICE = 2000
 _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
@@ -113,7 +112,7 @@ class IndexMaintenance:
             self._state.view = self._state.view._replace(indexed=end)
         if len(fresh):
             took_s = max(self._clock.perf_s() - began_s, 1e-9)
-            fitting = int(len(fresh) * _TURN_S / took_s)
+            fitting = int(len(fresh) * graph.turn_s / took_s)
             self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
 
     def _rebuild(self, *, with_graph: bool, copied: bool) -> bool:

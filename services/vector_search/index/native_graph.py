@@ -140,6 +140,8 @@ class NativeGraph:
     Deleted rows need not be marked: they are walked over, and their live mark keeps them from results.
     """
 
+    turn_s = 0.02  # no search waits meanwhile, but rows that are not added yet are compared one by one
+
     def __init__(
         self,
         rows: VectorRows,
