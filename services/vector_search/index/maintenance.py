@@ -83,7 +83,7 @@ class IndexMaintenance:
         matrix = view.rows.view.matrix[: view.rows.view.size]
         queries: list[Floats] = [matrix[view.indexed : view.indexed + search_path.AUDITED]]
         recent = self._recall.recent
-        if recent is not None and len(queries[0]) < search_path.AUDITED:
+        if len(recent) and len(queries[0]) < search_path.AUDITED:
             queries.append(recent)
         tried = np.vstack(queries)
         if len(tried) < search_path.LEAST_AUDITED:

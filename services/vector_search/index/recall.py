@@ -30,6 +30,12 @@ class RecallAudit:
         place = self._place = (self._place + 1) % max(len(queries), 1)
         self._recent.append(queries[place : place + 1])
 
+    @property
+    def recent(self) -> Floats:
+        """The queries that are remembered, the latest last."""
+        kept = list(self._recent)
+        return np.vstack(kept) if kept else np.zeros((0, 0), np.float32)
+
     def renew(self) -> None:
         """Have the next graph audited as soon as enough queries have come."""
         self._audited = False
@@ -38,17 +44,12 @@ class RecallAudit:
         """Return whether enough queries have come for the first audit of this graph."""
         return not self._audited and len(self._recent) == AUDITED and view.graph is not None
 
-    @property
-    def recent(self) -> Floats | None:
-        """The queries remembered, None if there are none."""
-        return np.vstack(list(self._recent)) if self._recent else None
-
     def audit(self, view: IndexView) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
         recent = self.recent
         if view.graph is None or not view.indexed:
             self.recall = 1.0
-        elif recent is not None:
+        elif len(recent):
             # Without a margin: a query that is asked again and again would raise ef by chance.
             self.tune(view.graph, view, recent, least=view.graph.ef, margin=0.0)
             self._audited = self._audited or len(recent) == AUDITED
