@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "samples": ("cli.samples", "add", "run", "load the sample collections"),
     "ingest": ("cli.ingest", "add", "run", "put files and folders into a collection"),
     "search": ("cli.search", "add", "run", "search a collection by text"),
+    "explain": ("cli.explain", "add", "run", "show how a collection searches, and why"),
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
     "models": ("cli.models", "add", "run", "list the models an instance serves"),

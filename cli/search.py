@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shutil
 import textwrap
-from typing import Any
+from typing import Any, Literal
 
 from spillway_client import AsyncSpillway, Hit
 
@@ -24,6 +24,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("text", nargs="+", help="what to look for")
     parser.add_argument("-k", type=int, default=5, help="how many passages (5)")
     parser.add_argument("--filter", help='by metadata, e.g. \'{"year": {"$gte": 2020}}\'')
+    parser.add_argument("--effort", help='how much to look at: a number, or "exact"')
+    parser.add_argument(
+        "--time-budget-ms", type=float, metavar="MS", help="use the most effort that fits into MS"
+    )
     parser.add_argument("--json", action="store_true", help="print the hits as JSON")
     add_server(parser)
     parser.set_defaults(run=run)
@@ -31,22 +35,56 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Search and print; 0 also when nothing matches."""
-    wanted: Any = None
-    if args.filter:
-        try:
-            wanted = json.loads(args.filter)
-        except ValueError as error:
-            return say(f"--filter is {args.filter!r}: {error}; expected a JSON object", 2)
-        if not isinstance(wanted, dict):
-            return say(f"--filter is {args.filter!r}; expected a JSON object", 2)
-    return talk(args, lambda client: _search(client, args, wanted))
+    try:
+        wanted, effort = filter_of(args), _effort(args.effort)
+    except ValueError as error:
+        return say(str(error), 2)
+    return talk(args, lambda client: _search(client, args, wanted, effort))
 
 
-async def _search(client: AsyncSpillway, args: argparse.Namespace, wanted: Any) -> int:
-    found = await client.search(args.collection, " ".join(args.text), k=args.k, filter=wanted)
+def filter_of(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the filter of a command line, None without one; ValueError says what is wrong with it."""
+    if not args.filter:
+        return None
+    try:
+        wanted = json.loads(args.filter)
+    except ValueError as error:
+        raise ValueError(f"--filter is {args.filter!r}: {error}; expected a JSON object") from None
+    if not isinstance(wanted, dict):
+        raise ValueError(f"--filter is {args.filter!r}; expected a JSON object")
+    return wanted
+
+
+def _effort(text: str | None) -> int | Literal["exact"] | None:
+    if text is None:
+        return None
+    if text == "exact":
+        return "exact"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise ValueError(f'--effort is {text!r}; expected a number from 1 on, or "exact"')
+
+
+async def _search(
+    client: AsyncSpillway,
+    args: argparse.Namespace,
+    wanted: Any,
+    effort: int | Literal["exact"] | None,
+) -> int:
+    found = await client.search(
+        args.collection,
+        " ".join(args.text),
+        k=args.k,
+        filter=wanted,
+        effort=effort,
+        time_budget_ms=args.time_budget_ms,
+    )
     if args.json:
         hits = [dataclasses.asdict(hit) for hit in found.data]
-        print(json.dumps({"data": hits, "path": found.path}, ensure_ascii=False, indent=2))
+        told: dict[str, Any] = {"data": hits, "path": found.path}
+        if found.search is not None:
+            told["search"] = dataclasses.asdict(found.search)
+        print(json.dumps(told, ensure_ascii=False, indent=2))
         return 0
     if not found.data:
         print("nothing found")

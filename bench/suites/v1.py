@@ -87,7 +87,7 @@ def _compare(
         cells.append(
             [
                 data.name, f"{len(data.base)} x {data.base.shape[1]}",
-                f"{reached:.4f} / {their_recall:.4f}", f"{ours.ef} / {ef} (M {setting[0]})", kind,
+                f"{reached:.4f} / {their_recall:.4f}", f"{ours.now.stats().effort} / {ef} (M {setting[0]})", kind,
                 *(f"{speed:,.0f}" for speed in speeds),
                 f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
                 f"{ratio['n']} ({blocks.dropped})",

@@ -45,7 +45,7 @@ async def run(
             await indexed(client, data.name)
             ef = await _ef(client, data.name)
             served = await _recall(mesh.url, data)
-            here = vectors.recall(index.search(data.queries, K, ef=ef).labels, data.truth)
+            here = vectors.recall(index.search(data.queries, K, effort=ef).labels, data.truth)
             cells, ratio = await _batches(body, options, (index, ef), data, mesh)
             after = await _ef(client, data.name)
             recalls = f"{served:.4f} / {here:.4f}"
@@ -120,7 +120,7 @@ async def _batches(
         async def in_process(number: int) -> None:
             for i in range(ROUND):
                 start = (number * ROUND + i) * BATCH % (len(data.queries) - BATCH)
-                index.search(data.queries[start : start + BATCH], K, ef=ef)
+                index.search(data.queries[start : start + BATCH], K, effort=ef)
 
         before = mesh.cpu_seconds()
         blocks = await measure_sides(through_mesh, timed(in_process), pairs=options.rounds(300, 5))

@@ -16,8 +16,13 @@ from .types import (
     Deleted,
     Document,
     DocumentPage,
+    EffortExplanation,
+    Explanation,
+    FilterExplanation,
     Hit,
+    SearchReport,
     SearchResult,
+    ShardExplanation,
     Written,
     WrittenDocument,
     build,
@@ -81,6 +86,21 @@ class CollectionsResource:
         return build(
             Collection, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload
         )
+
+    async def explain(
+        self,
+        name: str,
+        *,
+        k: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Explanation:
+        """Tell how a collection searches for `k` hits and why, and which way a filter goes."""
+        query = {"k": k, "filter": json.dumps(filter, allow_nan=False) if filter else None}
+        path = f"/v1/collections/{segment(name)}/explain"
+        answer = await self._transport.call("GET", path, query=query, timeout_s=timeout_s)
+        shards = [_shard(item) for item in items(answer.payload, "shards")]
+        return build(Explanation, answer.payload, shards=shards)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """Delete a collection with all its documents."""
@@ -182,6 +202,13 @@ class DocumentsResource:
         return build(Deleted, answer.payload)
 
 
+def _shard(payload: Any) -> ShardExplanation:
+    efforts = [build(EffortExplanation, item) for item in items(payload, "efforts")]
+    met = payload.get("filter")
+    way = build(FilterExplanation, met) if met is not None else None
+    return build(ShardExplanation, payload, efforts=efforts, filter=way)
+
+
 def _document(payload: Any) -> Document:
     document = build(Document, payload)
     if document.vectors and isinstance(document.vectors[0], str):
@@ -208,14 +235,19 @@ def one_result(answer: Answer) -> SearchResult:
     """Decode the answer to a single query."""
     hits = [build(Hit, item) for item in items(answer.payload)]
     payload = answer.payload
-    return SearchResult(hits, payload.get("path", ""), payload.get("applied"), answer.request_id)
+    return _result(hits, payload, answer)
 
 
 def many_results(answer: Answer) -> list[SearchResult]:
     """Decode the answer to several queries, in their order."""
     rows = sorted(items(answer.payload), key=lambda row: int(row["index"]))
-    path, applied = answer.payload.get("path", ""), answer.payload.get("applied")
     return [
-        SearchResult([build(Hit, hit) for hit in items(row)], path, applied, answer.request_id)
-        for row in rows
+        _result([build(Hit, hit) for hit in items(row)], answer.payload, answer) for row in rows
     ]
+
+
+def _result(hits: list[Hit], payload: dict[str, Any], answer: Answer) -> SearchResult:
+    told = payload.get("search")
+    report = build(SearchReport, told) if told is not None else None
+    path, applied = payload.get("path", ""), payload.get("applied")
+    return SearchResult(hits, path, applied, answer.request_id, report)

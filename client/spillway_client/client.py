@@ -6,7 +6,7 @@ import os
 import ssl as ssl_module
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from . import errors
 from ._chat import ChatResource, CompletionsResource
@@ -119,6 +119,8 @@ class AsyncSpillway:
         min_score: float | None = None,
         include_text: bool = True,
         include_metadata: bool = True,
+        effort: int | Literal["exact"] | None = None,
+        time_budget_ms: float | None = None,
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
@@ -127,7 +129,8 @@ class AsyncSpillway:
         """Return the `k` nearest chunks to a text or a vector.
 
         `filter` restricts by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that must
-        be seen; `exact` compares with every vector; `ef` widens the graph search.
+        be seen. `effort` is how much of the index to look at, "exact" compares with every vector; with `time_budget_ms`
+        the largest effort is used that is predicted to end in time. `ef` and `exact` are older spellings of an effort.
         """
         _one_of(text=text, vector=vector)
         query = {"text": text} if vector is None else {"vector": packed(vector)}
@@ -138,6 +141,8 @@ class AsyncSpillway:
             include_metadata=include_metadata,
             filter=filter,
             min_score=min_score,
+            effort=effort,
+            time_budget_ms=time_budget_ms,
             ef=ef,
             exact=exact,
             after=after,
@@ -155,6 +160,8 @@ class AsyncSpillway:
         min_score: float | None = None,
         include_text: bool = True,
         include_metadata: bool = True,
+        effort: int | Literal["exact"] | None = None,
+        time_budget_ms: float | None = None,
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
@@ -174,6 +181,8 @@ class AsyncSpillway:
             include_metadata=include_metadata,
             filter=filter,
             min_score=min_score,
+            effort=effort,
+            time_budget_ms=time_budget_ms,
             ef=ef,
             exact=exact,
             after=after,

@@ -57,6 +57,7 @@ class SyncCollections(Bound[CollectionsResource]):
 
     create = call(CollectionsResource.create)
     get = call(CollectionsResource.get)
+    explain = call(CollectionsResource.explain)
     delete = call(CollectionsResource.delete)
     reembed = call(CollectionsResource.reembed)
     list = call(CollectionsResource.list)

@@ -178,13 +178,80 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchReport:
+    """How a search went: the kind of index, the effort used, the milliseconds it took, and how its time budget was met.
+
+    `predicted_ms` is None where nothing was known; `fits` says whether an effort was predicted to end in time.
+    """
+
+    kind: str
+    effort: int | str
+    took_ms: float
+    budget_ms: float | None = None
+    predicted_ms: float | None = None
+    fits: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Hits of one query, best first; `path` says how they were found."""
+    """Hits of one query, best first; `path` says how they were found, and `search` how that went."""
 
     data: list[Hit]
     path: str = ""
     applied: Any = None
     request_id: str | None = None
+    search: SearchReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffortExplanation:
+    """One effort: the recall measured of it, its way, and within what nearly every search of one query ends."""
+
+    effort: int | str
+    recall: float | None
+    path: str
+    predicted_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FilterExplanation:
+    """The way of a filter: how many vectors it allows, their share of all, and why it goes this way."""
+
+    matching: int
+    selectivity: float
+    path: str
+    effort: int | str
+    predicted_ms: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardExplanation:
+    """How one shard searches: the kind of its index and why, what it uses, and what each effort finds and takes."""
+
+    shard: int
+    kind: str
+    why: str
+    live: int
+    newer: int
+    path: str
+    effort: int | str
+    recall: float
+    recall_goal: float
+    efforts: list[EffortExplanation]
+    bytes: dict[str, int]
+    deleted_ratio: float = 0.0
+    filter: FilterExplanation | None = None
+    applied: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a collection searches for `k` hits, shard by shard."""
+
+    collection: str
+    k: int
+    shards: list[ShardExplanation]
 
 
 @dataclass(frozen=True, slots=True)

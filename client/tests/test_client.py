@@ -342,6 +342,46 @@ async def test_search_shapes(server: Server) -> None:
     assert json.loads(server.bodies[0]) == {"vector": "AACAPwAAAEA=", "k": 1, "after": "0-1"}
 
 
+async def test_efforts_and_budgets(server: Server) -> None:
+    """An effort or a time budget is sent; what was used is told, by servers that tell it."""
+    report = {"kind": "graph", "effort": 48, "took_ms": 1.5, "budget_ms": 5, "fits": True, "new": 1}
+    server.answers = [
+        says(200, {"data": [], "path": "graph", "search": report}),
+        says(200, {"data": [], "path": "exact"}),
+    ]
+    async with sw.AsyncSpillway(server.url) as client:
+        within = await client.search("c", vector=[1.0], time_budget_ms=5)
+        exact = await client.search("c", vector=[1.0], effort="exact")
+
+    assert within.search == sw.SearchReport("graph", 48, 1.5, budget_ms=5, fits=True)
+    assert exact.search is None
+    assert json.loads(server.bodies[0])["time_budget_ms"] == 5
+    assert json.loads(server.bodies[1])["effort"] == "exact"
+
+
+async def test_explain_shapes(server: Server) -> None:
+    """A collection's explanation has its shards, their efforts, and a filter's way where one was asked for."""
+    effort = {"effort": 10, "recall": None, "path": "graph", "predicted_ms": 0.2}
+    met = {"matching": 3, "selectivity": 0.5, "path": "filtered-exact", "effort": "exact"}
+    shard = {"shard": 0, "kind": "graph", "why": "many", "live": 6, "newer": 0, "path": "graph"}
+    shard |= {"effort": 10, "recall": 0.9, "recall_goal": 0.95, "bytes": {"rows": 1}}
+    shards = [
+        {**shard, "efforts": [effort], "filter": {**met, "predicted_ms": None, "why": "few"}},
+        {**shard, "shard": 1, "efforts": [], "later": 1},
+    ]
+    told = {"object": "explanation", "collection": "c", "k": 3, "shards": shards}
+    server.answers = [says(200, told)]
+    async with sw.AsyncSpillway(server.url) as client:
+        found = await client.collections.explain("c", k=3, filter={"a": 1})
+
+    assert (found.collection, found.k, [s.shard for s in found.shards]) == ("c", 3, [0, 1])
+    assert found.shards[0].efforts == [sw.EffortExplanation(10, None, "graph", 0.2)]
+    assert found.shards[0].filter is not None
+    assert found.shards[0].filter.matching == 3
+    assert found.shards[1].filter is None
+    assert dict(server.seen[0].query) == {"k": "3", "filter": '{"a": 1}'}
+
+
 @pytest.mark.parametrize(
     "call",
     [

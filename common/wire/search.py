@@ -13,11 +13,16 @@ from common.wire.message import Message
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
+Effort = int | Literal["exact"]
+
+
 class SearchWork(Message, frozen=True, tag="search"):
     """Search one shard with `len(vectors) / (4 * dimension)` queries at once.
 
     `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
     `trace` is the traceparent of a search that is no job, since a job's record holds its own.
+    `effort` says how much of the index to look at; with `budget_ms` the shard takes the most that fits, less `spent_ms`
+    that have passed since the request came. `ef` and `exact` are the effort as older routers write it.
     """
 
     collection: str
@@ -32,13 +37,26 @@ class SearchWork(Message, frozen=True, tag="search"):
     after: str | None = None
     shard: int = 0
     trace: str = ""
+    effort: Effort | None = None
+    budget_ms: float | None = None
+    spent_ms: float = 0.0
+
+    @property
+    def asked_effort(self) -> Effort | None:
+        """The effort that was asked for, None for the shard's own."""
+        return effort_of(self.effort, self.ef, exact=self.exact)
+
+
+def effort_of(effort: Effort | None, ef: int | None, *, exact: bool) -> Effort | None:
+    """Return the effort that a search names in the present spelling or in the older one."""
+    return "exact" if exact else ef if effort is None else effort
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):
-    """Read documents: by ids, a page after a cursor, or the shard's statistics."""
+    """Read documents: by ids, a page after a cursor, the shard's statistics, or how it searches (`filter` and `k`)."""
 
     collection: str
-    op: Literal["get", "list", "stats"]
+    op: Literal["get", "list", "stats", "explain"]
     ids: list[str] = []
     cursor: str | None = None
     limit: int = 100
@@ -47,6 +65,7 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
     with_vectors: bool = False
     after: str | None = None
     shard: int = 0
+    k: int = 10
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,16 +83,32 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
 _hits = msgspec.json.Decoder(list[Hit])
 
 
+class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a search went: the kind of index, the effort used, and the milliseconds it took.
+
+    With a time budget: `predicted_ms` is what it was predicted to take at most, None where nothing was known, and
+    `fits` whether that was within the budget.
+    """
+
+    kind: str
+    effort: Effort
+    took_ms: float
+    budget_ms: float | None = None
+    predicted_ms: float | None = None
+    fits: bool | None = None
+
+
 class SearchResult(Message, frozen=True, tag="search"):
     """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
 
-    `path` says how they were found; `applied` is the shard's applied id.
+    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`.
     """
 
     shown: list[list[bytes]]
     scores: list[list[float]]
     applied: str
-    path: Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+    path: str
+    report: SearchReport | None = None
 
     @property
     def hits(self) -> list[list[Hit]]:
@@ -98,7 +133,7 @@ class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentsResult(Message, frozen=True, tag="documents"):
-    """Documents found, the cursor of the next page (None at the end), and statistics when asked."""
+    """Documents found, the cursor of the next page (None at the end), and statistics or an explanation when asked."""
 
     documents: list[StoredDocument] = []
     cursor: str | None = None

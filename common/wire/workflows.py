@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from common.types.generation import SamplingParams
 from common.wire.message import Message
 from common.wire.registry import CollectionRecord
+from common.wire.search import Effort
 
 
 class RequestWork(Message, frozen=True, tag="request"):
@@ -120,7 +121,10 @@ class ChatRequest(Struct, frozen=True):
 
 
 class SearchRequest(Struct, frozen=True):
-    """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`."""
+    """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`.
+
+    `ef` and `exact` are the effort as older routers write it.
+    """
 
     many: bool
     count: int
@@ -131,9 +135,12 @@ class SearchRequest(Struct, frozen=True):
     min_score: float | None
     include_text: bool
     include_metadata: bool
-    ef: int | None
-    exact: bool
-    after: str | None
+    ef: int | None = None
+    exact: bool = False
+    after: str | None = None
+    effort: Effort | None = None
+    budget_ms: float | None = None
+    spent_ms: float = 0.0
 
 
 class StoreItem(Struct, frozen=True, array_like=True):

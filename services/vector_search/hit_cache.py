@@ -9,7 +9,7 @@ import msgspec
 
 from common.wire.search import Hit, SearchWork
 from services.vector_search.documents import Documents
-from services.vector_search.index.index import Neighbours
+from services.vector_search.index.port import Neighbours
 
 _CACHE_BYTES = 32 * 1024 * 1024
 _HIT_BYTES = 300

@@ -31,6 +31,11 @@ SEARCHES = Counter("spillway_index_searches_total", "Queries by the path taken",
 SEARCH_SECONDS = Histogram(
     "spillway_index_search_seconds", "One batch of queries, in the index", buckets=SECONDS
 )
+BUDGET_RATIO = Histogram(
+    "spillway_index_budget_ratio",
+    "Time taken / time budget of searches that have one",
+    buckets=(0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0),
+)
 SLOW_PATHS = Counter(
     "spillway_index_slow_paths_total", "Queries that fell back to scanning a large set"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -10,11 +11,12 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from common import log
+from common.clock import Clock
 from common.errors import DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage
 from common.wire.results import Result
-from common.wire.search import DocumentsWork, SearchWork
+from common.wire.search import DocumentsWork, SearchReport, SearchResult, SearchWork
 from common.worker.leases import Lease
 from services.vector_search import metrics
 from services.vector_search.shard import Shard
@@ -46,6 +48,10 @@ class Query(Protocol):
     def items(self) -> int:
         """How many queries the work holds."""
 
+    @property
+    def arrived_s(self) -> float:
+        """When this process took it, by the finest clock."""
+
 
 class SearchJob(NamedTuple):
     """A leased job with its decoded work and its shard."""
@@ -55,6 +61,7 @@ class SearchJob(NamedTuple):
     generation: int
     handle: ShardHandle
     key: bytes | None
+    arrived_s: float
 
     @property
     def items(self) -> int:
@@ -148,21 +155,57 @@ async def opened(
 
 
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return the key of searches that may run as one batch; None for work that runs alone."""
+    """Return the key of searches that may run as one batch; None for work that runs alone.
+
+    Of searches with time budgets the strictest decides, so only those batch that differ by less than twice.
+    """
     if isinstance(work, DocumentsWork):
         return None
-    return msgspec.msgpack.encode(msgspec.structs.replace(work, vectors=b"", after=None, trace=""))
+    budget_ms = work.budget_ms and math.ldexp(1.0, math.frexp(work.budget_ms)[1])
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(
+            work, vectors=b"", after=None, trace="", budget_ms=budget_ms, spent_ms=0.0
+        )
+    )
+
+
+def run(batch: Sequence[Query], clock: Clock) -> list[Result | SpillwayError]:
+    """Run one batch on this thread; what has passed of the time budgets by now is taken off them."""
+    now_s = clock.perf_s()
+    spent_s = max(
+        (
+            now_s - query.arrived_s + query.work.spent_ms / 1000
+            for query in batch
+            if isinstance(query.work, SearchWork) and query.work.budget_ms is not None
+        ),
+        default=0.0,
+    )
+    outcomes = execute(batch[0].handle, [query.work for query in batch], spent_s)
+    for outcome in outcomes:
+        report = outcome.report if isinstance(outcome, SearchResult) else None
+        if report is not None and report.budget_ms:
+            metrics.BUDGET_RATIO.observe(report.took_ms / report.budget_ms)
+    return outcomes
+
+
+def reported(report: SearchReport | None, work: SearchWork) -> SearchReport | None:
+    """Return the report of a batch for one of its searches, with that one's own time budget."""
+    if report is None or work.budget_ms is None or report.budget_ms == work.budget_ms:
+        return report
+    predicted_ms = report.predicted_ms
+    fits = predicted_ms is not None and predicted_ms <= work.budget_ms
+    return msgspec.structs.replace(report, budget_ms=work.budget_ms, fits=fits)
 
 
 def execute(
-    handle: ShardHandle, works: Sequence[SearchWork | DocumentsWork]
+    handle: ShardHandle, works: Sequence[SearchWork | DocumentsWork], spent_s: float = 0.0
 ) -> list[Result | SpillwayError]:
-    """Run one batch; an error of one job is its own outcome and no other's."""
+    """Run one batch, `spent_s` of whose time budgets have passed; an error of one job is its own outcome."""
     first = works[0]
     if len(works) > 1 and isinstance(first, SearchWork):
         try:
             return _together(
-                handle.open(), [work for work in works if isinstance(work, SearchWork)]
+                handle.open(), [work for work in works if isinstance(work, SearchWork)], spent_s
             )
         except SpillwayError:
             pass  # one of them is bad: each alone
@@ -173,7 +216,9 @@ def execute(
         try:
             shard = handle.open()
             outcomes.append(
-                shard.search(work) if isinstance(work, SearchWork) else shard.documents(work)
+                shard.search(work, spent_s)
+                if isinstance(work, SearchWork)
+                else shard.documents(work)
             )
         except SpillwayError as error:
             outcomes.append(error)
@@ -187,18 +232,28 @@ def execute(
     return outcomes
 
 
-def _together(shard: Shard, works: list[SearchWork]) -> list[Result | SpillwayError]:
+def _together(
+    shard: Shard, works: list[SearchWork], spent_s: float
+) -> list[Result | SpillwayError]:
     size = shard.record.dimension * 4
     if any(not work.vectors or len(work.vectors) % size for work in works):
         raise InvalidRequest("a query has another dimension", code="dimension_mismatch")
-    joined = msgspec.structs.replace(works[0], vectors=b"".join(work.vectors for work in works))
-    found = shard.search(joined)
+    strictest = works[0]
+    if strictest.budget_ms is not None:
+        strictest = min(works, key=lambda work: work.budget_ms or 0.0)
+    joined = msgspec.structs.replace(strictest, vectors=b"".join(work.vectors for work in works))
+    found = shard.search(joined, spent_s)
     outcomes: list[Result | SpillwayError] = []
     at = 0
     for work in works:
         end = at + len(work.vectors) // size
         outcomes.append(
-            msgspec.structs.replace(found, shown=found.shown[at:end], scores=found.scores[at:end])
+            msgspec.structs.replace(
+                found,
+                shown=found.shown[at:end],
+                scores=found.scores[at:end],
+                report=reported(found.report, work),
+            )
         )
         at = end
     return outcomes

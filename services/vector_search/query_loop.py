@@ -22,9 +22,10 @@ from services.vector_search.query_batch import (
     SearchJob,
     alike,
     decoded,
-    execute,
     opened,
+    run,
 )
+from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
 MAX_JOBS = 128
@@ -119,7 +120,7 @@ class QueryLoop:
         if handle is None or work.after is not None:
             self._spawn(lease, self._prepare(lease, work, generation))
         else:
-            self._add(SearchJob(lease, work, generation, handle, alike(work)))
+            self._add(lease, work, generation, handle)
 
     async def _prepare(
         self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
@@ -140,10 +141,17 @@ class QueryLoop:
         finally:
             self._parked -= 1
             self._room.set()
-        self._add(SearchJob(lease, work, generation, handle, alike(work)))
+        self._add(lease, work, generation, handle)
 
-    def _add(self, job: SearchJob) -> None:
-        self._queue.add(job)
+    def _add(
+        self,
+        lease: Lease,
+        work: SearchWork | DocumentsWork,
+        generation: int,
+        handle: ShardHandle,
+    ) -> None:
+        arrived_s = self._clock.perf_s()
+        self._queue.add(SearchJob(lease, work, generation, handle, alike(work), arrived_s))
         self._arrived.set()
 
     def _spawn(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
@@ -192,7 +200,7 @@ class QueryLoop:
             return
         began_s = self._clock.perf_s()
         span = self.worker.leases.spans.batch(job.lease for job in batch)
-        outcomes = await in_pool(self._pool, execute, batch[0].handle, [job.work for job in batch])
+        outcomes = await in_pool(self._pool, run, batch, self._clock)
         span.end()
         took_s = self._clock.perf_s() - began_s
         self.worker.incarnation.heartbeat.idle()

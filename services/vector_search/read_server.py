@@ -24,7 +24,7 @@ from common.transport.call_server import Call, CallServer
 from common.wire.message import encode
 from common.wire.results import Result, error_event
 from common.wire.search import SearchWork
-from services.vector_search.query_batch import QueryQueue, alike, decoded, execute, opened
+from services.vector_search.query_batch import QueryQueue, alike, decoded, opened, run
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
@@ -43,6 +43,7 @@ class Read(NamedTuple):
     key: bytes | None
     items: int
     span: Span
+    arrived_s: float
 
     def reply(self, outcome: Result | SpillwayError) -> None:
         """Answer with a result or an error."""
@@ -139,7 +140,8 @@ class ReadServer:
         if tracing.on():
             told = {"spillway.queries": items, "spillway.shard": work.shard}
             span = tracing.start("search", "server", tracing.remote(work.trace), attributes=told)
-        self._queue.add(Read(call, work, handle, alike(work), items, span))
+        arrived_s = self._clock.perf_s()
+        self._queue.add(Read(call, work, handle, alike(work), items, span, arrived_s))
         if not self._due:  # what arrives in the same turn of the loop becomes one batch
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
@@ -174,7 +176,8 @@ class ReadServer:
     def _predicted_s(self, batch: Sequence[Read]) -> float:
         """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
         work = batch[0].work
-        if work.filter or work.exact or work.ef or batch[0].handle not in self._query_s:
+        plain = not (work.filter or work.asked_effort or work.budget_ms)
+        if not plain or batch[0].handle not in self._query_s:
             return 1.0
         return self._query_s[batch[0].handle] * sum(read.items for read in batch)
 
@@ -191,7 +194,7 @@ class ReadServer:
     def _executed(self, batch: Sequence[Read]) -> tuple[list[Result | SpillwayError], float]:
         """Return a batch's outcomes and the seconds that they took, without the way to a thread."""
         began_s = self._clock.perf_s()
-        outcomes = execute(batch[0].handle, [read.work for read in batch])
+        outcomes = run(batch, self._clock)
         return outcomes, self._clock.perf_s() - began_s
 
     def _end(

@@ -6,11 +6,13 @@ index published, in this order. A failure before the commit takes the whole batc
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from common.clock import SYSTEM, Clock
@@ -18,14 +20,26 @@ from common.config import SearchConfig
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.wire.message import BadMessage, decode
 from common.wire.registry import CollectionRecord
-from common.wire.search import DocumentsResult, DocumentsWork, SearchResult, SearchWork, Write
+from common.wire.search import (
+    DocumentsResult,
+    DocumentsWork,
+    Effort,
+    SearchReport,
+    SearchResult,
+    SearchWork,
+    Write,
+)
 from services.vector_search import metrics, snapshot
+from services.vector_search.calibration import Calibration
 from services.vector_search.documents import Documents
+from services.vector_search.explanation import explain
 from services.vector_search.filter_masks import FilterMasks
 from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
-from services.vector_search.index.rows import Floats, prepare
+from services.vector_search.index.port import Neighbours
+from services.vector_search.index.rows import Flags, Floats, prepare
+from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.storage_errors import is_full, reserve, storage_error
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
@@ -33,6 +47,7 @@ from services.vector_search.write_log import EntryId, WriteLog, format_id, parse
 Outcome = Literal["applied", "old", "repeated", "refused"]
 _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
+_LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
 
 
@@ -62,6 +77,9 @@ class Shard:
         self._publishing = threading.Lock()
         self._batch: WriteBatch | None = None
         self._snapshot_rows = 0
+        self._cost = SearchCost()
+        self._calibration = Calibration(self._cost, self._timed)
+        self._searches = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
@@ -187,8 +205,9 @@ class Shard:
             except (OSError, sqlite3.Error) as error:
                 self._take_back()
                 raise storage_error(error) from error
-            metrics.VECTORS.labels(index=self._name).set(self._index.live)
-            metrics.DELETED_RATIO.labels(index=self._name).set(self._index.deleted_ratio)
+            rows = self._index.rows
+            metrics.VECTORS.labels(index=self._name).set(rows.live_count)
+            metrics.DELETED_RATIO.labels(index=self._name).set(rows.deleted_ratio)
             metrics.LOG_BYTES.labels(index=self._name).set(self._log.size)
 
     def _publish(self, batch: WriteBatch) -> None:
@@ -210,16 +229,25 @@ class Shard:
 
     # -- reading
 
-    def search(self, work: SearchWork) -> SearchResult:
-        """Search with one or many queries; `applied` of the result is a state the hits include."""
+    def search(self, work: SearchWork, spent_s: float = 0.0) -> SearchResult:
+        """Search with one or many queries; `applied` of the result is a state the hits include.
+
+        `spent_s` has passed of the time budget, if the work has one.
+        """
+        began_s = self._clock.perf_s()
         queries = self._queries(work)
         condition = Filter(work.filter) if work.filter else None
+        picker = None
+        if work.budget_ms is not None:
+            due_s = began_s + work.budget_ms / 1000 - spent_s
+            picker = BudgetPicker(self._cost, self._clock, due_s)
         for attempt in range(_ATTEMPTS):
             applied = self.applied
             wanted = self._masks.get(condition) if condition else None
+            found_s = self._clock.perf_s()
             with metrics.SEARCH_SECONDS.time():
-                found = self._index.search(
-                    queries, work.k, wanted=wanted, ef=work.ef, exactly=work.exact
+                found = self._index.now.search(
+                    queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
                 )
             rows = self._hits.of(found, work)
             if rows.complete:
@@ -227,7 +255,30 @@ class Shard:
             if attempt + 1 < _ATTEMPTS:
                 with self._publishing:  # a found chunk is gone: wait until the index knows, too
                     continue
-        return SearchResult(shown=rows.shown, scores=rows.scores, applied=applied, path=found.path)
+        ended_s = self._clock.perf_s()
+        self._searches += 1
+        if picker is not None or not self._searches % _LEARN_EVERY:
+            self._cost.observe(found.plan, ended_s - found_s)
+        took_ms = round(1000 * (spent_s + ended_s - began_s), 3)
+        report = SearchReport(self._index.now.kind, found.effort, took_ms)
+        if picker is not None and picker.fit is not None:
+            report = self._kept(work, report, spent_s + found_s - began_s, picker.fit)
+        return SearchResult(
+            shown=rows.shown, scores=rows.scores, applied=applied, path=found.path, report=report
+        )
+
+    @staticmethod
+    def _kept(
+        work: SearchWork, report: SearchReport, before_s: float, fit: BudgetFit
+    ) -> SearchReport:
+        """Return the report of a search with a time budget; `before_s` had passed when its effort was chosen."""
+        known = math.isfinite(fit.predicted_s)
+        return msgspec.structs.replace(
+            report,
+            budget_ms=work.budget_ms,
+            predicted_ms=round(1000 * (before_s + fit.predicted_s), 3) if known else None,
+            fits=fit.fits,
+        )
 
     def _queries(self, work: SearchWork) -> Floats:
         size = self.record.dimension * 4
@@ -239,18 +290,25 @@ class Shard:
             )
         if not 1 <= work.k <= MAX_K:
             raise InvalidRequest(f"k is {work.k}; expected 1 to {MAX_K}", param="k")
-        if work.ef is not None and not 1 <= work.ef <= MAX_K:
-            raise InvalidRequest(f"ef is {work.ef}; expected 1 to {MAX_K}", param="ef")
+        effort = work.asked_effort
+        if isinstance(effort, int) and not 1 <= effort <= MAX_K:
+            raise InvalidRequest(
+                f'effort is {effort}; expected 1 to {MAX_K}, or "exact"', param="effort"
+            )
         vectors = np.frombuffer(work.vectors, "<f4").reshape(-1, self.record.dimension)
         if not np.isfinite(vectors).all():
             raise InvalidRequest("query vectors hold NaN or infinity", code="invalid_vector")
         return prepare(vectors, self.record.metric)
 
     def documents(self, work: DocumentsWork) -> DocumentsResult:
-        """Read documents by id, a page of them, or the statistics."""
+        """Read documents by id, a page of them, the statistics, or how a search goes."""
         applied = self.applied
         if work.op == "stats":
             return DocumentsResult(stats=self.stats(), applied=applied)
+        if work.op == "explain":
+            wanted = self._masks.get(Filter(work.filter)) if work.filter else None
+            told = explain(self._index, self._cost, min(max(work.k, 1), MAX_K), wanted)
+            return DocumentsResult(stats=told, applied=applied)
         if work.op == "get":
             found = self._documents.get(work.ids, text=work.with_text, vectors=work.with_vectors)
             return DocumentsResult(documents=found, applied=applied)
@@ -265,7 +323,8 @@ class Shard:
 
     def stats(self) -> dict[str, Any]:
         """Return counts, bytes on disk, and how the index stands."""
-        index = self._index
+        index = self._index.now.stats()
+        effort = index.effort
         return {
             "documents": self._documents.count,
             "chunks": index.live,
@@ -276,42 +335,55 @@ class Shard:
             "applied": self.applied,
             "index": index.path,
             "newer": index.newer,
-            "ef": index.ef,
+            "effort": effort,
+            "ef": effort if isinstance(effort, int) else 0,
             "recall": round(index.recall, 4),
         }
 
     @property
     def chunks(self) -> int:
         """How many vectors a search looks at, at most."""
-        return self._index.live
+        return self._index.rows.live_count
 
     def probe(self, queries: int) -> float:
         """Return the seconds that one batch of that many searches takes, document lookups included."""
         rng = np.random.default_rng(queries)
         vectors = rng.standard_normal((queries, self.record.dimension)).astype(np.float32)
+        return self._timed(prepare(vectors, self.record.metric), None, None)[1]
+
+    def _timed(
+        self, queries: Floats, effort: Effort | None, wanted: Flags | None
+    ) -> tuple[Neighbours, float]:
+        """Search for ten of each query, document lookups included; return what was found and the seconds it took."""
         work = SearchWork(collection=self.record.id, vectors=b"", k=10)
         began_s = self._clock.perf_s()
-        found = self._index.search(prepare(vectors, self.record.metric), 10, remember=False)
+        found = self._index.now.search(
+            queries, work.k, effort=effort, wanted=wanted, remember=False
+        )
         self._hits.of(found, work)
-        return self._clock.perf_s() - began_s
+        return found, self._clock.perf_s() - began_s
 
     # -- background, one thread
 
     def maintain(self) -> bool:
         """Do one bounded piece of indexing or compaction; True if there may be more."""
-        return self._index.maintain()
+        if self._index.maintain():
+            return True
+        self._calibration.keep(self._index, self._documents.next_number)
+        return False
 
     def audit(self) -> float:
-        """Measure the recall of recent queries and publish it; raises ef where it fell short."""
-        recall = self._index.audit()
+        """Measure the recall of recent queries and publish it; raises the effort where it fell short."""
+        recall = self._index.now.audit()
+        effort = self._index.now.stats().effort
         metrics.RECALL_RATIO.labels(index=self._name).set(recall)
-        metrics.EF.labels(index=self._name).set(self._index.ef)
+        metrics.EF.labels(index=self._name).set(effort if isinstance(effort, int) else 0)
         return recall
 
     @property
     def audit_due(self) -> bool:
         """True once enough queries have come for a first audit of the graph."""
-        return self._index.audit_due
+        return self._index.now.audit_due
 
     @property
     def log_bytes(self) -> int:
@@ -344,19 +416,18 @@ class Shard:
         return format_id(applied)
 
     def keep_graph(self) -> bool:
-        """Save the graph if it grew or shrank much since it was last saved; from the thread of `maintain`."""
-        saved = self._index.saved()
+        """Save what the index has built if that grew or shrank much since; from the thread of `maintain`."""
+        saved = self._index.now.snapshot()
         if saved is None:
             return False
-        graph, labels = saved
         low, high = self._snapshot_rows / _GRAPH_GROWTH, self._snapshot_rows * _GRAPH_GROWTH
-        if low < len(labels) < high:
+        if low < len(saved.labels) < high:
             return False
         try:
-            snapshot.save(self._directory, graph, labels, self.applied, self._index.recall)
+            snapshot.save(self._directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
-        self._snapshot_rows = len(labels)
+        self._snapshot_rows = len(saved.labels)
         return True
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.documents import Documents, StoredChunks
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, load_graph
+from services.vector_search.index.port import IndexSnapshot
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
 from services.vector_search.write_log import sync_path
 
@@ -26,7 +27,10 @@ _READ_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The files of the newest snapshot; checksums are xxh3-64 in hexadecimal digits."""
+    """The files of the newest snapshot; checksums are xxh3-64 in hexadecimal digits.
+
+    `graph` is the file of what an index of that kind has built, and `ef` its effort.
+    """
 
     applied: str
     ef: int
@@ -36,6 +40,7 @@ class Manifest(msgspec.Struct, frozen=True):
     graph_sum: str
     labels: str
     labels_sum: str
+    kind: str = "graph"
 
 
 class SavedGraph(NamedTuple):
@@ -76,25 +81,26 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
 
 
-def save(directory: Path, graph: SearchGraph, labels: Ints, applied: str, recall: float) -> None:
+def save(directory: Path, saved: IndexSnapshot, applied: str) -> None:
     """Write a snapshot and remove the one before; OSError or RuntimeError leaves that one as it was."""
     names = [directory / f"graph.{applied}.bin", directory / f"labels.{applied}.npy"]
     temporary = [path.with_name(path.name + ".tmp") for path in names]
     try:
-        graph.save(str(temporary[0]))
+        saved.save(str(temporary[0]))
         with temporary[1].open("wb") as file:
-            np.save(file, labels)
+            np.save(file, saved.labels)
         for path in names:
             settle(path)
         manifest = Manifest(
             applied=applied,
-            ef=graph.ef,
-            recall=recall,
-            rows=len(labels),
+            ef=saved.effort,
+            recall=saved.recall,
+            rows=len(saved.labels),
             graph=names[0].name,
             graph_sum=_file_sum(names[0]),
             labels=names[1].name,
             labels_sum=_file_sum(names[1]),
+            kind=saved.kind,
         )
         body = msgspec.json.encode(manifest)
         target = directory / _MANIFEST
@@ -122,7 +128,7 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
     """Load the newest snapshot; None if there is none or it is damaged (the graph is then built again)."""
     manifest = read_manifest(directory)
     clean(directory, manifest)
-    if manifest is None:
+    if manifest is None or manifest.kind != "graph":
         return None
     graph_path, labels_path = directory / manifest.graph, directory / manifest.labels
     try:

@@ -24,8 +24,14 @@ _PLAIN = (
 )
 _SECONDS, _MILLISECONDS = (1.6e9, 4e9), (1.6e12, 4e12)
 _HASHES = {"fingerprint": "<fingerprint>", "root": "<root>"}
-# Records whose times and positions have more or fewer digits; tokens whose pages were, or were not, fetched in time.
-_CHANCE = {"log_bytes": "<bytes>", "cached_tokens": "<tokens>"}
+# Records whose times and positions have more or fewer digits; tokens whose pages were, or were not, fetched in time;
+# what a search took, and was predicted to.
+_CHANCE = {
+    "log_bytes": "<bytes>",
+    "cached_tokens": "<tokens>",
+    "took_ms": "<milliseconds>",
+    "predicted_ms": "<milliseconds>",
+}
 
 
 class Plain:
@@ -44,6 +50,8 @@ class Plain:
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a JSON value without what chance gave it."""
+        if key in _CHANCE:
+            return _CHANCE[key]
         if isinstance(value, dict):
             return {self.text(name): self.value(item, name) for name, item in value.items()}
         if isinstance(value, list):
@@ -52,8 +60,6 @@ class Plain:
             return _HASHES.get(key) or self.text(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        if key in _CHANCE:
-            return _CHANCE[key]
         if _SECONDS[0] < value < _SECONDS[1] or _MILLISECONDS[0] < value < _MILLISECONDS[1]:
             return "<time>"
         return round(value, 3) if isinstance(value, float) else value

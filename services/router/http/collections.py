@@ -21,9 +21,10 @@ from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.cards import Cards
+from services.router.http.documents import query_filter
 from services.router.http.job_replies import JobReplies
 from services.router.http.parcel_limits import ParcelLimits
-from services.router.http.receiver import TENANT, Receiver
+from services.router.http.receiver import TENANT, Receiver, query_count
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
@@ -32,6 +33,7 @@ from services.router.text.tokens import Spec
 from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.write import await_served, drop_shards
 
+_MOST_HITS = 10_000
 _SUMMED = frozenset({"documents", "chunks", "bytes", "vectors", "deleted"})
 
 
@@ -58,6 +60,7 @@ class CollectionsApi:
             web.get("/v1/collections", self.list_all),
             web.post("/v1/collections", self.create),
             web.get(name, self.get),
+            web.get(f"{name}/explain", self.explain),
             web.delete(name, self.delete),
         ]
 
@@ -129,14 +132,38 @@ class CollectionsApi:
         stats["applied"] = ",".join(part.applied for part in parts)
         return reply_json({**_shown(record), "stats": stats})
 
+    async def explain(self, request: web.Request) -> web.Response:
+        """Tell how each shard searches, and the way of a filter."""
+        record = await self._records.collection(request)
+        wanted, k = query_filter(request), query_count(request, "k", 10, _MOST_HITS)
+        caller = self._receiver.context(request)
+        works = [
+            DocumentsWork(collection=record.id, op="explain", filter=wanted, k=k, shard=shard)
+            for shard in range(record.shards)
+        ]
+        parts = await asyncio.gather(*(self._told(request, caller, work) for work in works))
+        shards = [
+            {"shard": work.shard, **(part.stats or {}), "applied": part.applied}
+            for work, part in zip(works, parts, strict=True)
+        ]
+        return reply_json(
+            {"object": "explanation", "collection": record.name, "k": k, "shards": shards}
+        )
+
     async def _stats(
         self, request: web.Request, caller: RequestContext, record: CollectionRecord, shard: int
     ) -> DocumentsResult:
         work = DocumentsWork(
             collection=record.id, op="stats", limit=1, with_text=False, shard=shard
         )
+        return await self._told(request, caller, work)
+
+    async def _told(
+        self, request: web.Request, caller: RequestContext, work: DocumentsWork
+    ) -> DocumentsResult:
+        """Return what one shard tells of itself."""
         spec = JobSpec(
-            self._bus.writes.search_family(record.id),
+            self._bus.writes.search_family(work.collection),
             SEARCH_CLASSES,
             Parcel(encode(work), 1, 0),
             ResponseOptions(kind="stats"),

@@ -69,7 +69,7 @@ class DocumentsApi:
             op="list",
             cursor=cursor,
             limit=page_limit(request),
-            filter=_query_filter(request),
+            filter=query_filter(request),
             with_text="text" in include,
             with_vectors="vectors" in include,
             shard=shard,
@@ -208,7 +208,8 @@ def _include(request: web.Request, default: str) -> list[str]:
     return parts
 
 
-def _query_filter(request: web.Request) -> dict[str, Any] | None:
+def query_filter(request: web.Request) -> dict[str, Any] | None:
+    """Return the filter that a URL's query gives as JSON; InvalidRequest if it is none."""
     text = request.query.get("filter")
     if text is None:
         return None

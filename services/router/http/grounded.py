@@ -223,7 +223,4 @@ def _search(retrieval: RetrievalOptions, tokens: list[list[int]]) -> SearchReque
         min_score=retrieval.min_score,
         include_text=True,
         include_metadata=False,
-        ef=None,
-        exact=False,
-        after=None,
     )

@@ -98,6 +98,10 @@ class Receiver:
             body_hash=_body_hash(request, raw) if key else b"",
         )
 
+    def spent_ms(self, request: web.Request) -> float:
+        """Return the milliseconds since a request came."""
+        return 1000 * (self._clock.perf_s() - request[BEGAN_S])
+
     def generation_context(self, request: web.Request, raw: bytes) -> RequestContext:
         """Return the context of a generation, whose default timeout is longer: answers take longer than vectors."""
         config = self._config
@@ -107,12 +111,15 @@ class Receiver:
 
 def page_limit(request: web.Request) -> int:
     """Return how many items a client asks for in one page of a list."""
-    text = request.query.get("limit", "100")
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MOST_LISTED):
+    return query_count(request, "limit", 100, MOST_LISTED)
+
+
+def query_count(request: web.Request, name: str, default: int, most: int) -> int:
+    """Return the count that a URL's query gives under a name; 400 if it is not 1 to `most`."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= most):
         raise InvalidRequest(
-            f"limit is {text[:40]!r}: expected 1 to {MOST_LISTED}",
-            code="invalid_value",
-            param="limit",
+            f"{name} is {text[:40]!r}: expected 1 to {most}", code="invalid_value", param=name
         )
     return int(text)
 

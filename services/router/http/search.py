@@ -120,6 +120,7 @@ class SearchApi:
                 return reply(json_bodies.search(options, request[REQUEST_ID], found))
         family = self._searches.search_family(record.id)
         most, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
+        ask = self._begun(request, ask)
         if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
             parcels = search_parcels(record, ask, ask.vectors, 0, most)
             only = JobSpec(family, SEARCH_CLASSES, parcels[0], options)
@@ -154,6 +155,7 @@ class SearchApi:
             caller = msgspec.structs.replace(caller, key=None)  # the key has been charged
         else:
             noted(request, job_id(family, ulid()))  # of a job's form, though there is none
+        ask = self._begun(request, ask)
         works = [search_work(record, ask, ask.vectors, s) for s in range(record.shards)]
 
         async def found() -> list[SearchResult] | None:
@@ -164,6 +166,12 @@ class SearchApi:
         if results is None:
             return ask, None
         return ask, merged([[result] for result in results], ask.k)
+
+    def _begun(self, request: web.Request, ask: SearchRequest) -> SearchRequest:
+        """Return a search with what has passed of its time budget, if it has one."""
+        if ask.budget_ms is None:
+            return ask
+        return msgspec.structs.replace(ask, spent_ms=self._receiver.spent_ms(request))
 
     async def _parcels(self, record: CollectionRecord, ask: SearchRequest) -> list[Parcel]:
         """Return the jobs that embed a search's questions."""

@@ -96,7 +96,10 @@ class DeleteBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors."""
+    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors.
+
+    At most one of `effort` and `time_budget_ms`; `ef` and `exact` are older spellings of an effort.
+    """
 
     text: str | None = None
     vector: list[float] | str | None = None
@@ -107,6 +110,8 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     min_score: float | None = None
     include_text: bool = True
     include_metadata: bool = True
+    effort: Annotated[int, Meta(ge=1, le=10_000)] | Literal["exact"] | None = None
+    time_budget_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None

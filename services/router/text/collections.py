@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
-from common.wire.search import document_hash
+from common.wire.search import Effort, document_hash, effort_of
 from common.wire.workflows import SearchRequest, StoreItem
 from services.router.text.bodies import (
     DocumentBody,
@@ -123,8 +123,26 @@ def search(
     )
     return SearchRequest(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
-        body.include_metadata, body.ef, body.exact, body.after,
+        body.include_metadata, after=body.after, effort=_effort(body), budget_ms=body.time_budget_ms,
     )  # fmt: skip
+
+
+def _effort(body: SearchBody) -> Effort | None:
+    """Return the effort that a search names; InvalidRequest if it names two, or one beside a time budget."""
+    older = effort_of(None, body.ef, exact=body.exact)
+    given = {
+        "effort": body.effort is not None,
+        "time_budget_ms": body.time_budget_ms is not None,
+        "exact" if body.exact else "ef": older is not None,
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(names)} are given: expected at most one of effort, time_budget_ms, and ef or exact",
+            code="invalid_value",
+            param=names[-1],
+        )
+    return older if body.effort is None else body.effort
 
 
 def _query_tokens(texts: Sequence[str], spec: Spec | None, prompt: str) -> list[list[int]]:

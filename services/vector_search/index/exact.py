@@ -37,6 +37,11 @@ def _best(rows: Ints, scores: Floats, keep: int) -> tuple[Ints, Floats]:
     return np.take_along_axis(rows, best, axis=1), np.take_along_axis(scores, best, axis=1)
 
 
+def rows_read(total: int, allowed: int) -> int:
+    """Return how many of `total` rows a search reads of which so many are allowed."""
+    return allowed if allowed < _GATHER_BELOW * total else total
+
+
 def top_k(
     queries: Floats, matrix: Floats, k: int, metric: Metric, allowed: Flags | None = None
 ) -> tuple[Ints, Floats]:
@@ -46,7 +51,7 @@ def top_k(
     """
     names: Ints | None = None
     count = len(matrix) if allowed is None else int(np.count_nonzero(allowed))
-    if allowed is not None and count < _GATHER_BELOW * len(matrix):
+    if allowed is not None and rows_read(len(matrix), count) < len(matrix):
         names, allowed = np.flatnonzero(allowed), None
     total = len(matrix) if names is None else len(names)
     keep = min(k + _SPARE, total)

@@ -36,12 +36,12 @@ class IndexMaintenance:
         recall: RecallAudit,
         metric: Metric,
         *,
-        exact_below: int,
+        with_graph: bool,
         threads: int,
         clock: Clock,
     ) -> None:
         self._state, self._recall, self._metric = state, recall, metric
-        self._exact_below, self._threads, self._clock = exact_below, threads, clock
+        self._with_graph, self._threads, self._clock = with_graph, threads, clock
         self._closing = threading.Event()
         self._tuned_at = 0  # how many rows the graph held when ef was chosen
         self._slice = 4
@@ -60,7 +60,7 @@ class IndexMaintenance:
         rows, graph, indexed = view
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
-        wants_graph = live >= self._exact_below
+        wants_graph = self._with_graph and live > 0
         behind = count - indexed
         outgrown = graph is None or behind > max(indexed, 4096) or graph.links < _links(graph)
         if wasteful or (wants_graph and outgrown):

@@ -140,7 +140,9 @@ class NativeGraph:
     Deleted rows need not be marked: they are walked over, and their live mark keeps them from results.
     """
 
-    turn_s = 0.02  # no search waits meanwhile, but rows that are not added yet are compared one by one
+    turn_s = (
+        0.02  # no search waits meanwhile, but rows that are not added yet are compared one by one
+    )
 
     def __init__(
         self,
@@ -322,6 +324,13 @@ def new_graph(
     if kernel() is None:
         return Graph(rows.dimension, metric, capacity, threads, links=links)
     return NativeGraph(rows, metric, capacity, threads, links=links)
+
+
+def graph_bytes(rows: int, dimension: int) -> int:
+    """Return about how many bytes a graph over so many rows takes beside them; hnswlib's holds them once more."""
+    links = 4 * (2 * FEW_LINKS + 2)
+    held = 4 * dimension if kernel() is None else _Shape.of(dimension, 0, 0).width
+    return rows * (links + held + 16)
 
 
 def load_graph(

@@ -61,10 +61,10 @@ def room(*, indexed: int, behind: int, tuned_at: int) -> int:
 
 
 def choose(
-    *, live: int, indexed: int, matching: int | None, k: int, ef: int, exact: bool, exact_below: int
+    *, live: int, indexed: int, matching: int | None, k: int, ef: int, exact: bool
 ) -> SearchPath:
     """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter)."""
-    graph = indexed > 0 and live >= exact_below and not exact
+    graph = indexed > 0 and not exact
     if matching is None:
         return SearchPath("graph", k, live) if graph else SearchPath("exact", 0, 0)
     scan_s = matching * GATHERED_ROW_S

@@ -40,6 +40,11 @@ class IndexState:
                 gone = view.rows.kill(removed)
                 self.unmarked += gone[gone < view.indexed].tolist()
 
+    def drop_graph(self) -> None:
+        """Forget the graph and its copy; what is searched from now on are the rows."""
+        with self.lock:
+            self.view, self.unmarked = IndexView(self.view.rows, None, 0), []
+
     def take_unmarked(self, most: int) -> Ints:
         """Return up to `most` rows that are to be marked deleted in the graph; they are forgotten here."""
         with self.lock:

@@ -69,10 +69,10 @@ async def test_a_failing_search_is_its_own(
         await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
     search = Shard.search
 
-    def failing(self: Shard, work: Any) -> Any:
+    def failing(self: Shard, work: Any, spent_s: float = 0.0) -> Any:
         if self.record.id == bad.id:
             raise ZeroDivisionError
-        return search(self, work)
+        return search(self, work, spent_s)
 
     monkeypatch.setattr(Shard, "search", failing)
     for _ in range(2):

@@ -214,7 +214,7 @@ def test_an_index_sees_what_was_written() -> None:
         live = np.arange(len(stored)) >= gone
         queries = _vectors(100, 24, 9)
         truth, _ = exact.top_k(queries, stored, 10, "dot", live)
-        found = index.search(queries, 10, remember=False)
+        found = index.search(queries, 10)
         pairs = zip(found.labels, truth, strict=True)
         assert all(min(mine) >= gone for mine in found.labels)
         assert np.mean([len(set(mine) & set(right)) for mine, right in pairs]) >= 9.4

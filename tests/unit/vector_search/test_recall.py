@@ -15,7 +15,7 @@ NONE = np.zeros(0, np.int64)
 
 def _recall(index: Index, stored: Floats, queries: Floats, live: Flags | None = None) -> float:
     truth, _ = exact.top_k(queries, stored, 10, "dot", live)
-    found = np.array(index.search(queries, 10, remember=False).labels)
+    found = np.array(index.search(queries, 10).labels)
     return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
 
 
@@ -43,7 +43,7 @@ def test_recall_stays_when_a_third_of_the_rows_is_replaced() -> None:
         index.publish(fresh, labels, labels, gone)
         _settle(index)
         assert _recall(index, stored, queries, live) >= before - 0.01
-    assert index.deleted_ratio == 0.0
+    assert index.rows.deleted_ratio == 0.0
 
 
 def test_rows_hard_to_tell_apart_get_more_links() -> None:
@@ -73,7 +73,7 @@ def test_recall_as_served_holds_while_a_collection_doubles() -> None:
         labels = np.arange(done, end)
         index.publish(stored[done:end], labels, labels, NONE)
         _settle(index)
-        assert index.newer == 0
+        assert index.now.stats().newer == 0
         assert _recall(index, stored[:end], queries) >= search_path.RECALL_GOAL
         done = end
 

@@ -1,0 +1,82 @@
+"""What a shard tells of its searches: the kind of its index and why, what each effort finds and takes, and how a
+filter is met.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from services.vector_search.index import search_path
+from services.vector_search.index.index import Index
+from services.vector_search.index.port import IndexStats, SearchPlan
+from services.vector_search.index.rows import Flags
+from services.vector_search.search_cost import SearchCost
+
+
+def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None) -> dict[str, Any]:
+    """Return how a search of one query for `k` goes, with a filter if `wanted` marks the documents it allows.
+
+    `predicted_ms` is what a search is predicted to take at most, None where nothing is known yet.
+    """
+    now, stats = index.now, index.now.stats()
+    choice = index.choice()
+    rungs, plans = now.ladder(), now.plans(1, k, wanted)
+    # An index that is still being built has one plan for all of its efforts.
+    pairs = zip(rungs, plans if len(plans) == len(rungs) else plans * len(rungs), strict=True)
+    efforts = [
+        {
+            "effort": rung.effort,
+            "recall": None if rung.recall is None else round(rung.recall, 4),
+            "path": plan.path,
+            "predicted_ms": _ms(cost.at_most_s(plan)),
+        }
+        for rung, plan in pairs
+    ]
+    told: dict[str, Any] = {
+        "kind": now.kind,
+        "why": choice.why + _building(index, stats),
+        "live": stats.live,
+        "newer": stats.newer,
+        "deleted_ratio": round(stats.deleted_ratio, 4),
+        "path": stats.path,
+        "effort": stats.effort,
+        "recall": round(stats.recall, 4),
+        "recall_goal": search_path.RECALL_GOAL,
+        "bytes": stats.bytes,
+        "efforts": efforts,
+    }
+    if wanted is not None:
+        own = [at for at, rung in enumerate(rungs) if rung.effort == stats.effort]
+        plan = plans[own[0]] if own and len(plans) == len(rungs) else plans[0]
+        told["filter"] = _filtered(now.matching(wanted), stats, plan, cost)
+    return told
+
+
+def _building(index: Index, stats: IndexStats) -> str:
+    if index.now.kind == "graph" and stats.path == "exact":
+        return "; it is being built, and every row is compared until then"
+    return ""
+
+
+def _filtered(
+    matching: int, stats: IndexStats, plan: SearchPlan, cost: SearchCost
+) -> dict[str, Any]:
+    if plan.path == "filtered-exact":
+        why = f"comparing the {matching:,} rows that match takes less than walking further to find enough of them"
+        if stats.path == "exact":
+            why = f"the {matching:,} rows that match are compared one by one"
+    else:
+        why = f"{matching:,} rows match: walking the graph far enough finds enough of them sooner than comparing all"
+    return {
+        "matching": matching,
+        "selectivity": round(matching / stats.live, 6) if stats.live else 0.0,
+        "path": plan.path,
+        "effort": plan.effort,
+        "predicted_ms": _ms(cost.at_most_s(plan)),
+        "why": why,
+    }
+
+
+def _ms(seconds: float) -> float | None:
+    return round(1000 * seconds, 3) if math.isfinite(seconds) else None

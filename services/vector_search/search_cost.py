@@ -1,0 +1,119 @@
+"""What searches of a shard cost, learned as they run, and the effort that a time budget allows by that."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from common.clock import Clock
+from common.cost.online import Lateness, OnlineFit
+from services.vector_search.index.port import Path, SearchPlan
+
+# Of the searches, so many end within what they were predicted to take at most, by each of two measures of lateness.
+_QUANTILE = 0.995
+_WINDOW = 1000
+# What a prediction may be off by before searches have told: half of itself.
+_FIRST_SHARE, _FIRST_S = 0.5, 10.0
+# How fast predictions follow a machine that others slow down for a while: the weight of what was known.
+_QUICK = 0.9
+# A fit is solved anew after so many searches, as solving takes longer than some of them.
+_SOLVE_EVERY = 16
+
+
+class BudgetFit(NamedTuple):
+    """The plan that a time budget allows, the most it is predicted to take, and whether that is within the budget."""
+
+    plan: SearchPlan
+    predicted_s: float
+    fits: bool
+
+
+def largest_fitting(
+    plans: Sequence[SearchPlan], at_most_s: Callable[[SearchPlan], float], left_s: float
+) -> BudgetFit:
+    """Return the plan of the largest effort that is predicted to end within `left_s`, else that of the least.
+
+    `plans` are those of a ladder, the least effort first; there is at least one.
+    """
+    for plan in reversed(plans):
+        seconds = at_most_s(plan)
+        if seconds <= left_s:
+            return BudgetFit(plan, seconds, fits=True)
+    return BudgetFit(plans[0], at_most_s(plans[0]), fits=False)
+
+
+class SearchCost:
+    """Seconds of a batch by its plan: linear in the factors of the plan's path, re-fitted from searches as they end.
+
+    A fit follows the machine over many searches; while these take longer than it says, predictions do so by as much.
+    What predictions may be off by is learned as seconds and as a share of the prediction; the smaller one counts, so
+    that a pause of the machine does not weigh on long searches, nor their spread on short ones. Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fits: dict[Path, OnlineFit] = {}
+        self._slowness = 1.0  # measured over fitted seconds of the latest searches
+        self._late = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_S)
+        self._share = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_SHARE)
+
+    def calibrate(self, probes: Sequence[tuple[SearchPlan, float]]) -> None:
+        """Begin anew with probes: plans and the seconds that each took."""
+        by_path: dict[Path, list[tuple[Sequence[float], float]]] = {}
+        for plan, seconds in probes:
+            by_path.setdefault(plan.path, []).append((plan.factors, seconds))
+        fits = {
+            path: OnlineFit(measured, factors=len(measured[0][0]), solve_every=_SOLVE_EVERY)
+            for path, measured in by_path.items()
+        }
+        with self._lock:
+            self._fits, self._slowness = fits, 1.0
+
+    def seconds(self, plan: SearchPlan) -> float:
+        """Return what a batch is expected to take; infinity where nothing is known of its path."""
+        fit = self._fits.get(plan.path)
+        if fit is None:
+            return math.inf
+        return max(1.0, self._slowness) * fit.seconds(plan.factors)
+
+    def at_most_s(self, plan: SearchPlan) -> float:
+        """Return within what nearly every such batch ends."""
+        expected_s = self.seconds(plan)
+        return expected_s + min(self._late.value, self._share.value * expected_s)
+
+    def observe(self, plan: SearchPlan, seconds: float) -> None:
+        """Learn from a batch."""
+        if not seconds > 0:
+            return
+        with self._lock:
+            fit = self._fits.get(plan.path)
+            if fit is None:
+                first = OnlineFit(
+                    [(plan.factors, seconds)],
+                    factors=len(plan.factors),
+                    solve_every=_SOLVE_EVERY,
+                )
+                self._fits = {**self._fits, plan.path: first}
+                return
+            expected_s = max(1.0, self._slowness) * fit.seconds(plan.factors)
+            ratio = fit.observe(plan.factors, seconds)
+            self._slowness += (1 - _QUICK) * (min(max(ratio, 0.2), 5.0) - self._slowness)
+            self._late.add(seconds - expected_s)
+            if expected_s > 0:
+                self._share.add(seconds / expected_s - 1)
+
+
+class BudgetPicker:
+    """Picks the plan that a time budget allows, and keeps the choice to be reported; for one search."""
+
+    def __init__(self, cost: SearchCost, clock: Clock, due_s: float) -> None:
+        self._cost, self._clock, self._due_s = cost, clock, due_s
+        self.fit: BudgetFit | None = None
+
+    def __call__(self, plans: Sequence[SearchPlan]) -> SearchPlan:
+        """Pick, by the time that is left now."""
+        left_s = self._due_s - self._clock.perf_s()
+        self.fit = largest_fitting(plans, self._cost.at_most_s, left_s)
+        return self.fit.plan
