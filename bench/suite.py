@@ -38,7 +38,12 @@ SUITES = {
         Suite("E2", "The mesh against the same worker code in process"),
         Suite("R1", "Latency added by router, bus and worker hop"),
         Suite("R2", "Admission: use never exceeds depth"),
-        Suite("V1", "Vector search against hnswlib", ("hnswlib",)),
+        Suite(
+            "V1",
+            "Vector search against hnswlib, and against the servers that people run",
+            ("hnswlib", "pgvector", "chroma", "lancedb", "milvus-lite"),
+        ),
+        Suite("V1W", "Search while rows come and go, after churn, and after a cold start"),
         Suite("V2", "Filtered search: k whenever k match"),
         Suite("F1", "kill -9 of any process under load"),
         Suite("F2", "Cancel and disconnect: work stops"),

@@ -111,6 +111,7 @@ class InvalidRequest(SpillwayError):
         "invalid_value",
         "invalid_vector",
         "no_chat_template",
+        "no_texts",
         "session_model_mismatch",
         "too_deep",
         "too_many_items",

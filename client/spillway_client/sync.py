@@ -60,6 +60,8 @@ class SyncCollections(Bound[CollectionsResource]):
     explain = call(CollectionsResource.explain)
     delete = call(CollectionsResource.delete)
     reembed = call(CollectionsResource.reembed)
+    map = call(CollectionsResource.map)
+    place = call(CollectionsResource.place)
     list = call(CollectionsResource.list)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from .errors import SpillwayError
 
 V = TypeVar("V", list[float], bytes)
 T = TypeVar("T")
+SearchMode = Literal["vector", "text", "hybrid"]
 
 
 class UnexpectedResponseError(SpillwayError):
@@ -118,6 +119,43 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class MapPoint:
+    """Where a chunk lies on a map; a free vector has no `id`."""
+
+    x: float
+    y: float
+    id: str = ""
+    chunk: int = 0
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionMap:
+    """A sample of a collection's chunks in the plane in which they differ most, as it was at `computed_at`.
+
+    `explained` is the share of the differences that the plane shows. `pending`: it is being drawn, or drawn anew.
+    """
+
+    collection: str
+    points: list[MapPoint]
+    basis: str | None = None
+    computed_at: float | None = None
+    pending: bool = False
+    rows: int = 0
+    explained: float | None = None
+    ranges: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPositions:
+    """Where documents lie on the map of `basis`; `pending` if there is no map yet."""
+
+    data: list[MapPoint]
+    basis: str | None = None
+    pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenDocument:
     """What became of one document: `status` is "stored" or "unchanged"."""
 
@@ -166,7 +204,10 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk found: its document, its character offsets in it, and its score (higher is nearer)."""
+    """A chunk found: its document, its character offsets in it, and its score (higher is nearer).
+
+    `scores` holds, where asked for, the scores of the searches that found it: `vector`, `text`.
+    """
 
     id: str
     score: float
@@ -175,6 +216,7 @@ class Hit:
     end: int = 0
     text: str | None = None
     metadata: dict[str, Any] | None = None
+    scores: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +236,17 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Hits of one query, best first; `path` says how they were found, and `search` how that went."""
+    """Hits of one query, best first.
+
+    `mode` says what was compared, `path` how vectors were searched, and `search` how that went.
+    """
 
     data: list[Hit]
     path: str = ""
     applied: Any = None
     request_id: str | None = None
     search: SearchReport | None = None
+    mode: str = "vector"
 
 
 @dataclass(frozen=True, slots=True)

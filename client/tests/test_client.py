@@ -382,6 +382,32 @@ async def test_explain_shapes(server: Server) -> None:
     assert dict(server.seen[0].query) == {"k": "3", "filter": '{"a": 1}'}
 
 
+async def test_a_map_and_places_on_it(server: Server) -> None:
+    """A map has its points; hits are placed on the map that the caller has."""
+    point = {"id": "d", "chunk": 2, "x": 0.5, "y": -1.0, "title": "T", "new": 1}
+    drawn = {"object": "map", "collection": "c", "basis": "AAAA", "pending": False, "rows": 9}
+    server.answers = [
+        says(202, {**drawn, "basis": None, "pending": True, "rows": 0, "points": []}),
+        says(200, {**drawn, "computed_at": 5.5, "explained": 0.4, "points": [point]}),
+        says(200, {"object": "list", "basis": "AAAA", "pending": False, "data": [point]}),
+        says(200, {"object": "list", "basis": "AAAA", "data": [{"x": 1.0, "y": 2.0}]}),
+    ]
+    async with sw.AsyncSpillway(server.url) as client:
+        early = await client.collections.map("c")
+        found = await client.collections.map("c", sample=7)
+        hit = sw.Hit("d", 0.9, 2)
+        placed = await client.collections.place("c", hits=[hit], basis=found.basis)
+        free = await client.collections.place("c", vector=[1.0])
+
+    expected = sw.MapPoint(0.5, -1.0, "d", 2, "T")
+    assert (early.pending, early.points, early.basis) == (True, [], None)
+    assert (found.points, found.rows, found.computed_at) == ([expected], 9, 5.5)
+    assert dict(server.seen[1].query) == {"sample": "7"}
+    assert placed.data == [expected]
+    assert json.loads(server.bodies[2]) == {"hits": [{"id": "d", "chunk": 2}], "basis": "AAAA"}
+    assert free.data == [sw.MapPoint(1.0, 2.0)]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from common.wire.message import Message
 
+MAX_DIVERSE = 200
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 Effort = int | Literal["exact"]
+Mode = Literal["vector", "text", "hybrid"]
+UNSCORED = b'"score":null'
+NO_TEXTS = "the collection's documents hold no texts whose words could be found; search by vector, in mode vector"
+
+
+class Diversity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Maximal marginal relevance: the best `candidates` are ordered by relevance and by what they add to those before.
+
+    `relevance` (in JSON `lambda`) is the weight of a chunk's own relevance: at 1 the order stays.
+    """
+
+    relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] = msgspec.field(
+        default=0.5, name="lambda"
+    )
+    candidates: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIVERSE)] = 50
 
 
 class SearchWork(Message, frozen=True, tag="search"):
-    """Search one shard with `len(vectors) / (4 * dimension)` queries at once.
+    """Search one shard with many queries at once: by `len(vectors) / (4 * dimension)` vectors, by `texts`, or by both.
 
     `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
     `trace` is the traceparent of a search that is no job, since a job's record holds its own.
     `effort` says how much of the index to look at; with `budget_ms` the shard takes the most that fits, less `spent_ms`
     that have passed since the request came. `ef` and `exact` are the effort as older routers write it.
+    With `depth` the best so many of each search are candidates, each with its scores: the shard ranks them itself where
+    it is the only one (`alone`), else they are the result.
     """
 
     collection: str
@@ -40,11 +58,30 @@ class SearchWork(Message, frozen=True, tag="search"):
     effort: Effort | None = None
     budget_ms: float | None = None
     spent_ms: float = 0.0
+    mode: Mode = "vector"
+    texts: list[str] = []
+    depth: int = 0
+    mmr: Diversity | None = None
+    with_scores: bool = False
+    alone: bool = True
 
     @property
     def asked_effort(self) -> Effort | None:
         """The effort that was asked for, None for the shard's own."""
         return effort_of(self.effort, self.ef, exact=self.exact)
+
+    def queries(self, dimension: int) -> int:
+        """How many queries these are."""
+        if self.mode == "text":
+            return len(self.texts)
+        return len(self.vectors) // (4 * dimension)
+
+    def whole(self, dimension: int) -> bool:
+        """Whether each query has what its mode searches by."""
+        count = self.queries(dimension)
+        by_vector = self.mode == "text" or len(self.vectors) == 4 * dimension * count
+        by_text = self.mode == "vector" or len(self.texts) == count
+        return count > 0 and by_vector and by_text
 
 
 def effort_of(effort: Effort | None, ef: int | None, *, exact: bool) -> Effort | None:
@@ -53,10 +90,14 @@ def effort_of(effort: Effort | None, ef: int | None, *, exact: bool) -> Effort |
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):
-    """Read documents: by ids, a page after a cursor, the shard's statistics, or how it searches (`filter` and `k`)."""
+    """Read documents by ids or a page of them, the shard's statistics, how it searches (`filter` and `k`), or a map.
+
+    A map is asked for with `sample` points at most, or, with `ids`, with the points of these documents; `chunks` then
+    names one chunk of each. With a `basis` it is drawn in that one, else in the shard's own.
+    """
 
     collection: str
-    op: Literal["get", "list", "stats", "explain"]
+    op: Literal["get", "list", "stats", "explain", "map"]
     ids: list[str] = []
     cursor: str | None = None
     limit: int = 100
@@ -66,6 +107,16 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
     after: str | None = None
     shard: int = 0
     k: int = 10
+    sample: int = 0
+    chunks: list[int] = []
+    basis: bytes = b""
+
+
+class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What each search gave a hit; None where a search was not made or did not find it."""
+
+    vector: float | None = None
+    text: float | None = None
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -78,6 +129,7 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     end: int = 0
     text: str | None = None
     metadata: dict[str, Any] | None = None
+    scores: HitScores | None = None
 
 
 _hits = msgspec.json.Decoder(list[Hit])
@@ -101,7 +153,11 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class SearchResult(Message, frozen=True, tag="search"):
     """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
 
-    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`.
+    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`. Candidates that
+    are not ranked yet have UNSCORED hits, no `scores`, the columns of their scores (a column of a search that was not
+    made is empty), and in `rows` the float32 vectors of length 1 that maximal marginal relevance compares.
+    `text_indexed` is below 1.0 while the text index of an older shard is being built; `texts` counts the chunks with a
+    text, -1 where that says nothing: texts were not searched, or there is no chunk.
     """
 
     shown: list[list[bytes]]
@@ -109,11 +165,39 @@ class SearchResult(Message, frozen=True, tag="search"):
     applied: str
     path: str
     report: SearchReport | None = None
+    mode: Mode = "vector"
+    vector_scores: list[list[float]] = []
+    text_scores: list[list[float | None]] = []
+    rows: list[bytes] = []
+    text_indexed: float = 1.0
+    texts: int = -1
+
+    def part(self, begin: int, end: int) -> SearchResult:
+        """Return the result of the queries [begin, end)."""
+        return msgspec.structs.replace(
+            self,
+            shown=self.shown[begin:end],
+            scores=self.scores[begin:end],
+            vector_scores=self.vector_scores[begin:end],
+            text_scores=self.text_scores[begin:end],
+            rows=self.rows[begin:end],
+        )
 
     @property
     def hits(self) -> list[list[Hit]]:
         """The hits as values."""
         return [decode_hits(row) for row in self.shown]
+
+
+def scored(hit: bytes, score: float, scores: HitScores | None = None) -> bytes:
+    """Return an UNSCORED hit with its score, and with those of each search where they are given.
+
+    An id before the score cannot hold the mark, since JSON escapes the quotes in it.
+    """
+    shown = b'"score":%b' % repr(score).encode()
+    if scores is not None:
+        shown += b',"scores":%b' % msgspec.json.encode(scores)
+    return hit.replace(UNSCORED, shown, 1)
 
 
 def decode_hits(shown: Sequence[bytes]) -> list[Hit]:
@@ -132,13 +216,39 @@ class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     vectors: bytes | None = None
 
 
+class MapPoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one chunk lies on a map; `title` is its document's, if that has one."""
+
+    id: str
+    chunk: int
+    x: float
+    y: float
+    title: str | None = None
+
+
+class MapPart(msgspec.Struct, frozen=True):
+    """A shard's part of a map: points of a sample of its `rows` live rows in a plane, as they were at `computed_ms`.
+
+    `basis` is that plane as bytes that another shard can draw in, b"" while there is none; `explained` is the share of
+    the sample's variance that lies in it. `pending`: what was asked for is not drawn yet, or is being drawn anew.
+    """
+
+    basis: bytes = b""
+    rows: int = 0
+    computed_ms: int = 0
+    explained: float = 0.0
+    pending: bool = False
+    points: list[MapPoint] = []
+
+
 class DocumentsResult(Message, frozen=True, tag="documents"):
-    """Documents found, the cursor of the next page (None at the end), and statistics or an explanation when asked."""
+    """Documents found, the cursor of the next page (None at the end); statistics, explanation or map when asked."""
 
     documents: list[StoredDocument] = []
     cursor: str | None = None
     stats: dict[str, Any] | None = None
     applied: str = "0-0"
+    map: MapPart | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from common.types.generation import SamplingParams
 from common.wire.message import Message
 from common.wire.registry import CollectionRecord
-from common.wire.search import Effort
+from common.wire.search import Diversity, Effort, Mode
 
 
 class RequestWork(Message, frozen=True, tag="request"):
@@ -104,6 +104,8 @@ class RetrievalOptions(Struct, frozen=True):
     filter: dict[str, Any] | None = None
     min_score: float | None = None
     include_passages: bool = False
+    mode: Mode = "vector"
+    mmr: Diversity | None = None
 
 
 class ChatRequest(Struct, frozen=True):
@@ -121,9 +123,10 @@ class ChatRequest(Struct, frozen=True):
 
 
 class SearchRequest(Struct, frozen=True):
-    """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`.
+    """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`, and as `texts`.
 
-    `ef` and `exact` are the effort as older routers write it.
+    `ef` and `exact` are the effort as older routers write it. `depth` is how many of the best of each search are ranked
+    once more, 0 where the search's own order stays.
     """
 
     many: bool
@@ -141,6 +144,11 @@ class SearchRequest(Struct, frozen=True):
     effort: Effort | None = None
     budget_ms: float | None = None
     spent_ms: float = 0.0
+    mode: Mode = "vector"
+    texts: list[str] = []
+    depth: int = 0
+    mmr: Diversity | None = None
+    with_scores: bool = False
 
 
 class StoreItem(Struct, frozen=True, array_like=True):

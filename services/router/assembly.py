@@ -25,6 +25,7 @@ from services.router.http.active_requests import ActiveRequests, OpenStreams
 from services.router.http.answers import AnswerWriter
 from services.router.http.app import Api, HttpServer, application
 from services.router.http.chat import ChatApi
+from services.router.http.collection_map import CollectionMapApi
 from services.router.http.collections import CollectionsApi, ReembedApi
 from services.router.http.completions import CompletionsApi
 from services.router.http.documents import DocumentsApi, DocumentWritesApi
@@ -259,6 +260,7 @@ def _collection_apis(
             writes,
             core.reads,
         ),
+        CollectionMapApi(receiver, records, replies, writes),
         DocumentsApi(receiver, records, pool, replies, writes),
         DocumentWritesApi(
             receiver, records, limits, cards, pool, admission, planned, replies, writes

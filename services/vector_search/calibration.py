@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.vector_search.index.index import Index
-from services.vector_search.index.port import Effort, Kind, Neighbours, SearchPlan
+from services.vector_search.index.port import Effort, Kind, Neighbours, EffortPlan
 from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.search_cost import SearchCost
 
@@ -44,7 +44,7 @@ class Calibration:
         wanted = [rng.random(max(documents, 1)) < share for share in _SHARES]
         vectors = rng.standard_normal((max(_BATCHES), index.rows.dimension)).astype(np.float32)
         queries = prepare(vectors, index.metric)
-        probes: list[tuple[SearchPlan, float]] = []
+        probes: list[tuple[EffortPlan, float]] = []
         efforts = [rung.effort for rung in index.now.ladder()]
         for effort in {efforts[0]: 0, efforts[len(efforts) // 2]: 0, efforts[-1]: 0, "exact": 0}:
             probes += self._probe(queries, effort, None)
@@ -54,9 +54,9 @@ class Calibration:
 
     def _probe(
         self, queries: Floats, effort: Effort | None, wanted: Flags | None
-    ) -> list[tuple[SearchPlan, float]]:
+    ) -> list[tuple[EffortPlan, float]]:
         """Return plans and the seconds they took, the better of two times each, unless that takes long."""
-        measured: list[tuple[SearchPlan, float]] = []
+        measured: list[tuple[EffortPlan, float]] = []
         for count in _BATCHES:
             times: list[float] = []
             while len(times) < 2 and sum(times) < _LONG_S:

@@ -21,6 +21,7 @@ import xxhash
 
 from common.wire.search import Document, Hit, StoredDocument
 from services.vector_search.filters import Attributes, Filter, attributes
+from services.vector_search.text_index import TextIndex
 from services.vector_search.write_log import EntryId, format_id, parse_id
 
 _SCHEMA = """
@@ -119,7 +120,8 @@ class Documents:
     """The store of one shard: one writer at a time, many readers; sqlite3 errors pass through.
 
     `begin` … `put`/`delete` … `commit(applied)` or `rollback`. A document gets a new number whenever it is
-    stored, and its chunks new labels, so a reader with an old one finds it gone, not changed.
+    stored, and its chunks new labels, so a reader with an old one finds it gone, not changed. `texts` is the index of
+    the chunks' words, which changes with them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,6 +129,7 @@ class Documents:
         self._writer = connect(path)
         self._writer.executescript(_SCHEMA)
         self._readers = ReaderPool(path)
+        self.texts = TextIndex(self._writer, self._readers.one)
         self._load_state()
 
     def _load_state(self) -> None:
@@ -169,6 +172,7 @@ class Documents:
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
         self._load_state()
+        self.texts.load()
 
     def first_time(self, request: str, index: int, at_ms: int) -> bool:
         """Note a write's identity; False if it was seen in the 24 h before."""
@@ -193,13 +197,16 @@ class Documents:
             (number, document.id, document.hash, len(document.chunks), metadata, text),
         )
         rows = []
+        passages = []
         at = _byte_offsets(document)
         for ordinal, chunk in enumerate(document.chunks):
             label, self._next_label = self._next_label, self._next_label + 1
             first, last = at[chunk.start], at[chunk.end]
             span = (chunk.start, chunk.end, first, last - first)
             rows.append((label, number, ordinal, *span, _checksum(chunk.vector), chunk.vector))
+            passages.append((label, (document.text or "")[chunk.start : chunk.end]))
         self._writer.executemany("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self.texts.add(passages)
         found = attributes(msgspec.json.decode(metadata))
         self._writer.executemany(
             "INSERT OR IGNORE INTO attribute VALUES (?, ?, ?, ?)",
@@ -211,17 +218,16 @@ class Documents:
     def delete(self, identity: str) -> list[int]:
         """Remove a document; return the labels of its chunks, [] if there is none."""
         row = self._writer.execute(
-            "SELECT number, metadata FROM document WHERE id=?", (identity,)
+            "SELECT number, metadata, text FROM document WHERE id=?", (identity,)
         ).fetchone()
         if row is None:
             return []
-        number, metadata = row
-        labels = [
-            label
-            for (label,) in self._writer.execute(
-                "SELECT label FROM chunk WHERE document=?", (number,)
-            )
-        ]
+        number, metadata, text = row
+        chunks = self._writer.execute(
+            "SELECT label, first_byte, bytes FROM chunk WHERE document=?", (number,)
+        ).fetchall()
+        if text is not None:
+            self.texts.remove((label, text[at : at + size].decode()) for label, at, size in chunks)
         self._writer.execute("DELETE FROM chunk WHERE document=?", (number,))
         self._writer.executemany(
             "DELETE FROM attribute WHERE path=? AND kind=? AND value=? AND document=?",
@@ -233,7 +239,7 @@ class Documents:
         )
         self._writer.execute("DELETE FROM document WHERE number=?", (number,))
         self.count -= 1
-        return labels
+        return [label for label, _, _ in chunks]
 
     def checkpoint(self, now_ms: int) -> bool:
         """Make everything committed durable in the main file; False if readers stood in the way."""

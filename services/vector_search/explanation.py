@@ -1,4 +1,4 @@
-"""What a shard tells of its searches: the kind of its index and why, what each effort finds and takes, and how a
+"""Explanation of a shard's searches: the kind of its index and why, what each effort finds and takes, and how a
 filter is met.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from services.vector_search.index import search_path
 from services.vector_search.index.index import Index
-from services.vector_search.index.port import IndexStats, SearchPlan
+from services.vector_search.index.port import IndexStats, EffortPlan
 from services.vector_search.index.rows import Flags
 from services.vector_search.search_cost import SearchCost
 
@@ -60,7 +60,7 @@ def _building(index: Index, stats: IndexStats) -> str:
 
 
 def _filtered(
-    matching: int, stats: IndexStats, plan: SearchPlan, cost: SearchCost
+    matching: int, stats: IndexStats, plan: EffortPlan, cost: SearchCost
 ) -> dict[str, Any]:
     if plan.path == "filtered-exact":
         why = f"comparing the {matching:,} rows that match takes less than walking further to find enough of them"

@@ -9,7 +9,7 @@ import msgspec
 
 from common.wire.search import Hit, SearchWork
 from services.vector_search.documents import Documents
-from services.vector_search.index.port import Neighbours
+from services.vector_search.index.rows import Floats, Ints
 
 _CACHE_BYTES = 32 * 1024 * 1024
 _HIT_BYTES = 300
@@ -23,7 +23,7 @@ class HitRows(NamedTuple):
     complete: bool
 
 
-class _Around(NamedTuple):
+class HitJson(NamedTuple):
     """The JSON of a hit before its score and after it."""
 
     before: str
@@ -38,13 +38,14 @@ class HitCache:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._lock = threading.Lock()
-        self._kept: dict[int, _Around] = {}  # by label and what of it is shown
+        self._kept: dict[int, HitJson] = {}  # by label and what of it is shown
         self._bytes = 0
 
-    def of(self, found: Neighbours, work: SearchWork) -> HitRows:
-        """Return the hits of the found labels that still exist, per query."""
+    def of(
+        self, labels: list[Ints] | Ints, scores: list[Floats] | Floats, work: SearchWork
+    ) -> HitRows:
+        """Return the hits of the labels found that still exist, per query."""
         how = 2 * work.with_text + work.with_metadata
-        labels, scores = found.labels, found.scores
         if work.min_score is not None:
             near = [row >= work.min_score for row in scores]
             labels = [row[good] for row, good in zip(labels, near, strict=True)]
@@ -63,7 +64,13 @@ class HitCache:
                 del row[place], near_row[place]
         return HitRows(_shown(known, keys, near_rows), near_rows, complete=complete)
 
-    def _look_up(self, keys: set[int], work: SearchWork, how: int) -> dict[int, _Around]:
+    def json_of(self, labels: set[int], work: SearchWork) -> dict[int, HitJson]:
+        """Return the hit of each label that still exists, without a score."""
+        how = 2 * work.with_text + work.with_metadata
+        found = self._look_up({4 * label + how for label in labels}, work, how)
+        return {key // 4: hit for key, hit in found.items()}
+
+    def _look_up(self, keys: set[int], work: SearchWork, how: int) -> dict[int, HitJson]:
         kept = self._kept
         known = {key: hit for key in keys if (hit := kept.get(key)) is not None}
         if len(known) < len(keys):
@@ -76,7 +83,7 @@ class HitCache:
             self._keep(read)
         return known
 
-    def _keep(self, read: dict[int, _Around]) -> None:
+    def _keep(self, read: dict[int, HitJson]) -> None:
         with self._lock:
             for key, hit in read.items():
                 if key not in self._kept:
@@ -88,7 +95,7 @@ class HitCache:
 
 
 def _shown(
-    known: dict[int, _Around], keys: list[list[int]], scores: list[list[float]]
+    known: dict[int, HitJson], keys: list[list[int]], scores: list[list[float]]
 ) -> list[list[bytes]]:
     """Return the JSON of each query's hits with its own scores; KeyError if one is not known."""
     return [
@@ -108,13 +115,13 @@ class _After(msgspec.Struct, gc=False):
     metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-def _around(hit: Hit) -> _Around:
+def _around(hit: Hit) -> HitJson:
     text = msgspec.UNSET if hit.text is None else hit.text
     metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
     after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata)).decode()
     name = msgspec.json.encode(hit.id).decode()
-    return _Around(f'{{"id":{name},"score":', f",{after[1:]}")
+    return HitJson(f'{{"id":{name},"score":', f",{after[1:]}")
 
 
-def _size(hit: _Around) -> int:
+def _size(hit: HitJson) -> int:
     return _HIT_BYTES + len(hit.before) + len(hit.after)

@@ -1,4 +1,4 @@
-"""The maintenance of a replica's shards, between queries and writes: indexing, compaction, audits, snapshots."""
+"""The maintenance of a replica's shards, between queries and writes: indexing, compaction, audits, maps, snapshots."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = log.get("vector_search")
 class ShardMaintenance:
     """Maintains all shards of a replica; `wake` when there may be something to do.
 
-    Builds run on a thread of its own that yields to searches; snapshots run on `writer`, since writes wait for them
-    anyway, so that a long build never lets logs and streams grow.
+    Builds run on a thread of its own that yields to searches, and maps on another, since people wait for them.
+    Snapshots run on `writer`, since writes wait for them anyway, so that a long build never lets logs and streams grow.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class ShardMaintenance:
         self._audit_s = audit_s
         self._writer = writer
         self._pool = ThreadPoolExecutor(1, "maintenance", initializer=_be_nice)
+        self._drawer = ThreadPoolExecutor(1, "map", initializer=_be_nice)
         self._work = asyncio.Event()
+        self._drawing = asyncio.Event()
+        self._undrawn: set[Key] = set()  # shards whose map was asked for
         self._touched: set[Key] = set()  # shards that may have something to do
         self._snapshots: dict[Key, float] = {}
 
@@ -53,16 +56,25 @@ class ShardMaintenance:
         """Say that there may be something to do, for a shard or besides."""
         if key is not None:
             self._touched.add(key)
+        else:
+            self._drawing.set()
         self._work.set()
+
+    def draw(self, key: Key) -> None:
+        """Have the map of a shard drawn soon."""
+        self._undrawn.add(key)
+        self._drawing.set()
 
     def forget(self, key: Key) -> None:
         """Forget a shard that is gone."""
         self._touched.discard(key)
+        self._undrawn.discard(key)
         self._snapshots.pop(key, None)
 
     def close(self) -> None:
-        """Let the thread end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end."""
+        for pool in (self._pool, self._drawer):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def finish(self) -> None:
         """Take last snapshots, so that the next start is quick."""
@@ -107,6 +119,19 @@ class ShardMaintenance:
         except Exception:  # noqa: BLE001 - tidying one shard must not end the service
             _log.exception("tidying_failed")
             return None
+
+    async def draw_maps(self) -> None:
+        """Draw the maps that were asked for, one after another, until the stop."""
+        while not self._stopping.is_set():
+            self._drawing.clear()
+            while self._undrawn and not self._stopping.is_set():
+                handle = self._shards.handles.get(self._undrawn.pop())
+                if handle is None or handle.shard is None:
+                    continue
+                drawn = await self._run(handle.shard.draw_map, self._drawer)
+                if drawn is not None:  # else those who wait would have it tried again at once
+                    handle.advanced()
+            await wait(self._drawing, _SNAPSHOT_S)
 
     async def take_snapshots(self) -> None:
         """Keep logs and streams short, beside long builds."""

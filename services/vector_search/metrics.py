@@ -46,7 +46,7 @@ COMPACTIONS = Counter("spillway_index_compactions_total", "Indexes rebuilt and s
 
 BY_PATH = {
     path: SEARCHES.labels(path=path)
-    for path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan")
+    for path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan", "text")
 }
 for _what in ("write", "vector", "manifest", "snapshot", "shard"):
     DAMAGED.labels(what=_what)

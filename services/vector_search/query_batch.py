@@ -25,6 +25,7 @@ from services.vector_search.shard_manager import ShardManager
 
 MAX_QUERIES = 256
 AFTER_S = 10.0
+DRAWN_S = 5.0  # then the answer is that the map is not drawn yet
 _AT_ONCE = 2  # batches of one shard: one computes while the next is made
 _log = log.get("vector_search")
 
@@ -142,24 +143,27 @@ async def opened(
 ) -> ShardHandle:
     """Return the shard of a work once that is open and has applied as much as the work asks for.
 
-    Raises NotFound, Unavailable (`not_applied` after AFTER_S), or DeadlineExceeded after `left_s`.
+    A map that has not been drawn is waited for, DRAWN_S at most. Raises NotFound, Unavailable (`not_applied` after
+    AFTER_S), or DeadlineExceeded after `left_s`.
     """
     try:
         async with asyncio.timeout(left_s):
             handle = await shards.find(work.collection, work.shard)
             if work.after is not None:
                 await handle.reach(work.after, AFTER_S)
+            if isinstance(work, DocumentsWork) and work.op == "map":
+                await handle.drawn(work, min(DRAWN_S, left_s / 2))
     except TimeoutError as error:
         raise DeadlineExceeded("the deadline passed before the shard was ready") from error
     return handle
 
 
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return the key of searches that may run as one batch; None for work that runs alone.
+    """Return the key of searches that may run as one batch; None for work that runs alone, as searches of texts do.
 
     Of searches with time budgets the strictest decides, so only those batch that differ by less than twice.
     """
-    if isinstance(work, DocumentsWork):
+    if isinstance(work, DocumentsWork) or work.mode != "vector":
         return None
     budget_ms = work.budget_ms and math.ldexp(1.0, math.frexp(work.budget_ms)[1])
     return msgspec.msgpack.encode(
@@ -247,13 +251,7 @@ def _together(
     at = 0
     for work in works:
         end = at + len(work.vectors) // size
-        outcomes.append(
-            msgspec.structs.replace(
-                found,
-                shown=found.shown[at:end],
-                scores=found.scores[at:end],
-                report=reported(found.report, work),
-            )
-        )
+        report = reported(found.report, work)
+        outcomes.append(msgspec.structs.replace(found.part(at, end), report=report))
         at = end
     return outcomes

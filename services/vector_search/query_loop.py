@@ -117,7 +117,8 @@ class QueryLoop:
             return
         generation = self.worker.generation
         handle = self._shards.handles.get((work.collection, work.shard))
-        if handle is None or work.after is not None:
+        mapped = isinstance(work, DocumentsWork) and work.op == "map"
+        if handle is None or work.after is not None or mapped:
             self._spawn(lease, self._prepare(lease, work, generation))
         else:
             self._add(lease, work, generation, handle)
@@ -125,7 +126,7 @@ class QueryLoop:
     async def _prepare(
         self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
     ) -> None:
-        """Queue a job once its shard is open and has applied as much as it asks for."""
+        """Queue a job once its shard is open, and has applied and drawn as much as it asks for."""
         self._parked += 1
         try:
             left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000

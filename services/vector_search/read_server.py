@@ -134,7 +134,7 @@ class ReadServer:
     def _add(self, call: Call, work: SearchWork, handle: ShardHandle) -> None:
         items = 1
         if handle.shard is not None:
-            items = max(1, len(work.vectors) // (4 * handle.shard.record.dimension))
+            items = max(1, work.queries(handle.shard.record.dimension))
         self._held += items
         span: Span = tracing.NONE
         if tracing.on():
@@ -176,8 +176,7 @@ class ReadServer:
     def _predicted_s(self, batch: Sequence[Read]) -> float:
         """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
         work = batch[0].work
-        plain = not (work.filter or work.asked_effort or work.budget_ms)
-        if not plain or batch[0].handle not in self._query_s:
+        if not _plain(work) or batch[0].handle not in self._query_s:
             return 1.0
         return self._query_s[batch[0].handle] * sum(read.items for read in batch)
 
@@ -204,8 +203,9 @@ class ReadServer:
         self._queue.done(batch)
         items = sum(read.items for read in batch)
         self._held -= items
-        known = self._query_s.get(handle, took_s / items)
-        self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
+        if _plain(batch[0].work):
+            known = self._query_s.get(handle, took_s / items)
+            self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
         for read, outcome in zip(batch, outcomes, strict=True):
             read.reply(outcome)
 
@@ -218,6 +218,12 @@ class ReadServer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("read_failed", exc_info=error)
+
+
+def _plain(work: SearchWork) -> bool:
+    """Return whether a work is a search like most others, whose time the mean of those before predicts."""
+    special = work.filter or work.asked_effort or work.budget_ms or work.depth
+    return work.mode == "vector" and not special
 
 
 def _fail(call: Call, error: SpillwayError) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from common import log
 from common.bus import Bus, BusDown, BusFull
@@ -97,6 +98,7 @@ class Replica:
             ("registry", self._follow(stopping)),
             ("writes", self._applier.run()),
             ("maintenance", self._maintenance.run()),
+            ("maps", self._maintenance.draw_maps()),
             ("snapshots", self._maintenance.take_snapshots()),
         ]
         for server in self._servers:
@@ -151,7 +153,11 @@ class Replica:
             await wait(self._stopping, _REFRESH_S)
 
     def _opened(self, handle: ShardHandle) -> None:
-        self._applier.read_soon([(handle.collection, handle.number)])
+        key = handle.collection, handle.number
+        if handle.shard is not None:
+            loop, draw = asyncio.get_running_loop(), partial(self._maintenance.draw, key)
+            handle.shard.call_when_map_wanted(partial(loop.call_soon_threadsafe, draw))
+        self._applier.read_soon([key])
 
     def _dropped(self, handle: ShardHandle) -> None:
         key = handle.collection, handle.number

@@ -1,4 +1,4 @@
-"""What searches of a shard cost, learned as they run, and the effort that a time budget allows by that."""
+"""Cost of searches of a shard, learned as they run, and the effort that a time budget allows by that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common.clock import Clock
 from common.cost.online import Lateness, OnlineFit
-from services.vector_search.index.port import Path, SearchPlan
+from services.vector_search.index.port import Path, EffortPlan
 
 # Of the searches, so many end within what they were predicted to take at most, by each of two measures of lateness.
 _QUANTILE = 0.995
@@ -25,13 +25,13 @@ _SOLVE_EVERY = 16
 class BudgetFit(NamedTuple):
     """The plan that a time budget allows, the most it is predicted to take, and whether that is within the budget."""
 
-    plan: SearchPlan
+    plan: EffortPlan
     predicted_s: float
     fits: bool
 
 
 def largest_fitting(
-    plans: Sequence[SearchPlan], at_most_s: Callable[[SearchPlan], float], left_s: float
+    plans: Sequence[EffortPlan], at_most_s: Callable[[EffortPlan], float], left_s: float
 ) -> BudgetFit:
     """Return the plan of the largest effort that is predicted to end within `left_s`, else that of the least.
 
@@ -59,7 +59,7 @@ class SearchCost:
         self._late = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_S)
         self._share = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_SHARE)
 
-    def calibrate(self, probes: Sequence[tuple[SearchPlan, float]]) -> None:
+    def calibrate(self, probes: Sequence[tuple[EffortPlan, float]]) -> None:
         """Begin anew with probes: plans and the seconds that each took."""
         by_path: dict[Path, list[tuple[Sequence[float], float]]] = {}
         for plan, seconds in probes:
@@ -71,19 +71,19 @@ class SearchCost:
         with self._lock:
             self._fits, self._slowness = fits, 1.0
 
-    def seconds(self, plan: SearchPlan) -> float:
+    def seconds(self, plan: EffortPlan) -> float:
         """Return what a batch is expected to take; infinity where nothing is known of its path."""
         fit = self._fits.get(plan.path)
         if fit is None:
             return math.inf
         return max(1.0, self._slowness) * fit.seconds(plan.factors)
 
-    def at_most_s(self, plan: SearchPlan) -> float:
+    def at_most_s(self, plan: EffortPlan) -> float:
         """Return within what nearly every such batch ends."""
         expected_s = self.seconds(plan)
         return expected_s + min(self._late.value, self._share.value * expected_s)
 
-    def observe(self, plan: SearchPlan, seconds: float) -> None:
+    def observe(self, plan: EffortPlan, seconds: float) -> None:
         """Learn from a batch."""
         if not seconds > 0:
             return
@@ -112,7 +112,7 @@ class BudgetPicker:
         self._cost, self._clock, self._due_s = cost, clock, due_s
         self.fit: BudgetFit | None = None
 
-    def __call__(self, plans: Sequence[SearchPlan]) -> SearchPlan:
+    def __call__(self, plans: Sequence[EffortPlan]) -> EffortPlan:
         """Pick, by the time that is left now."""
         left_s = self._due_s - self._clock.perf_s()
         self.fit = largest_fitting(plans, self._cost.at_most_s, left_s)

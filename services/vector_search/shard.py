@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +42,10 @@ from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
 from services.vector_search.index.rows import Flags, Floats, prepare
+from services.vector_search.index.search_path import AUDITED
+from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
+from services.vector_search.shard_map import ShardMap
 from services.vector_search.storage_errors import is_full, reserve, storage_error
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
@@ -49,6 +55,9 @@ _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
 _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
+_WALKED = frozenset(
+    {"graph", "scan"}
+)  # ways of searches without a filter: their queries are audited
 
 
 class Shard:
@@ -80,6 +89,10 @@ class Shard:
         self._cost = SearchCost()
         self._calibration = Calibration(self._cost, self._timed)
         self._searches = 0
+        self._counting = threading.Lock()
+        self._searched = Counter[str]()  # queries by the path taken
+        self._audited_s: float | None = None
+        self._remembered = self._compared = 0  # queries for audits, and those of the last one
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
@@ -94,6 +107,10 @@ class Shard:
             self._load(threads)
             self._masks = FilterMasks(self._documents)
             self._hits = HitCache(self._documents)
+            self._ranked = RankedSearch(
+                record, self._documents, self._index, self._masks, self._hits, self._publishing
+            )
+            self._map = ShardMap(self._index, self._documents, record.dimension, clock)
             self._replay()
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
@@ -236,25 +253,34 @@ class Shard:
         """
         began_s = self._clock.perf_s()
         queries = self._queries(work)
+        if work.mode != "vector" or work.depth:
+            with metrics.SEARCH_SECONDS.time():
+                return self._ranked.search(queries, work)
         condition = Filter(work.filter) if work.filter else None
         picker = None
         if work.budget_ms is not None:
             due_s = began_s + work.budget_ms / 1000 - spent_s
             picker = BudgetPicker(self._cost, self._clock, due_s)
         for attempt in range(_ATTEMPTS):
-            applied = self.applied
-            wanted = self._masks.get(condition) if condition else None
-            found_s = self._clock.perf_s()
-            with metrics.SEARCH_SECONDS.time():
-                found = self._index.now.search(
-                    queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
-                )
-            rows = self._hits.of(found, work)
+            # A found chunk may be gone before the index knows of it. Then wait until it does; the last attempt holds
+            # the next write back.
+            with self._publishing if attempt + 1 == _ATTEMPTS else nullcontext():
+                applied = self.applied
+                wanted = self._masks.get(condition) if condition else None
+                found_s = self._clock.perf_s()
+                with metrics.SEARCH_SECONDS.time():
+                    found = self._index.now.search(
+                        queries, work.k, effort=work.asked_effort, wanted=wanted, pick=picker
+                    )
+                rows = self._hits.of(found.labels, found.scores, work)
             if rows.complete:
                 break
-            if attempt + 1 < _ATTEMPTS:
-                with self._publishing:  # a found chunk is gone: wait until the index knows, too
-                    continue
+            with self._publishing:
+                pass
+        with self._counting:
+            self._searched[found.path] += len(queries)
+            if found.path in _WALKED and condition is None:
+                self._remembered += 1
         ended_s = self._clock.perf_s()
         self._searches += 1
         if picker is not None or not self._searches % _LEARN_EVERY:
@@ -282,11 +308,17 @@ class Shard:
 
     def _queries(self, work: SearchWork) -> Floats:
         size = self.record.dimension * 4
-        if not work.vectors or len(work.vectors) % size:
+        if work.mode != "text" and (not work.vectors or len(work.vectors) % size):
             raise InvalidRequest(
                 f"{len(work.vectors)} bytes of query vectors; expected a multiple of {size}: collection "
                 f"{self.record.name!r} has dimension {self.record.dimension}",
                 code="dimension_mismatch",
+            )
+        if not work.whole(self.record.dimension):
+            raise InvalidRequest(
+                f"{len(work.texts)} texts for {work.queries(self.record.dimension)} queries; expected one each "
+                f"in mode {work.mode!r}",
+                param="texts",
             )
         if not 1 <= work.k <= MAX_K:
             raise InvalidRequest(f"k is {work.k}; expected 1 to {MAX_K}", param="k")
@@ -295,14 +327,18 @@ class Shard:
             raise InvalidRequest(
                 f'effort is {effort}; expected 1 to {MAX_K}, or "exact"', param="effort"
             )
+        if work.depth and not work.k <= work.depth <= MAX_K:
+            raise InvalidRequest(f"depth is {work.depth}; expected k to {MAX_K}", param="k")
         vectors = np.frombuffer(work.vectors, "<f4").reshape(-1, self.record.dimension)
         if not np.isfinite(vectors).all():
             raise InvalidRequest("query vectors hold NaN or infinity", code="invalid_vector")
         return prepare(vectors, self.record.metric)
 
     def documents(self, work: DocumentsWork) -> DocumentsResult:
-        """Read documents by id, a page of them, the statistics, or how a search goes."""
+        """Read documents by id, a page of them, the statistics, how a search goes, or the map."""
         applied = self.applied
+        if work.op == "map":
+            return DocumentsResult(map=self._map.read(work), applied=applied)
         if work.op == "stats":
             return DocumentsResult(stats=self.stats(), applied=applied)
         if work.op == "explain":
@@ -322,9 +358,14 @@ class Shard:
         return DocumentsResult(documents=page, cursor=cursor, applied=applied)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, bytes on disk, and how the index stands."""
+        """Return counts, bytes on disk, how the index stands, and which paths searches took since the start.
+
+        The last audit compared `compared` queries at `audited_at` (seconds); None: the recall is of the graph's build.
+        """
         index = self._index.now.stats()
         effort = index.effort
+        with self._counting:
+            searched = dict(self._searched)
         return {
             "documents": self._documents.count,
             "chunks": index.live,
@@ -338,6 +379,10 @@ class Shard:
             "effort": effort,
             "ef": effort if isinstance(effort, int) else 0,
             "recall": round(index.recall, 4),
+            "text_indexed": round(self._documents.texts.share, 4),
+            "audited_at": self._audited_s,
+            "compared": self._compared,
+            "searches": searched,
         }
 
     @property
@@ -360,25 +405,52 @@ class Shard:
         found = self._index.now.search(
             queries, work.k, effort=effort, wanted=wanted, remember=False
         )
-        self._hits.of(found, work)
+        self._hits.of(found.labels, found.scores, work)
         return found, self._clock.perf_s() - began_s
 
     # -- background, one thread
 
     def maintain(self) -> bool:
         """Do one bounded piece of indexing or compaction; True if there may be more."""
-        if self._index.maintain():
+        if self._index.maintain() or self._index_texts():
             return True
         self._calibration.keep(self._index, self._documents.next_number)
         return False
+
+    def _index_texts(self) -> bool:
+        """Add a piece of the texts that were stored before there was an index of texts; True if there are more."""
+        if not self._documents.texts.pending:
+            return False
+        try:
+            with self._writing:
+                self.sync()
+                self._documents.texts.build()
+        except sqlite3.Error as error:
+            raise storage_error(error) from error
+        return self._documents.texts.pending > 0
 
     def audit(self) -> float:
         """Measure the recall of recent queries and publish it; raises the effort where it fell short."""
         recall = self._index.now.audit()
         effort = self._index.now.stats().effort
+        if self._index.now.kind == "graph" and self._remembered:
+            self._compared = min(self._remembered, AUDITED)
+            self._audited_s = self._clock.now_ms() / 1000
         metrics.RECALL_RATIO.labels(index=self._name).set(recall)
         metrics.EF.labels(index=self._name).set(effort if isinstance(effort, int) else 0)
         return recall
+
+    def lacks_map(self, work: DocumentsWork) -> bool:
+        """Return whether no map is there that `work` could be answered from; it will be drawn."""
+        return self._map.lacks(work)
+
+    def draw_map(self) -> bool:
+        """Draw the map that was asked for, if any; True if so. May run beside `maintain`."""
+        return self._map.draw()
+
+    def call_when_map_wanted(self, wanted: Callable[[], object]) -> None:
+        """Have `wanted` called, from any thread, whenever `draw_map` has something to do."""
+        self._map.wanted = wanted
 
     @property
     def audit_due(self) -> bool:

@@ -1,10 +1,12 @@
-"""A shard of a replica: its data, or the reason why it has none, and the queries that wait for its writes."""
+"""A shard of a replica: its data, or the reason why it has none, and the queries that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from common.errors import InvalidRequest, NotFound, SpillwayError, Unavailable
+from common.wire.search import DocumentsWork
 from services.vector_search.shard import Shard
 from services.vector_search.write_log import parse_id
 
@@ -34,7 +36,7 @@ class ShardHandle:
         return shard
 
     def advanced(self) -> None:
-        """Wake those who wait for a write."""
+        """Wake those who wait for a write, or for a map."""
         self._advanced.set()
         self._advanced = asyncio.Event()
 
@@ -57,6 +59,16 @@ class ShardHandle:
                 code="not_applied",
                 retry_after_s=1,
             ) from error
+
+    async def drawn(self, work: DocumentsWork, timeout_s: float) -> None:
+        """Wait until there is a map of the kind that is asked for, or for `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    advanced = self._advanced
+                    if not self.open().lacks_map(work):
+                        return
+                    await advanced.wait()
 
     def open(self) -> Shard:
         """Return the shard's data, or raise the reason why there is none."""

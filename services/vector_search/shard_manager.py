@@ -209,7 +209,9 @@ class ShardManager:
         """Forget a collection and delete its files and its streams."""
         record = self.records.pop(collection, None)
         for key in [key for key in self.handles if key[0] == collection]:
-            handle = self.handles.pop(key)
+            handle = self.handles.pop(key, None)
+            if handle is None:
+                continue  # dropped meanwhile, by its stream's last entry or by the registry
             shard = handle.drop()
             self._dropped(handle)
             if shard is not None:

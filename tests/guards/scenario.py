@@ -23,6 +23,7 @@ COLLECTIONS, SESSIONS = "/v1/collections", "/v1/sessions"
 BASE_ROUTES = (
     CHAT, COMPLETE, EMBED, "/v1/rerank", "/rerank", "/v1/models", "/v1/models/minilm", COLLECTIONS,
     f"{COLLECTIONS}/facts", f"{COLLECTIONS}/facts/reembed", f"{COLLECTIONS}/facts/search",
+    f"{COLLECTIONS}/facts/map",
     f"{COLLECTIONS}/facts/documents", f"{COLLECTIONS}/facts/documents/delete",
     f"{COLLECTIONS}/facts/documents/a", SESSIONS, f"{SESSIONS}/import", f"{SESSIONS}/x",
     f"{SESSIONS}/x/export", f"{SESSIONS}/x/pages", f"{SESSIONS}/x/export/pages",
@@ -237,7 +238,14 @@ def collections(script: Script, other: str) -> None:
     _searches(script, here, stored.json["applied"])
     script.call("list", "GET", COLLECTIONS)
     script.call("describe", "GET", here)
-    script.exchanges["describe"]["body"]["stats"]["bytes"] = "<bytes>"
+    stats = script.exchanges["describe"]["body"]["stats"]
+    stats["bytes"], stats["searches"] = "<bytes>", sorted(stats["searches"])
+    drawn = script.ask("GET", f"{COLLECTIONS}/points/map")
+    told = sorted(point["id"] for point in drawn.json["points"])
+    script.add("map", [drawn.status, sorted(drawn.json), told, drawn.json["rows"]])
+    script.call("map bad sample", "GET", f"{here}/map?sample=0")
+    script.call("place nothing", "POST", f"{here}/map", {})
+    script.call("place bad basis", "POST", f"{here}/map", {"ids": ["a"], "basis": "AAAA"})
     script.call("explain", "GET", f"{here}/explain")
     script.call("explain filter", "GET", f"{here}/explain?k=3&filter=%7B%22n%22%3A1%7D")
     script.call("explain bad k", "GET", f"{here}/explain?k=0")

@@ -3,6 +3,7 @@
 import { routerAway } from "./api.js";
 import { Poll } from "./poll.js";
 import { Chat } from "./chat.js";
+import { Collections } from "./collections.js";
 import { KeyDialog } from "./key.js";
 import { Mesh } from "./mesh.js";
 import { Search } from "./search.js";
@@ -14,7 +15,7 @@ const LOOK_MS = 1000;
 const GLANCE_MS = 5000; // where only the router's state is shown of it
 
 const main = document.getElementById("main");
-const views = { mesh: new Mesh(), chat: new Chat(), search: new Search(), sessions: new Sessions(), timeline: new Timeline() };
+const views = { mesh: new Mesh(), chat: new Chat(), search: new Search(), collections: new Collections(), sessions: new Sessions(), timeline: new Timeline() };
 let shown = null;
 
 const poll = new Poll(

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { ask, segment } from "./api.js";
-import { names, offer } from "./collections.js";
+import { names, offer } from "./collection_names.js";
 import { h, text } from "./dom.js";
 import { ago, many } from "./format.js";
 import { remember } from "./recent.js";

@@ -43,7 +43,16 @@ export function ago(then, now = Date.now() / 1000) {
   return `${Math.floor(past / 86400)} days ago`;
 }
 
-// One or many of something: "1 turn", "2 turns".
+// One or many of something: "1 turn", "2 turns", "2 queries".
 export function many(number, noun) {
-  return `${count(number)} ${noun}${number === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+  const plural = noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}${noun.endsWith("ch") ? "es" : "s"}`;
+  return `${count(number)} ${number === 1 ? noun : plural}`;
+}
+
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  let shown = value;
+  while (shown >= 1000 && unit < units.length - 1) [shown, unit] = [shown / 1000, unit + 1];
+  return `${unit && shown < 10 ? shown.toFixed(1) : Math.round(shown)} ${units[unit]}`;
 }

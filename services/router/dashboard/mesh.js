@@ -62,7 +62,7 @@ export class Mesh {
 
 const sentence = (words) => `${words[0].toUpperCase()}${words.slice(1)}.`;
 
-function figure(name) {
+export function figure(name) {
   const value = h("dd", { class: "value" });
   const more = h("dd", { class: "more" });
   const element = h("div", { class: "figure" }, h("dt", {}, name), value, more);

@@ -1,9 +1,10 @@
 // Collections, and the passages that a search finds in one, with their scores.
 
 import { ask, segment } from "./api.js";
-import { all } from "./collections.js";
+import { all } from "./collection_names.js";
 import { h, text } from "./dom.js";
-import { count, many, seconds } from "./format.js";
+import { many, seconds } from "./format.js";
+import { hitOf } from "./hits.js";
 import { remember, timelineOf } from "./recent.js";
 
 export class Search {
@@ -94,31 +95,4 @@ export class Search {
     this.failed.hidden = !words;
     text(this.failed, words);
   }
-}
-
-// A score on its metric's own scale, 0 to 1, so that a poor best hit looks poor: the cosine itself, or how near a distance
-// is to none. A dot product has no bounds, so it has no bar.
-const SCALES = {
-  cosine: { of: (score) => Math.max(0, Math.min(1, score)), words: "cosine, from 0 to 1" },
-  l2: { of: (score) => 1 / (1 + Math.max(0, -score)), words: "1 / (1 + distance), from 0 to 1" },
-};
-
-function barOf(score, metric) {
-  const scale = SCALES[metric];
-  if (!scale) return null;
-  const fill = h("span", { class: "bar-fill" });
-  fill.style.width = `${100 * scale.of(score)}%`;
-  return h("div", { class: "bar thin", "aria-hidden": "true", title: scale.words }, fill);
-}
-
-function hitOf({ id, score, start, end, text: words, metadata }, metric) {
-  const title = typeof metadata?.title === "string" ? metadata.title : "";
-  return h(
-    "li",
-    { class: "hit" },
-    h("div", { class: "hit-head" }, h("strong", {}, title || id), title ? h("span", { class: "under mono" }, id) : null, h("span", { class: "hit-score number" }, score.toFixed(3))),
-    barOf(score, metric),
-    h("p", { class: "passage-text" }, words ?? "(stored without text)"),
-    h("p", { class: "hint" }, `characters ${count(start ?? 0)} to ${count(end ?? 0)}`),
-  );
 }

@@ -27,6 +27,7 @@ from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import TENANT, Receiver, query_count
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
+from services.router.responses.collection_stats import collection_stats
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
 from services.router.text.tokens import Spec
@@ -34,7 +35,6 @@ from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.write import await_served, drop_shards
 
 _MOST_HITS = 10_000
-_SUMMED = frozenset({"documents", "chunks", "bytes", "vectors", "deleted"})
 
 
 class CollectionsApi:
@@ -124,11 +124,7 @@ class CollectionsApi:
         parts = await asyncio.gather(
             *(self._stats(request, caller, record, shard) for shard in range(record.shards))
         )
-        stats = dict(parts[0].stats or {})
-        for part in parts[1:]:
-            for name, value in (part.stats or {}).items():
-                if name in _SUMMED:
-                    stats[name] = stats.get(name, 0) + value
+        stats = collection_stats([part.stats or {} for part in parts])
         stats["applied"] = ",".join(part.applied for part in parts)
         return reply_json({**_shown(record), "stats": stats})
 

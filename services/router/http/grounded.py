@@ -34,6 +34,7 @@ from services.router.http.session_turns import SessionTurns
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses.answer_sources import AnswerSource, AnswerSources
 from services.router.responses.outcomes import error_of
+from services.router.text.collections import depth_of
 from services.router.text.grounded import GroundedQuestion, question_of
 from services.router.text.pool import TextPool
 from services.router.text.tokens import Spec
@@ -153,7 +154,7 @@ class GroundedQuestions:
         queries, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
         plan = GroundPlan(
             collection=record,
-            search=_search(retrieval, question.tokens),
+            search=_search(retrieval, question),
             parcel=(bounds.parcel_items, bounds.parcel_tokens),
             queries=queries,
             chat=chat,
@@ -212,15 +213,20 @@ class GroundedQuestions:
         )
 
 
-def _search(retrieval: RetrievalOptions, tokens: list[list[int]]) -> SearchRequest:
+def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRequest:
+    mode = retrieval.mode
     return SearchRequest(
         many=True,
-        count=len(tokens),
-        tokens=tokens,
+        count=len(question.tokens),
+        tokens=[] if mode == "text" else question.tokens,
         vectors=b"",
         k=retrieval.k,
         filter=retrieval.filter,
         min_score=retrieval.min_score,
         include_text=True,
         include_metadata=False,
+        mode=mode,
+        texts=[] if mode == "vector" else question.texts,
+        depth=depth_of(mode, retrieval.k, retrieval.mmr),
+        mmr=retrieval.mmr,
     )

@@ -36,7 +36,8 @@ from services.router.workflows.embed import checked_encoder
 from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.search import (
     QUERIES_AT_ONCE,
-    merged,
+    at_once,
+    merge,
     search_parcels,
     search_work,
 )
@@ -144,7 +145,7 @@ class SearchApi:
         A client that leaves takes the search with it, and nobody asks for its outcome later.
         """
         family = self._searches.search_family(record.id)
-        if ask.count > QUERIES_AT_ONCE or not await self._reads.ready(family, ask.count):
+        if ask.count > at_once(record, ask) or not await self._reads.ready(family, ask.count):
             return ask, None
         if ask.tokens:
             parcels = await self._parcels(record, ask)
@@ -156,7 +157,7 @@ class SearchApi:
         else:
             noted(request, job_id(family, ulid()))  # of a job's form, though there is none
         ask = self._begun(request, ask)
-        works = [search_work(record, ask, ask.vectors, s) for s in range(record.shards)]
+        works = [search_work(record, ask, ask.vectors, ask.texts, s) for s in range(record.shards)]
 
         async def found() -> list[SearchResult] | None:
             return await self._reads.search(family, works, ask.count, caller.deadline_ms)
@@ -165,7 +166,8 @@ class SearchApi:
         results = await self._admission.read(caller, family, name, found)
         if results is None:
             return ask, None
-        return ask, merged([[result] for result in results], ask.k)
+        shards = [[result] for result in results]
+        return ask, await merge(self._pool, shards, record, ask, ask.vectors)
 
     def _begun(self, request: web.Request, ask: SearchRequest) -> SearchRequest:
         """Return a search with what has passed of its time budget, if it has one."""

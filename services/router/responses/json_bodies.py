@@ -78,7 +78,14 @@ def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes
         data = b",".join(b'{"index":%d,"data":[%b]}' % pair for pair in enumerate(rows))
     else:
         data = rows[0] if rows else b""
-    tail: dict[str, Any] = {"path": found.path, "applied": found.applied, "request_id": request}
+    tail: dict[str, Any] = {
+        "path": found.path,
+        "mode": found.mode,
+        "applied": found.applied,
+        "request_id": request,
+    }
+    if found.text_indexed < 1.0:
+        tail["text_indexed"] = round(found.text_indexed, 4)
     if found.report is not None:
         tail["search"] = found.report
     return b'{"object":"list","data":[%b],%b' % (data, msgspec.json.encode(tail)[1:])

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest, TooLarge
+from common.wire.search import Diversity, Mode
 
 MAX_DEPTH = 16
 MAX_METADATA_BYTES = 65_536
@@ -96,7 +97,7 @@ class DeleteBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors.
+    """POST /v1/collections/{name}/search: one of text, vector, texts and vectors; in mode hybrid two.
 
     At most one of `effort` and `time_budget_ms`; `ef` and `exact` are older spellings of an effort.
     """
@@ -115,6 +116,25 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None
+    mode: Mode | None = None
+    mmr: Diversity | None = None
+    include_scores: bool = False
+
+
+class MapHitBody(Struct, frozen=True):
+    """A chunk to find on a map; the hits of a search may be given as they came."""
+
+    id: str
+    chunk: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+
+
+class MapBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/map: exactly one of ids, hits and vector; `basis` is that of the map they lie on."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=1000)] | None = None
+    hits: Annotated[list[MapHitBody], Meta(min_length=1, max_length=1000)] | None = None
+    vector: list[float] | str | None = None
+    basis: str | None = None
 
 
 class ReembedBody(Struct, frozen=True, forbid_unknown_fields=True):

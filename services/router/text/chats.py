@@ -116,7 +116,8 @@ def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatReques
 def _retrieval(body: ChatBody) -> RetrievalOptions | None:
     if body.retrieval is None:
         return None
-    return RetrievalOptions(**msgspec.structs.asdict(body.retrieval))
+    given = msgspec.structs.asdict(body.retrieval)
+    return RetrievalOptions(**{**given, "mode": body.retrieval.mode or "vector"})
 
 
 def template_of(spec: Spec) -> Template:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
-from common.wire.search import Effort, document_hash, effort_of
+from common.wire.search import Diversity, Effort, Mode, document_hash, effort_of
 from common.wire.workflows import SearchRequest, StoreItem
 from services.router.text.bodies import (
     DocumentBody,
@@ -25,6 +25,10 @@ from services.router.text.tokens import Spec, load
 
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_HITS = 100_000
+MAX_COMPARED = 500_000
+MAX_QUERY_CHARACTERS = 8192
+MAX_DEPTH_HITS = 10_000
+FUSED = 50  # so many of each search are fused, or twice k
 
 
 def _store_item(
@@ -96,17 +100,14 @@ def search(
 ) -> SearchRequest:
     """Parse and tokenize the body of POST …/search; `spec` is None for a collection without an encoder."""
     body = decode(raw, SearchBody)
-    given = [body.text, body.vector, body.texts, body.vectors]
-    if sum(item is not None for item in given) != 1:
-        raise InvalidRequest(
-            "expected exactly one of text, vector, texts and vectors", code="invalid_value"
-        )
+    mode = _mode(body)
     texts = [body.text] if body.text is not None else body.texts
     rows = [body.vector] if body.vector is not None else body.vectors
     many = body.texts is not None or body.vectors is not None
     count = len(texts or rows or [])
     param = "texts" if texts is not None else "vectors"
     check_count(count, limits, param)
+    _check_mmr(body, count)
     if count * body.k > MAX_HITS:
         raise InvalidRequest(
             f"k x queries is {count * body.k}: at most {MAX_HITS} hits fit one reply",
@@ -115,7 +116,9 @@ def search(
         )
     if body.filter is not None:
         check_json(body.filter, "filter")
-    lists = [] if texts is None else _query_tokens(texts, spec, prompt)
+    embedded = texts is not None and rows is None and mode != "text"
+    lists = _query_tokens(texts or [], spec, prompt) if embedded else []
+    words = [] if mode == "vector" else query_words(texts or (), "texts")
     check_total(sum(map(len, lists)), limits, param)
     vectors = b"".join(
         pack_vector(row, dimension, metric, f"vectors[{index}]")
@@ -124,7 +127,19 @@ def search(
     return SearchRequest(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
         body.include_metadata, after=body.after, effort=_effort(body), budget_ms=body.time_budget_ms,
+        mode=mode, texts=words, depth=_depth(body, mode), mmr=body.mmr, with_scores=body.include_scores,
     )  # fmt: skip
+
+
+def _depth(body: SearchBody, mode: Mode) -> int:
+    depth = depth_of(mode, body.k, body.mmr, scores=body.include_scores)
+    if body.time_budget_ms is not None and (depth or mode != "vector"):
+        raise InvalidRequest(
+            "time_budget_ms: expected only in mode vector, without mmr and include_scores",
+            code="invalid_value",
+            param="time_budget_ms",
+        )
+    return depth
 
 
 def _effort(body: SearchBody) -> Effort | None:
@@ -145,11 +160,77 @@ def _effort(body: SearchBody) -> Effort | None:
     return older if body.effort is None else body.effort
 
 
+def depth_of(mode: Mode, k: int, mmr: Diversity | None, *, scores: bool = False) -> int:
+    """Return how many of the best of each search are ranked once more, 0 where a search's own order is the result."""
+    if mode != "hybrid" and mmr is None and not scores:
+        return 0
+    fused = max(2 * k, FUSED) if mode == "hybrid" else k
+    return min(max(k, fused, mmr.candidates if mmr else 0), MAX_DEPTH_HITS)
+
+
+def _mode(body: SearchBody) -> Mode:
+    """Return how a body is searched for; InvalidRequest unless it gives what that needs, and nothing else."""
+    texts = [name for name in ("text", "texts") if getattr(body, name) is not None]
+    vectors = [name for name in ("vector", "vectors") if getattr(body, name) is not None]
+    if body.mode == "text" and vectors:
+        raise InvalidRequest(
+            f"mode text searches by words: expected text or texts, got {vectors[0]}",
+            code="invalid_value",
+            param=vectors[0],
+        )
+    if body.mode == "hybrid" and not texts:
+        raise InvalidRequest(
+            "mode hybrid searches by words, too: expected text or texts, with vector or vectors beside them where the "
+            "embedding is yours",
+            code="invalid_value",
+            param="text",
+        )
+    both = body.mode == "hybrid" and [*texts, *vectors] in (
+        ["text", "vector"],
+        ["texts", "vectors"],
+    )
+    if len(texts) + len(vectors) != 1 and not both:
+        raise InvalidRequest(
+            "expected exactly one of text, vector, texts and vectors (in mode hybrid also text and vector, or texts "
+            "and vectors)",
+            code="invalid_value",
+        )
+    if both and body.texts is not None and len(body.texts) != len(body.vectors or ()):
+        raise InvalidRequest(
+            f"{len(body.texts)} texts and {len(body.vectors or ())} vectors: expected one vector for each text",
+            code="invalid_value",
+            param="vectors",
+        )
+    return body.mode or "vector"
+
+
+def _check_mmr(body: SearchBody, count: int) -> None:
+    if body.mmr is None:
+        return
+    compared = count * body.mmr.candidates * min(body.k, body.mmr.candidates)
+    if compared > MAX_COMPARED:
+        raise InvalidRequest(
+            f"queries x mmr.candidates x k is {compared}: at most {MAX_COMPARED} vectors are compared for one reply",
+            code="invalid_value",
+            param="mmr",
+        )
+
+
+def query_words(texts: Sequence[str], param: str) -> list[str]:
+    """Return texts whose words are searched for, at most so long; empty texts are refused as by an encoder."""
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise InvalidRequest(
+                f"{param}[{index}] is empty: expected some text", code="empty_input", param=param
+            )
+    return [text[:MAX_QUERY_CHARACTERS] for text in texts]
+
+
 def _query_tokens(texts: Sequence[str], spec: Spec | None, prompt: str) -> list[list[int]]:
     """Return the token ids of the queries, each after the collection's query prompt."""
     if spec is None:
         raise InvalidRequest(
-            "this collection has no encoder (model is null): search it by vector",
+            "this collection has no encoder (model is null): search it by vector, or by words with mode text",
             code="vectors_only",
             param="text",
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
+from common.wire.search import Diversity, Mode
 from services.router.text.bodies import ModelName, Name, check_json
 
 MAX_CHOICES = 16
@@ -56,6 +57,8 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     filter: dict[str, Any] | None = None
     min_score: float | None = None
     include_passages: bool = False
+    mode: Mode | None = None
+    mmr: Diversity | None = None
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):

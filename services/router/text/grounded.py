@@ -12,10 +12,12 @@ from common.errors import InvalidRequest
 from common.wire.search import Hit
 from common.wire.workflows import ChatRequest
 from services.router.text.chats import SessionHistory, generation
+from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
 from services.router.text.passages import (
     Passage,
     budget,
+    interleaved,
     merged,
     nothing_found,
     passages_of,
@@ -38,9 +40,10 @@ class GroundedSpec(NamedTuple):
 
 
 class GroundedQuestion(NamedTuple):
-    """A grounded chat before its search: the queries as tokens, and the generate job without passages."""
+    """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages."""
 
     tokens: list[list[int]]
+    texts: list[str]
     generation: GenerationSpec
 
 
@@ -61,11 +64,16 @@ def question_of(
     if not ask.messages[-1]["content"].strip():
         questions.append("")  # refused below, as any empty text
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
-    texts = [prompt + text if text else text for text in queries(questions, (answers or [""])[-1])]
+    asked = queries(questions, (answers or [""])[-1])
+    texts = query_words(asked, "messages")
     tokens = encode_all(
-        load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
+        load(encoder.path),
+        [prompt + text for text in asked],
+        encoder.max_tokens,
+        truncate=True,
+        param="messages",
     )
-    return GroundedQuestion(tokens, _build(ask, spec, history, (), forced=False))
+    return GroundedQuestion(tokens, texts, _build(ask, spec, history, (), forced=False))
 
 
 def grounded(
@@ -78,7 +86,8 @@ def grounded(
     """
     retrieval = ask.retrieval
     assert retrieval is not None, "a chat without retrieval is not grounded"
-    passages = passages_of(merged(found, retrieval.k))
+    scored = retrieval.mode == "vector" and retrieval.mmr is None
+    passages = passages_of((merged if scored else interleaved)(found, retrieval.k))
     build = partial(_build, ask, spec, history)
     room = spec.max_tokens - (ask.options.max_new or min(RESERVE_TOKENS, spec.max_tokens // 4))
 

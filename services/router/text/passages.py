@@ -12,6 +12,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
+from common import ranking
 from common.errors import InvalidRequest, Unavailable
 from common.wire.search import Hit
 
@@ -97,6 +98,20 @@ def merged(rows: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
             if known is None or hit.score > known.score:
                 best[hit.id, hit.chunk] = hit
     return sorted(best.values(), key=lambda hit: (-hit.score, hit.id, hit.chunk))[:k]
+
+
+def interleaved(rows: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
+    """Return the k chunks that stand best in the orders of all queries, by reciprocal rank fusion; see `merged`.
+
+    For orders whose scores of one query say nothing about another's.
+    """
+    if len(rows) == 1:
+        return list(rows[0][:k])
+    hits = {(hit.id, hit.chunk): hit for row in rows for hit in row}
+    places = [{(hit.id, hit.chunk): -rank for rank, hit in enumerate(row)} for row in rows]
+    columns = [[ranks.get(key) for key in hits] for ranks in places]
+    every = list(hits.values())
+    return [every[place] for place, _ in ranking.fused(columns, len(every))[:k]]
 
 
 def passages_of(hits: Iterable[Hit]) -> list[Passage]:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
 
+from common.errors import InvalidRequest
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import SearchReport, SearchResult, SearchWork, effort_of
+from common.wire.search import NO_TEXTS, SearchReport, SearchResult, SearchWork, effort_of
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
+from services.router.text.pool import TextPool
 from services.router.text.requests import Parcel
+from services.router.workflows import candidates
 from services.router.workflows.embed import embed, encoder_of
 from services.router.workflows.workflow import Workflow
 
 QUERIES_AT_ONCE = 256
+_CANDIDATES_AT_ONCE = 4000  # of all queries of a job, with their passages: so many fit a message
+
+
+def at_once(record: CollectionRecord, ask: SearchRequest) -> int:
+    """Return the most queries of one job: fewer where each shard answers with its candidates."""
+    if not ask.depth or record.shards == 1:
+        return QUERIES_AT_ONCE
+    return max(1, min(QUERIES_AT_ONCE, _CANDIDATES_AT_ONCE // (2 * ask.depth)))
 
 
 def search_work(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int
+    record: CollectionRecord, ask: SearchRequest, vectors: bytes, texts: list[str], shard: int
 ) -> SearchWork:
-    """Return one shard's job for some of a request's queries."""
+    """Return one shard's job for some of a request's queries: their vectors, their texts, or both."""
     after = (ask.after or "").split(",")
     return SearchWork(
         collection=record.id,
@@ -39,6 +51,12 @@ def search_work(
         effort=effort_of(ask.effort, ask.ef, exact=ask.exact),
         budget_ms=ask.budget_ms,
         spent_ms=ask.spent_ms,
+        mode=ask.mode,
+        texts=texts,
+        depth=ask.depth,
+        mmr=ask.mmr,
+        with_scores=ask.with_scores,
+        alone=record.shards == 1,
     )
 
 
@@ -47,11 +65,30 @@ def search_parcels(
 ) -> list[Parcel]:
     """Return one shard's jobs: at most `most` queries each, in order."""
     size = 4 * record.dimension
-    step = size * max(1, min(most, QUERIES_AT_ONCE))
-    return [
-        Parcel(encode(search_work(record, ask, rows, shard)), len(rows) // size, 0)
-        for rows in (vectors[i : i + step] for i in range(0, len(vectors), step))
-    ]
+    step = max(1, min(most, at_once(record, ask)))
+    parcels = []
+    for begin in range(0, ask.count, step):
+        count = min(step, ask.count - begin)
+        rows, texts = vectors[begin * size :][: count * size], ask.texts[begin:][:count]
+        work = search_work(record, ask, rows, texts, shard)
+        parcels.append(Parcel(encode(work), count, 0))
+    return parcels
+
+
+async def merge(
+    pool: TextPool,
+    shards: Sequence[Sequence[SearchResult]],
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+) -> SearchResult:
+    """Return the best k hits of each query over all shards; much comparing of vectors is left to the pool."""
+    if ask.mode != "vector" and max(part.texts for parts in shards for part in parts) == 0:
+        raise InvalidRequest(NO_TEXTS, code="no_texts", param="mode")
+    if not ask.depth or record.shards == 1:
+        return merged(shards, ask.k)
+    few = candidates.comparisons(ask) <= candidates.FEW_COMPARISONS
+    return await pool.run(partial(candidates.ranked, shards, ask, vectors), inline=few)
 
 
 def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
@@ -62,21 +99,23 @@ def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
     shown = [[row for result in results for row in result.shown] for results in shards]
     scores = [[row for result in results for row in result.scores] for results in shards]
     first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)
-    report = _report([result.report for results in shards for result in results])
+    whole = SearchResult(
+        shown=shown[0],
+        scores=scores[0],
+        applied=applied,
+        path=first.path,
+        mode=first.mode,
+        report=_report([result.report for results in shards for result in results]),
+        text_indexed=min(part.text_indexed for results in shards for part in results),
+    )
     if len(shards) == 1:
-        return SearchResult(
-            shown=shown[0], scores=scores[0], applied=applied, path=first.path, report=report
-        )
+        return whole
     best = [
         _best(per_shard, near, k)
         for per_shard, near in zip(zip(*shown, strict=True), zip(*scores, strict=True), strict=True)
     ]
-    return SearchResult(
-        shown=[row for row, _ in best],
-        scores=[row for _, row in best],
-        applied=applied,
-        path=first.path,
-        report=report,
+    return msgspec.structs.replace(
+        whole, shown=[row for row, _ in best], scores=[row for _, row in best]
     )
 
 
@@ -137,7 +176,8 @@ async def find(
     flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
     _, results = await workflow.gather("search", [family], SEARCH_CLASSES, flat)
     found = [cast("SearchResult", result) for result in results]
-    return merged([found[s :: record.shards] for s in range(record.shards)], ask.k)
+    shards = [found[s :: record.shards] for s in range(record.shards)]
+    return await merge(workflow.context.pool, shards, record, ask, vectors)
 
 
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:

@@ -17,7 +17,7 @@ from services.vector_search.index.port import (
     Path,
     Pick,
     Rung,
-    SearchPlan,
+    EffortPlan,
 )
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
@@ -71,7 +71,7 @@ class ExactIndex:
             path=plan.path,
         )
 
-    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[SearchPlan]:
+    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the one plan there is."""
         view = self._state.view.rows.view
         allowed = None if wanted is None else allowed_rows(view, wanted)
@@ -117,17 +117,17 @@ def allowed_rows(view: RowsView, wanted: Flags) -> Flags:
     return allowed
 
 
-def exact_plan(queries: int, k: int, size: int, allowed: Flags | None) -> SearchPlan:
+def exact_plan(queries: int, k: int, size: int, allowed: Flags | None) -> EffortPlan:
     """Return the plan of comparing a batch with the allowed ones of `size` rows; None allows all."""
     if allowed is None:
-        return SearchPlan("exact", "exact", (size, size * queries, k * queries))
+        return EffortPlan("exact", "exact", (size, size * queries, k * queries))
     return filtered_plan(queries, k, size, int(np.count_nonzero(allowed)))
 
 
-def filtered_plan(queries: int, k: int, size: int, matching: int) -> SearchPlan:
+def filtered_plan(queries: int, k: int, size: int, matching: int) -> EffortPlan:
     """Return the plan of comparing a batch with the `matching` of `size` rows."""
     read = exact.rows_read(size, matching)
-    return SearchPlan("filtered-exact", "exact", (size, read, read * queries, k * queries))
+    return EffortPlan("filtered-exact", "exact", (size, read, read * queries, k * queries))
 
 
 def compare(
@@ -138,7 +138,7 @@ def compare(
     *,
     dead: int,
     allowed: Flags | None,
-    plan: SearchPlan,
+    plan: EffortPlan,
     path: Path,
 ) -> Neighbours:
     """Compare queries with the allowed rows of a view, and count them under a path."""

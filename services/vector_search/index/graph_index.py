@@ -26,13 +26,13 @@ from services.vector_search.index.maintenance import IndexMaintenance
 from services.vector_search.index.native_graph import SearchGraph, graph_bytes
 from services.vector_search.index.port import (
     Effort,
+    EffortPlan,
     IndexSnapshot,
     IndexStats,
     Kind,
     Neighbours,
     Pick,
     Rung,
-    SearchPlan,
 )
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
@@ -140,7 +140,7 @@ class GraphIndex:
         """Return how many live rows a filter allows."""
         return int(np.count_nonzero(allowed_rows(self._state.view.rows.view, wanted)))
 
-    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[SearchPlan]:
+    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the plan of each ef of the ladder for a batch of so many queries."""
         return self._plans(self._moment(wanted), queries, k)
 
@@ -193,14 +193,14 @@ class GraphIndex:
         matching = int(np.count_nonzero(allowed))
         return _Moment(view, state.rows.dead, searched, covered, allowed, matching)
 
-    def _plans(self, moment: _Moment, queries: int, k: int) -> list[SearchPlan]:
+    def _plans(self, moment: _Moment, queries: int, k: int) -> list[EffortPlan]:
         if moment.graph is None:
             return [self._plan(moment, queries, k, "exact")[0]]
         return [self._plan(moment, queries, k, ef)[0] for ef in search_path.EF_LADDER]
 
     def _plan(
         self, moment: _Moment, queries: int, k: int, effort: Effort | None
-    ) -> tuple[SearchPlan, search_path.SearchPath]:
+    ) -> tuple[EffortPlan, search_path.SearchPath]:
         """Return the plan of a search, and how the graph is asked if it goes that way."""
         size, graph, matching = moment.view.size, moment.graph, moment.matching
         ef = graph.ef if graph is not None and effort is None else effort
@@ -221,7 +221,7 @@ class GraphIndex:
         factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
         if matching is not None:
             factors = (*factors, size)
-        return SearchPlan(way.way, ef, factors), way
+        return EffortPlan(way.way, ef, factors), way
 
     def _whole(
         self,
@@ -229,13 +229,13 @@ class GraphIndex:
         k: int,
         moment: _Moment,
         graph: SearchGraph,
-        plan: SearchPlan,
+        plan: EffortPlan,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
         view, covered = moment.view, moment.covered
         if view.size != covered or moment.dead:
             return None
-        found, scores = graph.query(queries, k, _asked(plan))
+        found, scores = graph.query(queries, k, _asked(plan, graph))
         rows = self._state.view.rows
         if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
@@ -248,7 +248,7 @@ class GraphIndex:
         k: int,
         moment: _Moment,
         graph: SearchGraph,
-        plan: SearchPlan,
+        plan: EffortPlan,
         way: search_path.SearchPath,
     ) -> Neighbours:
         """Walk the graph, further and further until enough is found, and compare the rows that it lacks."""
@@ -259,7 +259,7 @@ class GraphIndex:
         counted = allowed is not None or not isinstance(graph, Graph)
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         while True:
-            found, scores = graph.query(queries, fetch, _asked(plan))
+            found, scores = graph.query(queries, fetch, _asked(plan, graph))
             # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]
@@ -295,8 +295,9 @@ class GraphIndex:
         )
 
 
-def _asked(plan: SearchPlan) -> int | None:
-    return plan.effort if isinstance(plan.effort, int) else None
+def _asked(plan: EffortPlan, graph: SearchGraph) -> int | None:
+    """Return the ef to ask a graph for, None for its own: hnswlib honours another one at a price."""
+    return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 
 
 def _one_after_another(queries: int, threads: int) -> int:

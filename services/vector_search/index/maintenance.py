@@ -104,7 +104,7 @@ class IndexMaintenance:
         view = rows.view
         end = min(indexed + most, view.size)
         began_s = self._clock.perf_s()
-        fresh = np.arange(indexed, end)[view.live[indexed:end]]
+        fresh = np.arange(indexed, end)[view.live[indexed:end].copy()]
         if len(fresh):
             graph.add(view, fresh, threads=1)
         with self._state.lock:
@@ -119,7 +119,8 @@ class IndexMaintenance:
         """Build a graph over the live rows, or over a copy of them that leaves out the deleted, and swap both in."""
         rows = self._state.view.rows
         before = rows.view
-        kept = np.flatnonzero(before.live[: before.size])
+        # Of a copy: numpy counts before it fills, and rows may be deleted in between.
+        kept = np.flatnonzero(before.live[: before.size].copy())
         if copied:
             rows = self._copy(rows, kept)
         graph = (

@@ -25,7 +25,7 @@ Effort = int | Literal["exact"]
 Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
 
 
-class SearchPlan(NamedTuple):
+class EffortPlan(NamedTuple):
     """How a search would go: its path, the effort it uses, and `factors`, in which the time of a path is linear."""
 
     path: Path
@@ -33,7 +33,7 @@ class SearchPlan(NamedTuple):
     factors: tuple[float, ...]
 
 
-Pick = Callable[[Sequence[SearchPlan]], SearchPlan]
+Pick = Callable[[Sequence[EffortPlan]], EffortPlan]
 
 
 class Neighbours(NamedTuple):
@@ -44,7 +44,7 @@ class Neighbours(NamedTuple):
 
     labels: list[Ints] | Ints
     scores: list[Floats] | Floats
-    plan: SearchPlan
+    plan: EffortPlan
     path: Path
 
     @property
@@ -119,7 +119,7 @@ class VectorIndex(Protocol):
         `audit` use the query.
         """
 
-    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[SearchPlan]:
+    def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the plan of each effort of the ladder for a batch of so many queries, the least effort first."""
 
     def ladder(self) -> list[Rung]:

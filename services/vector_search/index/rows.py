@@ -44,6 +44,15 @@ class RowsView(NamedTuple):
     live: Flags
     size: int
 
+    def find(self, labels: Ints) -> Ints:
+        """Return the row of each label, -1 where it is not here or deleted."""
+        known = self.labels[: self.size]
+        if not len(known):
+            return np.full(len(labels), -1, np.int64)
+        rows = np.searchsorted(known, labels).clip(max=self.size - 1)
+        rows[(known[rows] != labels) | ~self.live[rows]] = -1
+        return rows
+
 
 class VectorRows:
     """Append-only rows with a live mark each; one writer, any number of readers through `view`.

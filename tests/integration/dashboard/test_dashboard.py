@@ -27,7 +27,7 @@ WATCH = """() => {
 OVERFLOWING = """() => [...document.querySelectorAll(".session-list, .session-list *, .transcript, .transcript *")]
   .filter((e) => e.getBoundingClientRect().right > e.closest(".beside > *").getBoundingClientRect().right + 1)
   .map((e) => e.className || e.tagName)"""
-VIEWS = ("mesh", "chat", "search", "sessions", "timeline")
+VIEWS = ("mesh", "chat", "search", "collections", "sessions", "timeline")
 
 
 @pytest.fixture(autouse=True)
@@ -292,9 +292,9 @@ def test_without_a_key_nothing_is_claimed(page: Page, instance: Instance, keyed:
     """Without a key, and with a wrong one, each view says that one is needed and none that there is nothing."""
     instance.post("/v1/sessions", {"metadata": {"title": "unseen"}})
     page.goto(keyed)
-    for view in ("mesh", "chat", "search", "sessions"):
+    for view in ("mesh", "chat", "search", "collections", "sessions"):
         page.goto(f"{keyed}/#/{view}")
-        page.get_by_role("button", name="Not now").or_(page.locator(f".{view}")).last.wait_for()
+        page.get_by_role("button", name="Not now").or_(page.locator("#main .view")).last.wait_for()
         if page.get_by_role("dialog").is_visible():
             page.get_by_role("button", name="Not now").click()
         told = page.locator("#main [role=alert]:visible, #main [role=status]:visible")
@@ -302,7 +302,7 @@ def test_without_a_key_nothing_is_claimed(page: Page, instance: Instance, keyed:
         expect(page.locator("#main")).not_to_contain_text(CLAIMS, use_inner_text=True)
         assert page.locator("#main .panel:visible, #main .hit, #main .session-list li").count() == 0
     key_is(page, "sk-sw-wrong")
-    for view in ("mesh", "chat", "search", "sessions"):
+    for view in ("mesh", "chat", "search", "collections", "sessions"):
         page.goto(f"{keyed}/#/{view}")
         if page.get_by_role("dialog").is_visible():
             page.get_by_role("button", name="Not now").click()

@@ -34,6 +34,7 @@ NONSENSE = (
 BODIES: dict[str, Any] = {
     "createCollection": {"name": COLLECTION},
     "search": {"text": TEXT},
+    "placeOnMap": {"ids": [DOCUMENT]},
     "storeDocuments": {"documents": [{"id": DOCUMENT, "text": TEXT}]},
     "rerank": {"query": "water", "documents": [TEXT]},
     "rerankAlias": {"query": "water", "texts": [TEXT]},

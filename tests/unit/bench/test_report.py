@@ -137,11 +137,53 @@ def test_changed_code_makes_a_row_stale(tmp_path: Path) -> None:
     assert hot_path.stale({}, tmp_path)
 
 
+def test_code_that_is_left_out_makes_no_row_stale(tmp_path: Path) -> None:
+    """What stands after "!" may change; what is beside it may not; lists without it are read as ever."""
+    folder = tmp_path / "services" / "router"
+    (folder / "http").mkdir(parents=True)
+    for name in ("app.py", "http/chat.py", "http/search.py"):
+        (folder / name).write_text("one")
+    whole, some = ["services/router"], ["!services/router/http/search.py", "services/router"]
+    kept = [{"paths": each, "digest": hot_path.digest(each, tmp_path)} for each in (whole, some)]
+    (folder / "http" / "search.py").write_text("two")
+    assert [hot_path.stale({"hot_path": each}, tmp_path) for each in kept] == [True, False]
+    (folder / "http" / "chat.py").write_text("two")
+    assert hot_path.stale({"hot_path": kept[1]}, tmp_path)
+
+
+def test_rows_of_one_kind_do_not_depend_on_files_of_another() -> None:
+    """Chat does not run what searches, nor search what generates; what does both leaves nothing out."""
+    search, chat = "!services/router/http/search.py", "!services/router/http/chat.py"
+    assert all(search in hot_path.PATHS[row] for row in ("H1", "C1", "E1", "E2", "R1", "F2"))
+    assert all(chat in hot_path.PATHS[row] for row in ("V1", "V1W", "V2", "E1", "F1"))
+    for row in ("F1A", "F5", "H2", "Q1", "F6"):
+        assert not any(path.startswith("!") for path in hot_path.PATHS[row])
+    assert search not in hot_path.PATHS["V1"]
+    assert chat not in hot_path.PATHS["H1"]
+
+
+def test_paths_are_narrowed_by_the_tree_that_was_measured(tmp_path: Path) -> None:
+    """In the tree of the document's own digest its row's paths of now get theirs; no other tree will do."""
+    (tmp_path / "common" / "bus").mkdir(parents=True)
+    (tmp_path / "common" / "bus" / "lanes.py").write_text("one")
+    found = {
+        "id": "R2",
+        "hot_path": {"paths": ["common"], "digest": hot_path.digest(["common"], tmp_path)},
+    }
+
+    fresh = hot_path.narrowed(found, tmp_path)
+    assert fresh is not None
+    assert fresh["paths"] == sorted(hot_path.PATHS["R2"])
+    assert not hot_path.stale({"hot_path": fresh}, tmp_path)
+    (tmp_path / "common" / "other.py").write_text("two")
+    assert hot_path.narrowed(found, tmp_path) is None
+
+
 def test_a_row_names_the_code_that_it_measures() -> None:
     """Every row has paths, all of which are there."""
     assert set(suite.SUITES) <= set(hot_path.PATHS)
     for paths in hot_path.PATHS.values():
-        assert all((ROOT / path).exists() for path in paths)
+        assert all((ROOT / path.removeprefix("!")).exists() for path in paths)
     found = document.build("V1", "Search", _body(), BenchOptions(), HERE)
     assert not hot_path.stale(found)
     assert "**Stale**" not in report.render(found)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.vector_search.index.port import SearchPlan
+from services.vector_search.index.port import EffortPlan
 from services.vector_search.search_cost import BudgetPicker, SearchCost, largest_fitting
 from tests.support.clock import ManualClock
 
@@ -15,15 +15,15 @@ LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 K = 10
 
 
-def plans(queries: int, tail: int = 0) -> list[SearchPlan]:
+def plans(queries: int, tail: int = 0) -> list[EffortPlan]:
     """The ladder of a graph for a batch, with the factors that the kind names."""
     return [
-        SearchPlan("graph", ef, (queries, queries * ef, tail * queries, K * queries))
+        EffortPlan("graph", ef, (queries, queries * ef, tail * queries, K * queries))
         for ef in LADDER
     ]
 
 
-def true_s(plan: SearchPlan, slowness: float = 1.0) -> float:
+def true_s(plan: EffortPlan, slowness: float = 1.0) -> float:
     """What the simulated machine takes for a plan, on average."""
     walked, kept, compared, returned = plan.factors
     linear = 5e-5 + 2e-5 * walked + 1.1e-6 * kept + 1e-8 * compared + 1e-6 * returned
@@ -105,7 +105,7 @@ def test_a_cost_follows_a_machine_that_has_become_slower() -> None:
 
 def test_a_path_that_was_not_probed_is_learned_from_searches() -> None:
     """The first search of a path says what it takes; impossible times teach nothing."""
-    cost, plan = SearchCost(), SearchPlan("filtered-exact", "exact", (100.0, 10.0, 10.0, 10.0))
+    cost, plan = SearchCost(), EffortPlan("filtered-exact", "exact", (100.0, 10.0, 10.0, 10.0))
     cost.observe(plan, 0.0)
     assert cost.seconds(plan) == math.inf
     cost.observe(plan, 0.002)
@@ -121,7 +121,7 @@ def test_99_of_100_budgets_are_kept(seed: int) -> None:
     """
     rng, clock, cost = random.Random(seed), ManualClock(), SearchCost()
 
-    def run(plan: SearchPlan, slowness: float) -> float:
+    def run(plan: EffortPlan, slowness: float) -> float:
         seconds = true_s(plan, slowness) * rng.lognormvariate(0, 0.15)
         if rng.random() < 0.005:  # another process has the core
             seconds += rng.uniform(0.001, 0.01)

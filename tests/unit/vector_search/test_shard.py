@@ -204,3 +204,59 @@ def test_a_graph_is_built_extended_compacted_and_found_again(tmp_path: Path) -> 
     one = shard(tmp_path, exact_below=500)
     assert one.search(ask(x[2999], 1)).hits[0][0].id != "2999"
     one.close()
+
+
+def test_writes_that_never_pause_take_no_hit_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is deleted between a search and the look-up of its hits, as many come back as are wanted."""
+    one = shard(tmp_path)
+    rows = [document(str(i), np.full(DIMENSION, 10.0 - i) + np.eye(DIMENSION)[i]) for i in range(9)]
+    one.apply("1-0", write(0, rows))
+    one.sync()
+    look_up, deleted = one._hits.of, list[str]()
+
+    def late(labels: Any, scores: Any, work: Any) -> Any:
+        """Delete the last hit that was found, unless writes are held back."""
+        if not one._publishing.locked():
+            number = len(deleted) + 2
+            deleted.append(str(int(labels[0][-1]) - 1))
+            one.apply(f"{number}-0", write(number, deletes=[deleted[-1]]))
+            one.sync()
+        return look_up(labels, scores, work)
+
+    monkeypatch.setattr(one._hits, "of", late)
+    hits = _ids(one.search(ask(np.ones(DIMENSION), 3)))
+
+    assert len(deleted) == 4
+    assert len(hits) == 3
+    assert not set(hits) & set(deleted)
+    one.close()
+
+
+def test_stats_tell_of_searches_and_audits(tmp_path: Path) -> None:
+    """Queries by the path they took, when the recall was last measured, and on how many queries; nothing before."""
+    one = shard(tmp_path, exact_below=100)
+    rng = np.random.default_rng(3)
+    documents = [
+        document(str(i), v, n=i) for i, v in enumerate(rng.standard_normal((300, DIMENSION)))
+    ]
+    one.apply("1-0", write(0, documents))
+    one.sync()
+    settle(one)
+    before = one.stats()
+    assert (before["searches"], before["audited_at"], before["compared"]) == ({}, None, 0)
+
+    one.audit()  # there is nothing yet to compare
+    assert one.stats()["audited_at"] is None
+    queries = rng.standard_normal((6, DIMENSION))
+    one.search(ask(queries))
+    one.search(ask(queries[:1]))
+    one.search(ask(queries[:2], exact=True))
+    one.search(ask(queries[:1], filter={"n": {"$lt": 3}}))
+    one.audit()
+    after = one.stats()
+    assert after["searches"] == {"graph": 7, "exact": 2, "filtered-exact": 1}
+    assert after["compared"] == 2
+    assert after["audited_at"] > 0
+    one.close()

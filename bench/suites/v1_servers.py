@@ -1,0 +1,354 @@
+"""V1 (b): queries a second of the mesh and of the servers that people run today, by one client, in turns.
+
+A rival's setting is the fastest, under the load of the cell, of those that are the least in their ladder whose recall
+on tuning queries, which nobody measures, is enough; ours is left to its default rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bench.document import BenchOptions, origin
+from bench.mesh.probe import MeshError
+from bench.mesh.search_mesh import search_mesh
+from bench.pairs import rounds_within
+from bench.partial import Partial
+from bench.rivals.pgvector_search import pgvector_search
+from bench.rivals.search_servers import (
+    CHROMA,
+    LANCEDB,
+    MILVUS_LITE,
+    SearchServer,
+    chroma,
+    kept,
+    thin_server,
+)
+from bench.rounds import Rounds, measure_rounds
+from bench.workloads import search_sets, vectors
+from bench.workloads.search_sets import BOUNDS, BUCKETS, SearchSet, SetShape, name_of, search_set
+from bench.workloads.texts import NoTextsError
+from loadgen import stats
+from loadgen.loop import LoadLoop
+
+OURS, PGVECTOR = "ours", "pgvector"
+RIVALS = (PGVECTOR, CHROMA, LANCEDB, MILVUS_LITE)
+LARGE = 100_000  # rows; of more only those are asked that are servers of their own
+LARGE_RIVALS = (PGVECTOR, CHROMA)
+RECALL = 0.95
+SLICE_S, QUICK_SLICE_S = 0.3, 0.1
+ROUNDS, CELL_S = 300, 1200.0
+CHECKED = 1024  # queries by which recall is told
+
+
+class Load(NamedTuple):
+    """So many requests in flight, each of so many queries."""
+
+    name: str
+    clients: int
+    queries: int
+
+
+LOADS = (
+    Load("1 in flight", 1, 1), Load("256 a request", 3, 256), Load("8 in flight", 8, 1), Load("64 in flight", 64, 1),
+)  # fmt: skip
+MANY = LOADS[1]
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A rival's setting: recall and queries a second on the tuning queries."""
+
+    setting: dict[str, Any]
+    recall: float
+    per_s: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One side of a cell: its setting, its recall, its latencies' percentiles and how many there were."""
+
+    setting: dict[str, Any]
+    recall: float
+    latency_s: dict[str, float]
+    requests: int
+
+
+class ServersCell(msgspec.Struct):
+    """All sides under one load on one data set with one filter."""
+
+    set: str
+    load: str
+    passes: str
+    rounds: Rounds
+    sides: dict[str, Served]
+    loadgen_cpu: float = 0.0  # its share of one core
+    commit: str = ""
+
+
+class ServersKept(msgspec.Struct):
+    """What V1 (b) measured: cells by name, settings by set, filter and rival, and why somebody is absent.
+
+    `tried` are the ladders, on the tuning queries; `compared` are those exact enough, under the load of a cell.
+    """
+
+    cells: dict[str, ServersCell] = {}
+    tried: dict[str, list[Tried]] = {}
+    compared: dict[str, list[Tried]] = {}
+    absent: dict[str, str] = {}
+
+
+def passes(bound: int | None) -> str:
+    """Return a filter in words."""
+    return "all" if bound is None else f"{100 * bound / BUCKETS:g} %"
+
+
+def cell_name(shape: SetShape, load: Load, bound: int | None) -> str:
+    """Return a cell's name, as `--only` finds it."""
+    return f"servers/{name_of(shape)}/{load.name}/{passes(bound)}"
+
+
+def shapes(options: BenchOptions) -> Sequence[SetShape]:
+    """Return the data sets, the most important first."""
+    return (search_sets.QUICK,) if options.quick else search_sets.SHAPES
+
+
+async def measure(partly: Partial[Any], found: ServersKept, options: BenchOptions) -> None:
+    """Measure the cells that are asked for and not kept yet, one data set after another."""
+    for shape in shapes(options):
+        todo = [
+            (load, bound)
+            for bound in BOUNDS
+            for load in LOADS
+            if options.only in (name := cell_name(shape, load, bound)) and name not in found.cells
+        ]
+        if not todo or not _begins(partly, len(todo)):
+            continue
+        try:
+            rows = await asyncio.to_thread(
+                search_set, shape, options.seed, options.setup_dir / "data"
+            )
+        except NoTextsError as error:
+            found.absent[name_of(shape)] = str(error)
+            continue
+        async with contextlib.AsyncExitStack() as stack:
+            servers = await _servers(stack, rows, found, options)
+            for number, (load, bound) in enumerate(todo):
+                if number and not partly.begins():
+                    continue
+                name = cell_name(shape, load, bound)
+                found.cells[name] = await _cell(servers, rows, load, bound, found, options)
+                print(f"{name}: {_said(found.cells[name])}", flush=True)
+                partly.save()
+
+
+def _begins(partly: Partial[Any], cells: int) -> bool:
+    """Return whether there is time for a data set; if not, all its cells are left."""
+    if partly.begins():
+        return True
+    partly.left += cells - 1
+    return False
+
+
+def _said(cell: ServersCell) -> str:
+    return ", ".join(f"{side} {cell.rounds.median(side):,.0f}/s" for side in cell.sides)
+
+
+# -- servers
+
+
+Start = Callable[[SearchSet, BenchOptions], AbstractAsyncContextManager[SearchServer]]
+STARTS: dict[str, Start] = {
+    OURS: search_mesh, PGVECTOR: pgvector_search, CHROMA: chroma,
+    LANCEDB: partial(thin_server, LANCEDB), MILVUS_LITE: partial(thin_server, MILVUS_LITE),
+}  # fmt: skip
+
+
+async def _servers(
+    stack: contextlib.AsyncExitStack, rows: SearchSet, found: ServersKept, options: BenchOptions
+) -> dict[str, SearchServer]:
+    """Start ours and every rival that is set up; all stay up, and only one is under load at a time."""
+    rivals = LARGE_RIVALS if rows.shape.rows > LARGE else RIVALS
+    servers = {}
+    for name in (OURS, *rivals):
+        try:
+            servers[name] = await stack.enter_async_context(STARTS[name](rows, options))
+        except (FileNotFoundError, MeshError) as error:
+            if name == OURS:
+                raise
+            found.absent[name] = str(error)[-300:]
+    return servers
+
+
+# -- settings
+
+
+async def tuned(
+    server: SearchServer, name: str, rows: SearchSet, bound: int | None, options: BenchOptions
+) -> list[Tried]:
+    """Return a rival's settings as tried on the tuning queries; they stay beside its index, which they belong to."""
+    path = kept(rows, name, options) / f"tried-{bound}.json"
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=list[Tried])
+    tried = []
+    truth = rows.truth(bound, tuning=True)
+    for ladder in server.ladders(bound):
+        for setting in ladder:
+            await server.use(setting)
+            calls = server.calls(rows.tuning, len(rows.tuning) // 2, bound)
+            await server.send(calls[0])
+            began = time.perf_counter()
+            ids = [row for call in calls for row in server.ids(await server.send(call))]
+            took = time.perf_counter() - began
+            tried.append(Tried(dict(setting), vectors.recall(ids, truth), len(ids) / took))
+            if tried[-1].recall >= RECALL:
+                break
+    path.write_bytes(msgspec.json.encode(tried))
+    return tried
+
+
+def candidates(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the settings that are exact enough, one of each ladder; if none is, the most exact one."""
+    enough = [each for each in tried if each.recall >= RECALL]
+    return enough or [max(tried, key=lambda each: each.recall)]
+
+
+# -- cells
+
+
+class SearchTimes(msgspec.Struct):
+    """What a loop of calls did."""
+
+    latencies: list[float] = []
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+
+class SearchLoad(LoadLoop[SearchTimes]):
+    """Sends calls to a server, each when a client is free; a call that fails ends the run with its error."""
+
+    def __init__(self, server: SearchServer, calls: Sequence[Any]) -> None:
+        super().__init__(SearchTimes())
+        self._server, self._calls = server, itertools.cycle(calls)
+
+    def fresh(self) -> SearchTimes:
+        """Return a run that has done nothing."""
+        return SearchTimes()
+
+    def full(self, due: float, now: float) -> None:
+        """Record nothing: the loop is closed."""
+
+    async def one(self, due: float) -> None:
+        """Send the next call."""
+        await self._server.send(next(self._calls))
+        self.run.latencies.append(self.now() - due)
+
+
+async def _cell(
+    servers: dict[str, SearchServer], rows: SearchSet, load: Load, bound: int | None, found: ServersKept,
+    options: BenchOptions,
+) -> ServersCell:  # fmt: skip
+    slice_s = QUICK_SLICE_S if options.quick else SLICE_S
+    where = f"{rows.name}/{passes(bound)}"
+    loads, settings = {}, {}
+    for name, server in servers.items():
+        best = Tried({}, 0.0, 0.0)
+        if name != OURS:
+            ladders = await tuned(server, name, rows, bound, options)
+            found.tried[f"{where}/{name}"] = ladders
+            tried = await _compared(server, candidates(ladders), rows, load, bound, slice_s)
+            found.compared[f"{where}/{load.name}/{name}"] = tried
+            best = max(tried, key=lambda each: each.per_s)
+            await server.use(best.setting)
+        settings[name] = best.setting
+        loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+    latencies: dict[str, list[float]] = {name: [] for name in servers}
+    cpu_s = [0.0]
+
+    async def rate(name: str) -> float:
+        run = await loads[name].closed(load.clients, seconds=slice_s)
+        latencies[name] += run.latencies
+        cpu_s[0] += run.cpu_s
+        return len(run.latencies) * load.queries / run.seconds
+
+    began = time.monotonic()
+    for name in servers:
+        await rate(name)
+    count = rounds_within(CELL_S, time.monotonic() - began, options.rounds(ROUNDS, 3))
+    for times in latencies.values():
+        times.clear()
+    cpu_s[0], began = 0.0, time.monotonic()
+    measured = await measure_rounds({name: partial(rate, name) for name in servers}, rounds=count)
+    share = cpu_s[0] / (time.monotonic() - began)
+    sides = {
+        name: Served(
+            settings[name], await recall(server, rows, bound), stats.percentiles(latencies[name]), len(latencies[name])
+        )
+        for name, server in servers.items()
+    }  # fmt: skip
+    return ServersCell(rows.name, load.name, passes(bound), measured, sides, share, origin().commit)
+
+
+async def _compared(
+    server: SearchServer, some: Sequence[Tried], rows: SearchSet, load: Load, bound: int | None, slice_s: float
+) -> list[Tried]:  # fmt: skip
+    """Return each setting with each number of connections, and how much it did a second of this load."""
+    compared = []
+    for each in some:
+        for width in server.widths(load.clients):
+            setting = {**each.setting, **width}
+            await server.use(setting)
+            loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+            await loop.closed(load.clients, count=load.clients)  # a connection's first call is slow
+            run = await loop.closed(load.clients, seconds=slice_s)
+            rate = len(run.latencies) * load.queries / run.seconds
+            compared.append(Tried(setting, each.recall, rate))
+    return compared
+
+
+async def recall(server: SearchServer, rows: SearchSet, bound: int | None) -> float:
+    """Return recall@10 as a server answers now."""
+    ids: list[list[int]] = []
+    for call in server.calls(rows.queries[:CHECKED], MANY.queries, bound):
+        ids += server.ids(await server.send(call))
+    return vectors.recall(ids, rows.truth(bound)[: len(ids)])
+
+
+# -- what is reached
+
+
+def word_of(cell: ServersCell, rival: str) -> str:
+    """Return the level that a cell reaches against one rival."""
+    ratio = cell.rounds.ratio(OURS, rival)
+    if cell.load == MANY.name:
+        return stats.verdict(ratio, 4.0, 2.0)
+    return stats.verdict(ratio, 1.0, 0.4 if rival == PGVECTOR else 1.0)
+
+
+WORDS = ("missed", "undecided", "must", "goal")
+
+
+def reached(cell: ServersCell) -> str:
+    """Return the level that a cell reaches against all rivals that are exact enough; missed where ours is not."""
+    if cell.sides[OURS].recall < RECALL:
+        return WORDS[0]
+    rivals = equals(cell)
+    return min((word_of(cell, name) for name in rivals), key=WORDS.index, default="not measured")
+
+
+def equals(cell: ServersCell) -> list[str]:
+    """Return the rivals of a cell whose recall is as asked; within what one more draw of queries would move."""
+    return [
+        name for name, side in cell.sides.items() if name != OURS and side.recall >= RECALL - 0.01
+    ]
+
+
+def best_rival(cell: ServersCell) -> str:
+    """Return the rival that does most at the recall asked; empty if there is none."""
+    return max(equals(cell), key=cell.rounds.median, default="")

@@ -1,0 +1,393 @@
+"""V1, V1W and V2: rounds, verdicts and tables of known figures; settings; texts, data sets and the lean client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import search_hops, suite
+from bench.document import BenchOptions
+from bench.figures import targets
+from bench.figures.figure import NOT_THERE
+from bench.pairs import Blocks
+from bench.peak import Speed
+from bench.rivals import search_servers
+from bench.rivals.pgvector_search import EXACT, WIDTHS, PgVectorServer
+from bench.rivals.search_servers import EFS, Setting
+from bench.rounds import Rounds, measure_rounds, order
+from bench.suites import v1, v1_servers, v1w, v2
+from bench.suites.v1_query import QueryFound
+from bench.suites.v1_servers import (
+    LOADS,
+    MANY,
+    OURS,
+    PGVECTOR,
+    RIVALS,
+    SearchLoad,
+    Served,
+    ServersCell,
+    Tried,
+    best_rival,
+    candidates,
+    reached,
+)
+from bench.workloads import search_sets, texts, vectors
+from bench.workloads.http_link import HttpError, answer_of, post
+from bench.workloads.search_sets import BOUNDS, BUCKETS, TUNING, search_set
+
+STILL = [Speed(1.0, 1.0), Speed(1.0, 1.0)]
+SIDES = (OURS, *RIVALS)
+
+
+# -- rounds
+
+
+@given(st.integers(1, 6))
+def test_everybody_comes_first_and_in_every_place_equally_often(count: int) -> None:
+    """Over two turns of all sides each one was in every place twice, and before and after each other as often."""
+    names = [str(number) for number in range(count)]
+    rounds = [order(names, number) for number in range(2 * count)]
+
+    places = Counter((name, at) for found in rounds for at, name in enumerate(found))
+    assert set(places.values()) == {2}
+    before = Counter(
+        (a, b) for found in rounds for i, a in enumerate(found) for b in found[i + 1 :]
+    )
+    assert all(before[a, b] == before[b, a] for a in names for b in names if a != b)
+
+
+async def test_all_sides_work_in_every_round() -> None:
+    """Each rate is kept in its round; what is done to warm up counts nowhere."""
+    calls = Counter[str]()
+
+    async def rate(name: str) -> float:
+        calls[name] += 1
+        return float(calls[name])
+
+    sides = {name: (lambda name=name: rate(name)) for name in "ab"}
+    found = await measure_rounds(sides, rounds=5, block=2)
+
+    assert found.rates == {name: [2.0, 3.0, 5.0, 6.0, 8.0] for name in "ab"}
+    assert len(found.speeds) == 4
+
+
+def test_rounds_of_a_block_that_moved_do_not_count() -> None:
+    """The medians and ratios are of the other blocks; if no block was still, of all."""
+    speeds = [Speed(1.0, 1.0), Speed(1.0, 1.0), Speed(1.0, 2.0)]
+    found = Rounds({"a": [4.0, 4.0, 9.0, 9.0], "b": [2.0, 2.0, 9.0, 9.0]}, 2, speeds)
+
+    assert (found.of("a"), found.dropped) == ([4.0, 4.0], 1)
+    assert found.ratio("a", "b")["value"] == 2.0
+    moved = Rounds({"a": [1.0, 2.0]}, 2, [Speed(1.0, 1.0), Speed(2.0, 1.0)])
+    assert (moved.of("a"), moved.dropped) == ([1.0, 2.0], 0)
+
+
+# -- settings
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(1, 1e6)), min_size=1))
+def test_only_settings_that_are_exact_enough_are_compared(tried: list[tuple[float, float]]) -> None:
+    """All that reach the recall asked, and no other; where none does, the most exact one."""
+    settings = [Tried({"ef": n}, *each) for n, each in enumerate(tried)]
+    found = candidates(settings)
+
+    enough = [each for each in settings if each.recall >= v1_servers.RECALL]
+    assert found == enough or (not enough and len(found) == 1)
+    assert max(each.recall for each in found) == max(each.recall for each in settings)
+
+
+class _Exact:
+    """Finds as much as its ef says; answers are what it was asked."""
+
+    def __init__(self, truth: Any) -> None:
+        self._truth, self.used = truth, list[Setting]()
+
+    pids: tuple[int, ...] = ()
+
+    def ladders(self, bound: int | None) -> Sequence[Sequence[Setting]]:
+        return [[{"build": "m16", "ef": ef} for ef in EFS]]
+
+    def widths(self, clients: int) -> Sequence[Setting]:
+        return [{}]
+
+    async def use(self, setting: Setting) -> None:
+        self.used.append(setting)
+
+    def calls(self, queries: Any, per: int, bound: int | None) -> list[range]:
+        return [range(at, at + per) for at in range(0, len(queries), per)]
+
+    async def send(self, call: range) -> range:
+        return call
+
+    def ids(self, answer: range) -> list[list[int]]:
+        good = min(10, int(self.used[-1]["ef"]) // 5)
+        return [[*self._truth[n][:good].tolist(), *[-1] * (10 - good)] for n in answer]
+
+
+async def test_a_ladder_is_climbed_until_it_is_exact_enough_and_kept(tmp_path: Path) -> None:
+    """Nothing beyond the first ef that is exact enough is tried; a second time nothing is tried at all."""
+    options = BenchOptions(setup_dir=tmp_path)
+    rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
+    server = _Exact(rows.truth(None, tuning=True))
+    search_servers.kept(rows, PGVECTOR, options).mkdir(parents=True)
+    tried = await v1_servers.tuned(server, PGVECTOR, rows, None, options)
+
+    assert [each.setting["ef"] for each in tried] == list(EFS[: EFS.index(64) + 1])
+    assert [each.recall >= 0.95 for each in tried].count(True) == 1
+    assert [each.setting["ef"] for each in candidates(tried)] == [64]
+    asked = len(server.used)
+    assert await v1_servers.tuned(server, PGVECTOR, rows, None, options) == tried
+    assert len(server.used) == asked
+
+
+def test_pgvector_tries_connections_and_exact_search_of_filters() -> None:
+    """One in flight needs one connection; a filter may be answered from the index of the number filtered by."""
+    server: Any = PgVectorServer.__new__(PgVectorServer)
+
+    assert server.widths(1) == [{"connections": 1}]
+    assert [each["connections"] for each in server.widths(8)] == [w for w in WIDTHS if w <= 8]
+    assert len(server.ladders(100)) == len(server.ladders(None)) + 1
+    assert server.ladders(100)[-1][0]["build"] == EXACT
+
+
+async def test_a_closed_load_keeps_so_many_in_flight() -> None:
+    """Every call is made by turns, with at most the clients' number open."""
+    server = _Exact(np.zeros((4, 10), np.int64))
+    most = 0
+    load: SearchLoad
+
+    async def send(call: range) -> range:
+        nonlocal most
+        most = max(most, load.in_flight)
+        await asyncio.sleep(0)
+        return call
+
+    server.send = send  # type: ignore[method-assign]
+    load = SearchLoad(server, [range(1), range(2)])
+    run = await load.closed(3, count=12)
+
+    assert (len(run.latencies), most) == (12, 3)
+
+
+# -- what is said
+
+
+def _cell(load: str, rivals: dict[str, float], ours: float = 2.0) -> ServersCell:
+    rates = {OURS: ours, **rivals}
+    sides = {name: Served({"ef": 10}, 0.96, {"p50": 0.001, "p99": 0.002}, 30) for name in rates}
+    rounds = Rounds({name: [rate] * 20 for name, rate in rates.items()}, 20, STILL)
+    return ServersCell("clustered, 50k x 128", load, "all", rounds, sides, 0.1, "c0ffee")
+
+
+@pytest.mark.parametrize(
+    ("load", "rates", "word"),
+    [
+        (MANY.name, {"pgvector": 0.5, "chroma": 0.4}, "goal"),
+        (MANY.name, {"pgvector": 0.5, "chroma": 0.9}, "must"),
+        (MANY.name, {"pgvector": 1.1, "chroma": 0.4}, "missed"),
+        ("1 in flight", {"pgvector": 2.0, "chroma": 1.0}, "goal"),
+        ("1 in flight", {"pgvector": 4.9, "chroma": 2.0}, "must"),
+        ("1 in flight", {"pgvector": 5.5, "chroma": 1.0}, "missed"),
+        ("1 in flight", {"pgvector": 1.0, "chroma": 2.2}, "missed"),
+        ("1 in flight", {}, "not measured"),
+    ],
+)
+def test_level_of_a_cell(load: str, rates: dict[str, float], word: str) -> None:
+    """Four times (must: twice) the best at many queries a request; elsewhere all of them, or 0.4 of pgvector."""
+    assert reached(_cell(load, rates)) == word
+
+
+def test_recall_below_what_is_asked_counts_for_nobody() -> None:
+    """A cell is missed where ours is not exact enough; a rival that is not is no rival."""
+    low = Served({}, 0.93, {"p50": 0.001, "p99": 0.002}, 30)
+    cell = _cell(LOADS[0].name, {PGVECTOR: 1.0, "chroma": 9.0})
+    cell.sides["chroma"] = low
+    assert (best_rival(cell), reached(cell)) == (PGVECTOR, "goal")
+    cell.sides[OURS] = low
+    assert reached(cell) == "missed"
+
+
+def _kept() -> v1.SearchKept:
+    kept = v1.SearchKept()
+    blocks = Blocks([1.0] * 30, [1.6] * 30, all_pairs=[(1.0, 1.6)] * 30)
+    kept.process["process/clustered"] = v1.IndexFound(
+        50_000, 128, 0.97, 12, 0.97, 12, 24, [{"ef": 12}], {"batch": blocks, "single": blocks}
+    )
+    rates = {"pgvector": 0.4, "chroma": 0.3, "lancedb": 0.2, "milvus-lite": 0.1}
+    for load in LOADS:
+        kept.servers.cells[f"servers/{load.name}"] = _cell(load.name, rates)
+    for name in RIVALS:
+        key = f"clustered, 50k x 128/all/{name}"
+        kept.servers.tried[key] = [Tried({"ef": 10}, 0.9, 9.0), Tried({"ef": 16}, 0.96, 8.0)]
+    times = {hop.name: [1e-4] * 9 for hop in search_hops.SEARCH_HOPS}
+    kept.query = QueryFound("c", [1e-5] * 9, [9e-4] * 9, [8e-4] * 9, 0, times, {"router": 0.1})
+    return kept
+
+
+def test_v1_tables_verdicts_and_figures_agree() -> None:
+    """All parts are judged, every figure of the summary is found, all rivals were measured, JSON keeps everything."""
+    kept = _kept()
+    body = v1.describe(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=v1.SearchKept))
+
+    assert set(body.met.values()) == {"goal"}
+    for table in body.tables:
+        assert all(len(cells) == len(table["columns"]) for cells in table["rows"])
+    found = {"tables": body.tables, "met": body.met}
+    figures = [figure for figure in targets.FIGURES if figure.row == "V1"]
+    assert {figure.met for figure in figures} <= set(body.met)
+    assert all(NOT_THERE not in figure.ours(found) and figure.rival(found) for figure in figures)
+    assert suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)}) == []
+    assert body.rivals[1].best == {"clustered, 50k x 128, passes all:": "ef 10"}
+
+
+def test_v1_without_a_rival_says_so() -> None:
+    """Nothing measured has no verdict; who is not set up stands with the reason."""
+    kept = v1.SearchKept()
+    kept.servers.absent = {"chroma": "chroma is not set up"}
+    kept.servers.cells["a"] = _cell(LOADS[0].name, {PGVECTOR: 1.0})
+    body = v1.describe(kept, left=3)
+
+    assert (body.left, set(body.met)) == (
+        3,
+        {"(b) every other cell", "(b) recall@10 ≥ 0.95 served"},
+    )
+    assert body.notes[-1] == "(b) chroma was not measured: chroma is not set up"
+    assert len(suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)})) == 4
+
+
+def test_names_of_cells_are_what_only_asks_for() -> None:
+    """A data set, a load and a filter are each in the name; no name holds another part's."""
+    names = {
+        v1_servers.cell_name(shape, load, bound)
+        for shape in search_sets.SHAPES
+        for load in LOADS
+        for bound in BOUNDS
+    }
+    assert len(names) == len(search_sets.SHAPES) * len(LOADS) * len(BOUNDS)
+    assert "servers/clustered, 50k x 128/256 a request/10 %" in names
+    assert not any(v1.QUERY in name or "process/" in name for name in names)
+
+
+def test_v1w_and_v2_are_judged() -> None:
+    """Recall beside a writer and after churn; k whenever k match; figures of the summary are found."""
+    beside = v1w.BesideFound("c", [0.01] * 9, [0.02] * 9, 0, 0.97, 0.96, 500.0)
+    cold = v1w.ColdFound("c", 1000, 96, 2.5, False, 9_000_000, 8_000_000, 700_000)
+    kept = v1w.WritesKept(beside, v1w.ChurnFound("c", 300, 0.97, 0.955), {"cold": cold})
+    body = v1w.describe(kept)
+    assert list(body.met.values()) == ["goal", "missed"]
+    assert body.tables[2]["rows"][0][3:] == ["9", "1000", "700", "384"]
+    found = {"tables": body.tables, "met": body.met}
+    for figure in (figure for figure in targets.FIGURES if figure.row == "V1W"):
+        assert figure.cells({**found, "hot_path": None})[4] != NOT_THERE
+        assert figure.met in body.met
+
+    good = v2.FilterFound(1000, 100, 0, 0.96, ["filtered-exact"])
+    assert set(v2.describe(v2.FiltersKept("c", {"random/1 %": good})).met.values()) == {"goal"}
+    short = msgspec.structs.replace(good, short=1, recall=0.9)
+    assert set(v2.describe(v2.FiltersKept("c", {"a/1 %": short})).met.values()) == {"missed"}
+
+
+def test_recall_beside_a_writer_is_of_the_rows_known_then(tmp_path: Path) -> None:
+    """Rows that came later may stand for one of the known; a known one that is missing may not."""
+    rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
+    new = rows.queries[:1].repeat(4, axis=0)
+    truth = rows.truth(None)[0].tolist()
+
+    assert v1w.recall(rows, new, [v1w.Seen(0, 0, truth)]) == 1.0
+    later = [3000, 3001, *truth[:8]]
+    assert v1w.recall(rows, new, [v1w.Seen(0, 0, later)]) == 1.0
+    assert v1w.recall(rows, new, [v1w.Seen(0, 4, truth)]) == pytest.approx(0.6)
+
+
+# -- hops of a search
+
+
+@given(st.lists(st.floats(0.001, 0.1), min_size=1, max_size=20), st.sets(st.integers(0, 9)))
+def test_hops_of_a_search_are_its_whole_latency(lengths: list[float], unmarked: set[int]) -> None:
+    """A stage without marks is in the next hop; the marks of the search before count for nothing."""
+    stages = [hop.ends for hop in search_hops.SEARCH_HOPS[1:-1]]
+    moments: dict[str, dict[str, float]] = {"came": {}}
+    asked, at = [], 1.0
+    for number, length in enumerate(lengths):
+        done = at + length
+        asked.append((at, done))
+        for place, stage in enumerate(["came", *stages]):
+            if place == 0 or place not in unmarked:
+                moments.setdefault(stage, {})[str(number)] = at + length * (place + 1) / 12
+        at = done + 0.01
+    times = search_hops.measure(asked, moments)
+
+    assert [sum(parts) for parts in zip(*times.values(), strict=True)] == pytest.approx(lengths)
+    assert all(value >= 0 for values in times.values() for value in values)
+    assert len(search_hops.rows(times)) == len(search_hops.SEARCH_HOPS) + 1
+
+
+# -- data
+
+
+def test_a_data_set_is_made_once_and_its_truth_is_true(tmp_path: Path) -> None:
+    """Queries to tune with are others than those measured; the truth of a filter is among the rows that pass."""
+    shape = search_sets.SetShape("clustered", 3000, 8, "clustered")
+    made = search_set(shape, 1, tmp_path)
+    again = search_set(shape, 1, tmp_path)
+
+    assert (len(made.tuning), len(made.queries)) == (TUNING, vectors.TEST)
+    assert all(np.array_equal(made.truths[bound], again.truths[bound]) for bound in BOUNDS)
+    passed = made.buckets[made.truth(10)]
+    assert passed.max() < 10
+    exact = np.argmax(made.queries @ made.base.T, axis=1)
+    assert np.array_equal(made.truth(None)[:, 0], exact)
+    assert set(np.bincount(made.places, minlength=BUCKETS)) == {3}
+
+
+def test_pieces_of_a_page() -> None:
+    """Text of paragraphs in pieces, without scripts and without what is too short."""
+    long = "word " * 50
+    page = f"<head><title>{long}</title></head><script>{long}</script><p>{long}</p><p>short</p><pre>{'x' * 50}</pre>"
+    found = list(texts.pieces(page))
+
+    assert [len(each) for each in found] == [vectors.PIECE, 249 - vectors.PIECE, 50]
+    assert "".join(found[:2]) == long.strip()
+
+
+def test_too_few_texts_are_said(tmp_path: Path) -> None:
+    """A machine without the texts gets a reason, not a smaller set."""
+    (tmp_path / "usr" / "share" / "doc").mkdir(parents=True)
+    for name in texts.MANUALS:
+        (tmp_path / f"{name}.complete").touch()
+    with pytest.raises(texts.NoTextsError, match="manuals: 0 pieces; expected 10"):
+        texts.manuals(10, tmp_path, 1)
+
+
+# -- the lean client
+
+
+@given(st.binary(max_size=300), st.integers(1, 50), st.booleans())
+def test_answers_are_read_however_they_come_in(body: bytes, cut: int, chunked: bool) -> None:
+    """Nothing is an answer until all of it has come, by its length or in chunks."""
+    if chunked:
+        parts = [body[at : at + cut] for at in range(0, len(body), cut)]
+        sent = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    else:
+        sent, head = body, b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    whole = head + sent
+
+    assert answer_of(whole) == body
+    assert all(answer_of(whole[:end]) is None for end in range(0, len(whole), 7))
+
+
+def test_an_answer_that_is_no_success_is_an_error() -> None:
+    """The status and what the server says of it are in the error."""
+    with pytest.raises(HttpError, match="429 Too Many: busy"):
+        answer_of(b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nbusy")
+    assert post("http://a:1", "/b", b"{}").endswith(b"Content-Length: 2\r\n\r\n{}")
