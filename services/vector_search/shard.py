@@ -41,8 +41,8 @@ from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
-from services.vector_search.index.recall import AUDITED
 from services.vector_search.index.rows import Flags, Floats, prepare
+from services.vector_search.index.search_path import AUDITED
 from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.shard_map import ShardMap
@@ -128,7 +128,9 @@ class Shard:
 
     def _load(self, threads: int) -> None:
         saved = snapshot.load(self.directory, self.record.dimension, self.record.metric, threads)
-        rows, graph, indexed = snapshot.load_rows(self._documents, self.record, saved)
+        rows, graph, indexed = snapshot.load_rows(
+            self._documents, self.record, saved, self.directory
+        )
         self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
         self._snapshot_rows = indexed
 

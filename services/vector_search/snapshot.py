@@ -18,7 +18,7 @@ import xxhash
 from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.documents import Documents, StoredChunks
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import NativeGraph, SearchGraph, load_graph
 from services.vector_search.index.port import IndexSnapshot
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
 from services.vector_search.write_log import sync_path
@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class SavedGraph(NamedTuple):
     """A graph and the label of each of its rows."""
 
-    graph: Graph
+    graph: SearchGraph
     labels: Ints
     recall: float
 
@@ -156,26 +156,33 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
             return None
         labels = np.load(labels_path)
         capacity = int(manifest.rows * 1.25) + 1
-        graph = Graph(dimension, metric, capacity, threads, path=str(graph_path))
+        graph = load_graph(graph_path, dimension, metric, capacity, threads)
     except (OSError, ValueError, RuntimeError):
         metrics.DAMAGED.labels(what="snapshot").inc()
+        return None
+    if graph is None:
         return None
     graph.set_ef(manifest.ef)
     return SavedGraph(graph, labels, manifest.recall)
 
 
 def load_rows(
-    documents: Documents, record: CollectionRecord, saved: SavedGraph | None
-) -> tuple[VectorRows, Graph | None, int]:
-    """Return the rows, the graph if it still fits them, and how many rows it covers.
+    documents: Documents,
+    record: CollectionRecord,
+    saved: SavedGraph | None,
+    directory: Path | None = None,
+) -> tuple[VectorRows, SearchGraph | None, int]:
+    """Return the rows, kept in `directory` if there are many, the graph if it fits them, and how many it covers.
 
     A chunk whose vector is damaged is left out of searches and counted.
     """
     stored = documents.labels()
     if saved is not None and _fits(saved, stored):
-        rows = _beside(documents.chunks(), record, saved.labels)
+        rows = _beside(documents.chunks(), record, saved.labels, directory)
+        if isinstance(saved.graph, NativeGraph):
+            saved.graph.over(rows)
         return rows, saved.graph, len(saved.labels)
-    rows = VectorRows(record.dimension, max(1024, len(stored)))
+    rows = VectorRows(record.dimension, max(1024, len(stored)), directory)
     for part in documents.chunks():
         vectors, sound = _vectors(part, record)
         rows.append(vectors, part.labels[sound], part.numbers[sound])
@@ -201,25 +208,20 @@ def _vectors(part: StoredChunks, record: CollectionRecord) -> tuple[Floats, Ints
     return prepare(vectors, record.metric), np.array(sound, np.int64)
 
 
-def _beside(chunks: Iterator[StoredChunks], record: CollectionRecord, labels: Ints) -> VectorRows:
+def _beside(
+    chunks: Iterator[StoredChunks],
+    record: CollectionRecord,
+    labels: Ints,
+    directory: Path | None,
+) -> VectorRows:
     """Place chunks at the graph's rows; rows whose chunk is gone stay empty and dead."""
-    rows = VectorRows(record.dimension, int(len(labels) * 1.1) + 1024)
-    rows.append(
-        np.zeros((len(labels), record.dimension), np.float32), labels, np.zeros_like(labels)
-    )
-    view = rows.view
-    view.live[: view.size] = False
-    rows.dead = view.size
+    rows = VectorRows(record.dimension, int(len(labels) * 1.1) + 1024, directory)
+    rows.append_empty(labels)
     for part in chunks:
         vectors, sound = _vectors(part, record)
         names, numbers = part.labels[sound], part.numbers[sound]
         old = names <= labels[-1]
-        at = np.searchsorted(labels, names[old])
-        view.matrix[at] = vectors[old]
-        view.numbers[at] = numbers[old]
-        view.live[at] = True
-        rows.dead -= len(at)
+        rows.fill(np.searchsorted(labels, names[old]), vectors[old], numbers[old])
         if not old.all():
             rows.append(vectors[~old], names[~old], numbers[~old])
-            view = rows.view
     return rows

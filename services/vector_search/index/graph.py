@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import hnswlib
 import numpy as np
 
-from services.vector_search.index.rows import Floats, Ints, Metric
+from services.vector_search.index.rows import Floats, Ints, Metric, RowsView
+from services.vector_search.index.search_path import FEW_LINKS
 
-M = 16
 EF_CONSTRUCTION = 200
 
 
@@ -72,13 +72,13 @@ class TurnLock:
 
 
 class Layers(NamedTuple):
-    """A graph's links as hnswlib keeps them, by node: a count and then nodes, level 0 apart from those above it."""
+    """A graph as hnswlib keeps it, by node: links are a count and then nodes, level 0 apart from those above it."""
 
     rows: Ints
+    vectors: Floats
     near: np.ndarray[Any, np.dtype[np.uint32]]
     upper: np.ndarray[Any, np.dtype[np.uint32]]
-    upper_at: Ints
-    upper_links: int
+    heights: Ints
     entry: int
     levels: int
 
@@ -86,8 +86,17 @@ class Layers(NamedTuple):
 class Graph:
     """An HNSW graph whose labels are row numbers; scores follow the metric (higher is nearer)."""
 
+    turn_s = 0.003  # how long searches wait for rows that are added
+
     def __init__(
-        self, dimension: int, metric: Metric, capacity: int, threads: int, *, path: str = ""
+        self,
+        dimension: int,
+        metric: Metric,
+        capacity: int,
+        threads: int,
+        *,
+        links: int = FEW_LINKS,
+        path: str = "",
     ) -> None:
         """Make an empty graph, or load a saved one from `path`; RuntimeError if that is none."""
         self.metric: Metric = metric
@@ -97,31 +106,35 @@ class Graph:
         if path:
             self._index.load_index(path, max_elements=capacity)
         else:
-            self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=M)
+            self._index.init_index(max(capacity, 1), ef_construction=EF_CONSTRUCTION, M=links)
         self._count = int(self._index.element_count)
         self._marked = 0
         self.set_ef(64)
 
     @property
+    def links(self) -> int:
+        """Links of a node on the levels above the lowest."""
+        return int(self._index.M)
+
+    @property
     def copied_bytes(self) -> int:
         """About how many bytes `layers` copies on its way."""
-        return self._count * int(4 * self._index.dim + 8 * M + 16)
+        return self._count * int(4 * self._index.dim + 8 * self.links + 16)
 
     def layers(self) -> Layers:
-        """Return a copy of the links; searches go on meanwhile."""
+        """Return a copy of the rows and links."""
         with self.lock:
             (state,) = self._index.__getstate__()
         count, size = state["cur_element_count"], state["size_data_per_element"]
         nodes = state["data_level0"][: count * size].view(np.uint8).reshape(count, size)
-        near, label = state["offset_data"], state["label_offset"]
+        near, data, label = state["offset_level0"], state["offset_data"], state["label_offset"]
         words = state["size_links_per_element"] // 4
-        ends = np.cumsum(state["element_levels"][:count].astype(np.int64) * words)
         return Layers(
             rows=np.ascontiguousarray(nodes[:, label : label + 8]).view(np.int64).ravel(),
-            near=np.ascontiguousarray(nodes[:, :near]).view(np.uint32),
-            upper=np.ascontiguousarray(state["link_lists"]).view(np.uint32),
-            upper_at=np.concatenate([np.zeros(1, np.int64), ends[:-1]]),
-            upper_links=words - 1,
+            vectors=np.ascontiguousarray(nodes[:, data:label]).view(np.float32),
+            near=np.ascontiguousarray(nodes[:, near:data]).view(np.uint32),
+            upper=np.array(state["link_lists"]).view(np.uint32).reshape(-1, words),
+            heights=state["element_levels"][:count].astype(np.int64),
             entry=state["enterpoint_node"],
             levels=state["max_level"],
         )
@@ -141,13 +154,13 @@ class Graph:
         """Rows that a search can return."""
         return self._count - self._marked
 
-    def add(self, vectors: Floats, rows: Ints, threads: int | None = None) -> None:
+    def add(self, view: RowsView, rows: Ints, threads: int | None = None) -> None:
         """Insert rows; call with few at a time once searches use the graph."""
         with self.lock.alone():
             needed = self._index.element_count + len(rows)
             if needed > self._index.max_elements:
                 self._index.resize_index(max(needed, self._index.max_elements * 2))
-            self._index.add_items(vectors, rows, num_threads=threads or self.threads)
+            self._index.add_items(view.matrix[rows], rows, num_threads=threads or self.threads)
             self._count = int(self._index.element_count)
 
     def mark_deleted(self, rows: Ints) -> None:

@@ -21,9 +21,9 @@ from services.vector_search.index.exact_index import (
     filtered_plan,
     rows_bytes,
 )
-from services.vector_search.index.frozen_graph import FrozenGraph
-from services.vector_search.index.graph import Graph, M
+from services.vector_search.index.graph import Graph
 from services.vector_search.index.maintenance import IndexMaintenance
+from services.vector_search.index.native_graph import SearchGraph, graph_bytes
 from services.vector_search.index.port import (
     Effort,
     EffortPlan,
@@ -47,7 +47,7 @@ class _Moment(NamedTuple):
 
     view: RowsView
     dead: int
-    graph: Graph | FrozenGraph | None
+    graph: SearchGraph | None
     covered: int
     allowed: Flags | None
     matching: int | None
@@ -118,15 +118,14 @@ class GraphIndex:
         """Return how the index stands."""
         state = self._state.view
         rows = state.rows
-        searched, covered = state.searched(rows.view)
         held = {"rows": rows_bytes(rows.view)}
-        if state.graph is None or searched is None:
+        if state.graph is None:
             return IndexStats(rows.live_count, rows.deleted_ratio, 0, "exact", "exact", 1.0, held)
         held["graph"] = graph_bytes(state.indexed, rows.dimension)
-        newer = rows.view.size - covered
+        newer = rows.view.size - state.indexed
         measured = self._recall.recall
         return IndexStats(
-            rows.live_count, rows.deleted_ratio, newer, "graph", searched.ef, measured, held
+            rows.live_count, rows.deleted_ratio, newer, "graph", state.graph.ef, measured, held
         )
 
     def ladder(self) -> list[Rung]:
@@ -187,7 +186,7 @@ class GraphIndex:
     def _moment(self, wanted: Flags | None) -> _Moment:
         state = self._state.view
         view = state.rows.view
-        searched, covered = state.searched(view)
+        searched, covered = state.graph, state.indexed
         if wanted is None:
             return _Moment(view, state.rows.dead, searched, covered, None, None)
         allowed = allowed_rows(view, wanted)
@@ -229,7 +228,7 @@ class GraphIndex:
         queries: Floats,
         k: int,
         moment: _Moment,
-        graph: Graph | FrozenGraph,
+        graph: SearchGraph,
         plan: EffortPlan,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
@@ -248,7 +247,7 @@ class GraphIndex:
         queries: Floats,
         k: int,
         moment: _Moment,
-        graph: Graph | FrozenGraph,
+        graph: SearchGraph,
         plan: EffortPlan,
         way: search_path.SearchPath,
     ) -> Neighbours:
@@ -296,7 +295,7 @@ class GraphIndex:
         )
 
 
-def _asked(plan: EffortPlan, graph: Graph | FrozenGraph) -> int | None:
+def _asked(plan: EffortPlan, graph: SearchGraph) -> int | None:
     """Return the ef to ask a graph for, None for its own: hnswlib honours another one at a price."""
     return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 
@@ -305,13 +304,3 @@ def _one_after_another(queries: int, threads: int) -> int:
     """Return how many queries of a batch the busiest of the threads walks."""
     shares = math.ceil(queries / _TOGETHER)
     return min(queries, _TOGETHER * math.ceil(shares / max(1, min(threads, shares))))
-
-
-def graph_bytes(rows: int, dimension: int) -> int:
-    """Return about how many bytes a graph over so many rows takes beside them: hnswlib's with its own copy of the
-    rows, and the frozen one with a byte a number.
-    """
-    links = 4 * (2 * M + 1) + 4 * M // 8
-    built = links + 4 * dimension + 8
-    frozen = links + 64 * math.ceil(dimension / 64) + 24
-    return rows * (built + frozen)

@@ -12,9 +12,9 @@ from common.clock import SYSTEM, Clock
 from services.vector_search.index import search_path
 from services.vector_search.index.chooser import IndexFacts, KindChoice, choose_kind
 from services.vector_search.index.exact_index import ExactIndex
-from services.vector_search.index.graph import Graph
-from services.vector_search.index.graph_index import GraphIndex, graph_bytes
+from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.memory import room_bytes
+from services.vector_search.index.native_graph import SearchGraph, graph_bytes
 from services.vector_search.index.port import Effort, Kind, Neighbours, VectorIndex
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
@@ -53,7 +53,7 @@ class Index:
         return ExactIndex(self._state, self.metric, threads=self._threads, clock=self._clock)
 
     def restore(
-        self, rows: VectorRows, graph: Graph | None, indexed: int, recall: float = 1.0
+        self, rows: VectorRows, graph: SearchGraph | None, indexed: int, recall: float = 1.0
     ) -> None:
         """Take over what was loaded at start: the rows, the graph over the first `indexed`, and its recall."""
         self._state.view = IndexView(rows, graph, indexed)

@@ -1,4 +1,4 @@
-"""The background work of an index: grow its graph, freeze a copy of it, build it anew.
+"""The background work of an index: grow its graph, build it anew.
 
 New rows enter the graph in short turns; a rebuild (first graph, too many deleted) runs beside the searches and is
 swapped in.
@@ -13,21 +13,18 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search import metrics
 from services.vector_search.index import search_path
-from services.vector_search.index.frozen_graph import FrozenGraph
-from services.vector_search.index.graph import Graph
-from services.vector_search.index.recall import AUDITED, RecallAudit
-from services.vector_search.index.rows import Metric, VectorRows
-from services.vector_search.index.state import IndexState, IndexView, few
+from services.vector_search.index.native_graph import SearchGraph, new_graph
+from services.vector_search.index.recall import RecallAudit
+from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
+from services.vector_search.index.state import IndexState, IndexView
 
-# How long searches wait while rows are put into the graph, and how many rows that may be at most.
-_TURN_S = 0.003
-_SLICE = 32
+# How many rows are put into the graph at once, at most.
+_SLICE = 256
 _BUILD_SLICE = 2000
 _COMPACT_RATIO = 0.3
 _COMPACT_ROWS = 256
 _HELD_OUT = 512
 _MARKED_AT_ONCE = 1000
-_FREEZING_SHARE = 0.05  # of the time, for copies that lack few rows
 
 
 class IndexMaintenance:
@@ -46,9 +43,8 @@ class IndexMaintenance:
         self._state, self._recall, self._metric = state, recall, metric
         self._with_graph, self._threads, self._clock = with_graph, threads, clock
         self._closing = threading.Event()
-        self._tuned_at = 0  # how many rows there were when ef was chosen
+        self._tuned_at = 0  # how many rows the graph held when ef was chosen
         self._slice = 4
-        self._freeze_at_s = 0.0
 
     def restored(self, indexed: int) -> None:
         """Note that a saved graph over `indexed` rows was taken over, whose ef fits them."""
@@ -61,94 +57,120 @@ class IndexMaintenance:
     def step(self) -> bool:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
-        rows, graph, indexed, _ = view
+        rows, graph, indexed = view
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = self._with_graph and live > 0
         behind = count - indexed
-        if wasteful or (wants_graph and (graph is None or behind > max(indexed, 4096))):
-            return self._rebuild(wants_graph)
+        outgrown = graph is None or behind > max(indexed, 4096) or graph.links < _links(graph)
+        if wasteful or (wants_graph and outgrown):
+            return self._rebuild(with_graph=wants_graph, copied=wasteful)
         if graph is None:
             return False
         if not (self._state.unmarked or behind):
-            return self._freeze(graph)
-        if count > search_path.RETUNE_GROWTH * self._tuned_at:
-            if behind < AUDITED:
-                return False  # searched exactly until there are enough to choose ef by
-            fresh = rows.view.matrix[indexed : indexed + AUDITED]
-            self._recall.tune(graph, view, fresh, least=graph.ef)
-            self._tuned_at = count
-        self._extend(graph, rows, indexed)
+            return False
+        room = search_path.room(indexed=indexed, behind=behind, tuned_at=self._tuned_at)
+        if behind and not room and not self._retune(view):
+            return bool(self._state.unmarked) and self._mark(graph)
+        self._mark(graph)
+        if room:
+            self._extend(graph, rows, indexed, min(room, self._slice))
         return True
 
-    def _extend(self, graph: Graph, rows: VectorRows, indexed: int) -> None:
-        """Mark deleted rows in the graph, and put as many new ones into it as searches may wait for."""
+    def _retune(self, view: IndexView) -> bool:
+        """Choose ef anew by rows that wait and by queries of users; False if these are too few yet."""
+        assert view.graph is not None
+        matrix = view.rows.view.matrix[: view.rows.view.size]
+        queries: list[Floats] = [matrix[view.indexed : view.indexed + search_path.AUDITED]]
+        recent = self._recall.recent
+        if len(recent) and len(queries[0]) < search_path.AUDITED:
+            queries.append(recent)
+        tried = np.vstack(queries)
+        if len(tried) < search_path.LEAST_AUDITED:
+            return False  # those rows are searched exactly until there are enough to choose ef by
+        self._recall.tune(view.graph, view, tried, least=view.graph.ef)
+        self._tuned_at = view.indexed
+        return True
+
+    def _mark(self, graph: SearchGraph) -> bool:
+        """Mark some of the rows deleted since in the graph."""
         unmarked = self._state.take_unmarked(_MARKED_AT_ONCE)
         if len(unmarked):
             graph.mark_deleted(unmarked)
+        return True
+
+    def _extend(self, graph: SearchGraph, rows: VectorRows, indexed: int, most: int) -> None:
+        """Put up to so many new rows into the graph; so few at once as searches may wait for."""
         view = rows.view
-        end = min(indexed + self._slice, view.size)
+        end = min(indexed + most, view.size)
         began_s = self._clock.perf_s()
-        fresh = np.arange(indexed, end)[view.live[indexed:end]]
+        fresh = np.arange(indexed, end)[view.live[indexed:end].copy()]
         if len(fresh):
-            graph.add(view.matrix[fresh], fresh, threads=1)
+            graph.add(view, fresh, threads=1)
         with self._state.lock:
             self._state.unmarked += fresh[~rows.view.live[fresh]].tolist()
             self._state.view = self._state.view._replace(indexed=end)
         if len(fresh):
             took_s = max(self._clock.perf_s() - began_s, 1e-9)
-            fitting = int(len(fresh) * _TURN_S / took_s)
+            fitting = int(len(fresh) * graph.turn_s / took_s)
             self._slice = min(max(fitting, 1), 2 * self._slice, _SLICE)
 
-    def _freeze(self, graph: Graph) -> bool:
-        """Copy the graph for searches, if the copy that is there does not fit any longer; True if so."""
-        rows, _, indexed, frozen = self._state.view
-        view = rows.view
-        began_s = self._clock.perf_s()
-        if frozen is not None and frozen.live is view.live:
-            newer = indexed - frozen.covered
-            if newer == 0 or (newer <= few(frozen.covered) and began_s < self._freeze_at_s):
-                return False
-        made = FrozenGraph.of(graph, self._metric, view, indexed)
-        if made is None:
-            return False
-        ended_s = self._clock.perf_s()
-        self._freeze_at_s = ended_s + (ended_s - began_s) / _FREEZING_SHARE
-        with self._state.lock:
-            self._state.view = self._state.view._replace(frozen=made)
-        return True
-
-    def _rebuild(self, with_graph: bool) -> bool:
-        """Copy the live rows, build a graph over them if wanted, and swap both in."""
-        before = self._state.view.rows.view
+    def _rebuild(self, *, with_graph: bool, copied: bool) -> bool:
+        """Build a graph over the live rows, or over a copy of them that leaves out the deleted, and swap both in."""
+        rows = self._state.view.rows
+        before = rows.view
         # Of a copy: numpy counts before it fills, and rows may be deleted in between.
         kept = np.flatnonzero(before.live[: before.size].copy())
-        rows = VectorRows(before.matrix.shape[1], max(1024, len(kept)))
-        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
-            rows.append(before.matrix[part], before.labels[part], before.numbers[part])
-        graph = self._build(rows) if with_graph else None
+        if copied:
+            rows = self._copy(rows, kept)
+        graph = (
+            self._fitting(rows, np.arange(len(kept)) if copied else kept) if with_graph else None
+        )
         if self._closing.is_set():
             return False
-        self._tuned_at = self._state.swap(rows, graph, before, kept)
+        if copied:
+            self._tuned_at = self._state.swap(rows, graph, before, kept)
+            metrics.COMPACTIONS.inc()
+        else:
+            self._tuned_at = self._state.take_graph(graph, before, kept)
         self._recall.renew()
-        metrics.COMPACTIONS.inc()
         return True
 
-    def _build(self, rows: VectorRows) -> Graph | None:
-        """Build a graph over all rows; some go in last, as the queries that ef is chosen by. None when closing."""
+    @staticmethod
+    def _copy(rows: VectorRows, kept: Ints) -> VectorRows:
+        before, made = rows.view, rows.empty(max(1024, len(kept)))
+        for part in np.array_split(kept, max(1, len(kept) // _BUILD_SLICE)):
+            made.append(before.matrix[part], before.labels[part], before.numbers[part])
+        return made
+
+    def _fitting(self, rows: VectorRows, kept: Ints) -> SearchGraph | None:
+        """Build a graph with as many links as these rows are found to need."""
+        links = _links(self._state.view.graph)
+        graph = self._build(rows, kept, links)
+        if graph is not None and links < (links := _links(graph)):
+            graph = None  # its memory is free for the next one
+            graph = self._build(rows, kept, links)
+        return graph
+
+    def _build(self, rows: VectorRows, kept: Ints, links: int) -> SearchGraph | None:
+        """Build a graph over rows; some go in last, as the queries that ef is chosen by. None when closing."""
         view = rows.view
-        graph = Graph(rows.dimension, self._metric, int(view.size * 1.25), self._threads)
-        order = np.random.default_rng(view.size).permutation(view.size)
-        count = min(_HELD_OUT, view.size // 4)
+        graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads, links)
+        order = np.random.default_rng(len(kept)).permutation(kept)
+        count = min(_HELD_OUT, len(kept) // 4)
         order, held_out = np.sort(order[count:]), order[:count]
         for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
             if self._closing.is_set():
                 return None
             if len(part):
-                graph.add(view.matrix[part], part)
-        frozen = FrozenGraph.of(graph, self._metric, view, view.size)
-        made = IndexView(rows, graph, view.size, frozen)
+                graph.add(view, part)
+        made = IndexView(rows, graph, view.size)
         self._recall.tune(graph, made, view.matrix[held_out], held_out=held_out)
         if count:
-            graph.add(view.matrix[held_out], held_out)
+            graph.add(view, held_out)
         return graph
+
+
+def _links(graph: SearchGraph | None) -> int:
+    """Return how many links the nodes of the next graph are to have."""
+    return search_path.links(graph.links, graph.ef) if graph else search_path.FEW_LINKS

@@ -7,11 +7,10 @@ from collections import deque
 import numpy as np
 
 from services.vector_search.index import exact, search_path
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Ints
+from services.vector_search.index.search_path import AUDITED
 from services.vector_search.index.state import IndexView
-
-AUDITED = 256
 
 
 class RecallAudit:
@@ -47,18 +46,18 @@ class RecallAudit:
 
     def audit(self, view: IndexView) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
-        recent = list(self._recent)
+        recent = self.recent
         if view.graph is None or not view.indexed:
             self.recall = 1.0
-        elif recent:
+        elif len(recent):
             # Without a margin: a query that is asked again and again would raise ef by chance.
-            self.tune(view.graph, view, np.vstack(recent), least=view.graph.ef, margin=0.0)
+            self.tune(view.graph, view, recent, least=view.graph.ef, margin=0.0)
             self._audited = self._audited or len(recent) == AUDITED
         return self.recall
 
     def tune(
         self,
-        graph: Graph,
+        graph: SearchGraph,
         view: IndexView,
         queries: Floats,
         *,
@@ -70,9 +69,7 @@ class RecallAudit:
 
         The queries, and the rows `held_out`, must not be in the graph: it finds neighbours of its own rows too easily.
         """
-        rows = view.rows.view
-        searched, covered = view.searched(rows)
-        assert searched is not None
+        rows, covered = view.rows.view, view.indexed
         mask = rows.live[:covered].copy()
         if held_out is not None:
             mask[held_out] = False
@@ -82,7 +79,7 @@ class RecallAudit:
                 continue
             if ef != graph.ef:
                 graph.set_ef(ef)
-            found, _ = searched.query(queries, 10)
+            found, _ = graph.query(queries, 10)
             shares = _shares(found, truth)
             self.recall = float(shares.mean()) if len(shares) else 1.0
             error = float(shares.std()) / max(len(shares), 1) ** 0.5

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+
+from common import log
+from services.vector_search.index.rows_file import RowsFile
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Metric = Literal["cosine", "dot", "l2"]
+# Rows that take more lie in a file beside the shard's, if it has a directory.
+IN_MEMORY_BYTES = 1 << 30
+# Room that is made for more: memory is copied then, a file is not.
+_GROWTH, _FILE_GROWTH = 2.0, 1.25
+_log = log.get("vector_search")
 
 
 def normalise(vectors: Floats) -> Floats:
@@ -51,16 +60,33 @@ class VectorRows:
     Labels rise with the row, so a label is found by bisection and a rebuilt index keeps their order.
     """
 
-    def __init__(self, dimension: int, capacity: int = 1024) -> None:
+    def __init__(self, dimension: int, capacity: int = 1024, directory: Path | None = None) -> None:
         self.dimension = dimension
         self.dead = 0
+        self._directory = directory
+        self._file: RowsFile | None = None
         self.view = RowsView(
-            np.zeros((capacity, dimension), np.float32),
+            self._matrix(capacity),
             np.zeros(capacity, np.int64),
             np.zeros(capacity, np.int64),
             np.zeros(capacity, np.bool_),
             0,
         )
+
+    def empty(self, capacity: int) -> Self:
+        """Return rows without any, kept where these are."""
+        return type(self)(self.dimension, capacity, self._directory)
+
+    def _matrix(self, capacity: int) -> Floats:
+        """Return room for rows, in memory or in a file, which holds what an earlier room in it held."""
+        if self._directory is not None and capacity * self.dimension * 4 > IN_MEMORY_BYTES:
+            try:
+                self._file = self._file or RowsFile(self._directory)
+                return self._file.mapped(capacity, self.dimension)
+            except OSError as error:
+                _log.warning("rows_kept_in_memory", directory=str(self._directory), why=str(error))
+                self._file = None
+        return np.zeros((capacity, self.dimension), np.float32)
 
     @property
     def live_count(self) -> int:
@@ -82,24 +108,38 @@ class VectorRows:
         view.live[begin:end] = True
         self.view = view._replace(size=end)
 
+    def append_empty(self, labels: Ints) -> None:
+        """Add rows at the end that are deleted, unless `fill` brings them to life."""
+        view = self._room(self.view.size + len(labels))
+        end = view.size + len(labels)
+        view.labels[view.size : end] = labels
+        self.dead += len(labels)
+        self.view = view._replace(size=end)
+
+    def fill(self, rows: Ints, vectors: Floats, numbers: Ints) -> None:
+        """Give empty rows their vectors."""
+        view = self.view
+        view.matrix[rows], view.numbers[rows], view.live[rows] = vectors, numbers, True
+        self.dead -= len(rows)
+
     def _room(self, needed: int) -> RowsView:
         view = self.view
         capacity = len(view.labels)
         if needed <= capacity:
             return view
-        capacity = max(needed, capacity * 2)
+        before = self._file
+        capacity = max(needed, int(capacity * (_FILE_GROWTH if before else _GROWTH)))
+        matrix = self._matrix(capacity)
+        if before is None or self._file is not before:
+            matrix[: view.size] = view.matrix[: view.size]
 
         def grown(old: Any) -> Any:
-            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+            new = np.zeros(capacity, old.dtype)
             new[: view.size] = old[: view.size]
             return new
 
         return RowsView(
-            grown(view.matrix),
-            grown(view.labels),
-            grown(view.numbers),
-            grown(view.live),
-            view.size,
+            matrix, grown(view.labels), grown(view.numbers), grown(view.live), view.size
         )
 
     def kill(self, labels: Ints) -> Ints:

@@ -14,12 +14,20 @@ CANDIDATE_S = 3e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
-EF_LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+EF_LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 RECALL_GOAL = 0.95
 # Standard errors that what is measured must lie above the goal: once in fifty cases it then is luck.
 SURE = 2.0
-# ef is chosen anew when the rows have grown this much since.
+# ef is chosen anew before the graph has grown this much since, or this much when its last rows wait to go in.
 RETUNE_GROWTH = 1.1
+LAST_GROWTH = 1.02
+# Queries by which ef is chosen, and how few will do.
+AUDITED = 256
+LEAST_AUDITED = 64
+
+# Links of a node above the lowest level, where it has nearly twice as many, and from which ef on many are quicker.
+FEW_LINKS, MANY_LINKS = 16, 32
+MANY_FROM_EF = 64
 
 Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 
@@ -30,6 +38,26 @@ class SearchPath(NamedTuple):
     way: Way
     fetch: int
     limit: int
+
+
+def links(now: int, ef: int) -> int:
+    """Return how many links a node should have: many where rows are hard to tell apart, which ef shows.
+
+    A graph that has many keeps them: its ef is less because of them.
+    """
+    return MANY_LINKS if now >= MANY_LINKS or ef >= MANY_FROM_EF else FEW_LINKS
+
+
+def room(*, indexed: int, behind: int, tuned_at: int) -> int:
+    """Return how many of the rows behind may enter a graph before its ef is chosen anew; 0 when that is due.
+
+    ef was chosen when the graph held `tuned_at` rows. Rows that wait are the queries it is chosen by, so the last
+    of them stay out until it was.
+    """
+    most = max(int(RETUNE_GROWTH * tuned_at), tuned_at + LEAST_AUDITED) - indexed
+    if behind >= AUDITED and indexed + behind - AUDITED > LAST_GROWTH * tuned_at:
+        most = min(most, behind - AUDITED)
+    return max(min(most, behind), 0)
 
 
 def choose(

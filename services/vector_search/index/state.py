@@ -1,4 +1,4 @@
-"""The state of an index: rows, the graph over the older ones, and the graph's frozen copy, swapped as one."""
+"""The state of an index: rows and the graph over the older ones, swapped as one."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.vector_search.index.frozen_graph import FrozenGraph
-from services.vector_search.index.graph import Graph
+from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Ints, RowsView, VectorRows
-
-# Rows newer than the frozen copy are compared one by one: so many, or this share of the copy's own rows, are few.
-_FEW_ROWS = 64
-_FEW_SHARE = 1 / 1024
-
-
-def few(covered: int) -> int:
-    """Return how many rows a frozen copy of `covered` rows may lack before it is made anew."""
-    return max(_FEW_ROWS, int(covered * _FEW_SHARE))
 
 
 class IndexView(NamedTuple):
-    """One moment of an index: rows, the graph over the first `indexed` of them, and its frozen copy."""
+    """One moment of an index: rows, and the graph over the first `indexed` of them."""
 
     rows: VectorRows
-    graph: Graph | None
+    graph: SearchGraph | None
     indexed: int
-    frozen: FrozenGraph | None = None
-
-    def searched(self, rows: RowsView) -> tuple[Graph | FrozenGraph | None, int]:
-        """Return the graph that a search walks, the copy if it is fresh, and how many rows that graph covers."""
-        frozen = self.frozen
-        if frozen is not None and frozen.live is rows.live:
-            covered = frozen.covered
-            if rows.size - covered <= 4 * few(covered):
-                return frozen, covered
-        return self.graph, self.indexed
 
 
 class IndexState:
@@ -71,7 +51,9 @@ class IndexState:
             taken, self.unmarked = self.unmarked[:most], self.unmarked[most:]
         return np.array(taken, np.int64)
 
-    def swap(self, rows: VectorRows, graph: Graph | None, before: RowsView, kept: Ints) -> int:
+    def swap(
+        self, rows: VectorRows, graph: SearchGraph | None, before: RowsView, kept: Ints
+    ) -> int:
         """Put rebuilt rows in the place of the old ones, with what was written meanwhile; return how many are indexed.
 
         `kept` are the rows of `before`, a moment of the old ones, that were copied, in order; the graph covers them.
@@ -86,3 +68,11 @@ class IndexState:
             self.unmarked = gone[gone < indexed].tolist()
             self.view = IndexView(rows, graph, indexed)
         return indexed
+
+    def take_graph(self, graph: SearchGraph | None, before: RowsView, kept: Ints) -> int:
+        """Put a graph in the place of the old one; it covers the rows of `before` by `kept`. Returns how many."""
+        with self.lock:
+            rows = self.view.rows
+            self.unmarked = kept[~rows.view.live[kept]].tolist()
+            self.view = IndexView(rows, graph, before.size)
+        return before.size

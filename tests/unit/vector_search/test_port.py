@@ -184,7 +184,7 @@ def test_a_shard_reports_what_it_used(tmp_path: Path) -> None:
     assert (plain.kind, plain.effort) == ("graph", one.stats()["effort"])
     assert (few.effort, full.effort) == (12, "exact")
     assert (plain.budget_ms, plain.predicted_ms, plain.fits) == (None, None, None)
-    assert (wide.path, wide.report.effort, wide.report.fits) == ("graph", 1024, True)
+    assert (wide.path, wide.report.effort, wide.report.fits) == ("graph", 2048, True)
     assert 0 < wide.report.predicted_ms < 60_000
     assert (late.effort, late.fits, late.budget_ms) == (10, False, 5.0)
     assert late.took_ms > 1000

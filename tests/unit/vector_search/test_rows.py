@@ -1,0 +1,74 @@
+"""The rows of a shard: in memory or in a file, they are the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.vector_search.index import rows as rows_module
+from services.vector_search.index.rows import VectorRows
+
+steps = st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=12)
+
+
+@given(steps, st.integers(1, 5), st.integers(0, 2**32))
+def test_rows_in_a_file_are_as_those_in_memory(
+    writes: list[tuple[bool, int]], dimension: int, seed: int
+) -> None:
+    """Whatever is added and deleted, both hold the same, and an earlier view keeps what it showed."""
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "IN_MEMORY_BYTES", 100)
+        both = VectorRows(dimension, 2), VectorRows(dimension, 2, Path(folder))
+        seen = []
+        for adds, count in writes:
+            size = both[0].view.size
+            labels = np.arange(size, size + count)
+            vectors = rng.standard_normal((count, dimension)).astype(np.float32)
+            gone = rng.integers(0, max(size, 1), count)
+            for rows in both:
+                rows.append(vectors, labels, labels) if adds else rows.kill(gone)
+            views = [rows.view for rows in both]
+            assert views[0].size == views[1].size
+            assert both[0].dead == both[1].dead
+            for name in ("matrix", "labels", "numbers", "live"):
+                mine, other = (getattr(view, name)[: view.size] for view in views)
+                np.testing.assert_array_equal(mine, other)
+            seen.append((views[1], views[1].matrix[: views[1].size].copy()))
+        for view, matrix in seen:
+            np.testing.assert_array_equal(view.matrix[: view.size], matrix)
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_rows_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the file finds no room nothing is lost, whenever that is."""
+    monkeypatch.setattr(rows_module, "IN_MEMORY_BYTES", 4000)
+    rows = VectorRows(10, 16, tmp_path)
+    vectors = np.random.default_rng(1).standard_normal((900, 10)).astype(np.float32)
+
+    def add(begin: int, end: int) -> None:
+        rows.append(vectors[begin:end], np.arange(begin, end), np.arange(begin, end))
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    add(0, 300)
+    assert rows._file is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        add(300, 600)
+    assert rows._file is None
+    np.testing.assert_array_equal(rows.view.matrix[:600], vectors[:600])
+    add(600, 900)
+    add(900, 900)
+    np.testing.assert_array_equal(rows.view.matrix[:900], vectors)
