@@ -41,8 +41,9 @@ def _but(folder: str, *names: str) -> tuple[str, ...]:
 
 _NO_SEARCH = (
     *_but("services/router", "shard_reads", "text/collections"),
-    *_but("services/router/http", "search", "documents", "collections"),
-    *_but("services/router/workflows", "search", "write", "reembed"),
+    *_but("services/router/http", "search", "documents", "collections", "collection_map"),
+    *_but("services/router/responses", "collection_map", "collection_stats"),
+    *_but("services/router/workflows", "search", "candidates", "write", "reembed"),
     *_but("common", "wire/search", "bus/writes"),
 )
 _NO_CHAT = (

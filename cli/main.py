@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "search": ("cli.search", "add", "run", "search a collection by text"),
     "explain": ("cli.explain", "add", "run", "show how a collection searches, and why"),
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
+    "shards": ("cli.shards", "add", "run", "where a collection's shards live; split and move them"),
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
     "models": ("cli.models", "add", "run", "list the models an instance serves"),
     "devices": ("cli.devices", "add", "run", "show this machine's devices and the lanes they make"),

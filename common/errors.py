@@ -144,6 +144,7 @@ class NotFound(SpillwayError):
         "request_not_found",
         "route_not_found",
         "session_not_found",
+        "shard_not_found",
     )
 
 
@@ -174,11 +175,13 @@ class Conflict(SpillwayError):
         "encoder_mismatch",
         "fingerprint_mismatch",
         "idempotency_conflict",
+        "layout_changed",
         "no_page_tier",
         "pin_over_budget",
         "session_busy",
         "session_changed",
         "session_deleted",
+        "shard_busy",
     )
 
 
@@ -193,7 +196,7 @@ class Unprocessable(SpillwayError):
     """422: understood, but it cannot be done with these values."""
 
     http_status = 422
-    codes = ("unprocessable", "exceeds_depth", "not_embeddable")
+    codes = ("unprocessable", "exceeds_depth", "not_embeddable", "too_few_processes")
 
 
 class RateLimited(SpillwayError):
@@ -243,6 +246,7 @@ class Unavailable(SpillwayError):
         "search_failed",
         "session_running",
         "shard_damaged",
+        "shard_missing",
         "storage_failed",
         "template_broken",
         "text_pool_broken",

@@ -124,12 +124,14 @@ def _marks(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
 def _searcher() -> None:
     """Mark what a search passes in the process that computes it."""
     from common.transport import call_server  # noqa: PLC0415
-    from services.vector_search.index.index import Index  # noqa: PLC0415
+    from services.vector_search.index.exact_index import ExactIndex  # noqa: PLC0415
+    from services.vector_search.index.graph_index import GraphIndex  # noqa: PLC0415
     from services.vector_search.shard import Shard  # noqa: PLC0415
 
     _marks(call_server._Served, "_take", before="taken")
     _marks(Shard, "search", before="batched", after="shown")
-    _marks(Index, "search", before="walked from", after="walked")
+    for index in (ExactIndex, GraphIndex):
+        _marks(index, "search", before="walked from", after="walked")
     _marks(call_server.Call, "reply", before="replied")
 
 

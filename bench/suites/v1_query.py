@@ -16,14 +16,13 @@ import uvloop
 from bench import search_hops
 from bench.document import BenchOptions, Body, origin
 from bench.hops import Times
-from bench.mesh.search_mesh import COLLECTION, SpillwayServer, ef, search_mesh, services
+from bench.mesh.search_mesh import SpillwayServer, ef, search_mesh, services
 from bench.mesh.stamped import Moments, read
+from bench.suites.v1_servers import SearchLoad
 from bench.workloads import search_sets
 from bench.workloads.search_sets import K, SearchSet, search_set
 from bench.workloads.vectors import Rows
-from loadgen import arrivals, bodies, stats
-from loadgen.load import LoadRun
-from loadgen.target import Target
+from loadgen import arrivals, stats
 from services.vector_search.index.index import Index
 
 RATE = 50.0
@@ -37,7 +36,6 @@ class QueryFound(msgspec.Struct):
     alone_s: list[float]
     apart_s: list[float]  # one after another
     steady_s: list[float]  # in an open loop
-    failed: int
     hops: Times
     cpu_s: dict[str, float]
     commit: str = ""
@@ -67,10 +65,9 @@ async def _measure(
         apart = await _asked(server, calls, count)
         used = {name: each - before[name] for name, each in server.mesh.cpu_seconds().items()}
         used["client"] = _own_cpu_s() - own
-        async with Target([server.mesh.url]) as target:
-            load = LoadRun(target, bodies.search(COLLECTION, rows.queries, queries=1, k=K))
-            await load.open(arrivals.steady(RATE), 2.0)
-            steady = await load.open(arrivals.steady(RATE), count / RATE)
+        load = SearchLoad(server, calls)
+        await load.open(arrivals.steady(RATE), 2.0)
+        steady = await load.open(arrivals.steady(RATE), count / RATE)
     async with search_mesh(rows, options, stamped) as server:
         calls = server.calls(rows.queries, 1, None)
         await _asked(server, calls, count // 10)
@@ -78,8 +75,7 @@ async def _measure(
     moments: Moments = {**read(files["router"]), **read(files["vector_search"])}
     return QueryFound(
         rows.name, _alone(index, rows.queries, effort), [done - sent for sent, done in apart],
-        [sample.latency_s for sample in steady.samples if sample.ok],
-        sum(not sample.ok for sample in steady.samples), search_hops.measure(marked, moments), used,
+        steady.latencies, search_hops.measure(marked, moments), used,
         origin().commit,
     )  # fmt: skip
 

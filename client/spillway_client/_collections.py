@@ -25,7 +25,10 @@ from .types import (
     MapPositions,
     SearchReport,
     SearchResult,
+    Shard,
     ShardExplanation,
+    ShardList,
+    ShardReplica,
     Written,
     WrittenDocument,
     build,
@@ -56,12 +59,15 @@ class CollectionsResource:
         chunking: Mapping[str, int] | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
+        shards: int | None = None,
+        replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> Collection:
         """Create a collection; ConflictError (`collection_exists`) if there is one.
 
         `model=None` makes it hold vectors only (then `dimension` is needed); without `model` the default encoder
-        embeds its texts. `metric` is cosine, dot or l2. `chunking` is {"max_tokens", "overlap_tokens"}.
+        embeds its texts. `metric` is cosine, dot or l2. `chunking` is {"max_tokens", "overlap_tokens"}. With
+        `shards` or `replicas` it is spread over some of the vector_search processes; else each of them holds all of it.
         """
         body = _given(
             name=name,
@@ -70,6 +76,8 @@ class CollectionsResource:
             chunking=dict(chunking) if chunking else None,
             query_prompt=query_prompt,
             document_prompt=document_prompt,
+            shards=shards,
+            replicas=replicas,
         )
         if model is not _UNSET:
             body["model"] = model
@@ -120,6 +128,67 @@ class CollectionsResource:
             "POST", path, body=_given(model=model), timeout_s=timeout_s
         )
         return build(Collection, {"name": name, **answer.payload})
+
+    async def shards(self, name: str, *, timeout_s: float | None = None) -> ShardList:
+        """Return the shards of a collection with their replicas, and which shards are missing."""
+        return await self._place("GET", name, "shards", None, timeout_s)
+
+    async def split_shard(
+        self, name: str, shard: int, *, timeout_s: float | None = None
+    ) -> ShardList:
+        """Begin to split a shard into two; `shards` says when that is done."""
+        return await self._place("POST", name, f"shards/{shard}/split", {}, timeout_s)
+
+    async def move_shard(
+        self,
+        name: str,
+        shard: int,
+        *,
+        source: str | None = None,
+        target: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ShardList:
+        """Begin to move a replica of a shard from process `source` to `target`.
+
+        Without `source` a replica is added, without `target` a process is chosen.
+        """
+        body = {"from": source, "to": target}
+        return await self._place("POST", name, f"shards/{shard}/move", body, timeout_s)
+
+    async def drop_replica(
+        self, name: str, shard: int, replica: str, *, timeout_s: float | None = None
+    ) -> ShardList:
+        """Do without one replica of a shard; ConflictError (`shard_busy`) if no other one serves it."""
+        body = {"replica": replica}
+        return await self._place("POST", name, f"shards/{shard}/drop", body, timeout_s)
+
+    async def reset_shard(
+        self, name: str, shard: int, *, timeout_s: float | None = None
+    ) -> ShardList:
+        """Begin a lost shard anew, empty; ConflictError (`shard_busy`) while a living process serves it."""
+        return await self._place("POST", name, f"shards/{shard}/reset", {}, timeout_s)
+
+    async def set_replicas(
+        self, name: str, replicas: int, *, timeout_s: float | None = None
+    ) -> ShardList:
+        """Set how many replicas each shard has; missing ones are filled from others."""
+        return await self._place("POST", name, "replicas", {"replicas": replicas}, timeout_s)
+
+    async def _place(
+        self,
+        method: str,
+        name: str,
+        verb: str,
+        body: dict[str, Any] | None,
+        timeout_s: float | None,
+    ) -> ShardList:
+        path = f"/v1/collections/{segment(name)}/{verb}"
+        answer = await self._transport.call(method, path, body=body, timeout_s=timeout_s)
+        data = [
+            build(Shard, item, replicas=[build(ShardReplica, each) for each in item["replicas"]])
+            for item in items(answer.payload)
+        ]
+        return build(ShardList, answer.payload, data=data)
 
     async def map(
         self, name: str, *, sample: int | None = None, timeout_s: float | None = None
@@ -284,4 +353,7 @@ def _result(hits: list[Hit], answer: Answer) -> SearchResult:
     told = payload.get("search")
     report = build(SearchReport, told) if told is not None else None
     path, mode = payload.get("path", ""), payload.get("mode", "vector")
-    return SearchResult(hits, path, payload.get("applied"), answer.request_id, report, mode)
+    missing = payload.get("missing") or []
+    return SearchResult(
+        hits, path, payload.get("applied"), answer.request_id, report, mode, missing
+    )

@@ -127,6 +127,7 @@ class AsyncSpillway:
         mode: SearchMode | None = None,
         mmr: Mapping[str, float] | None = None,
         include_scores: bool | None = None,
+        partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> SearchResult:
         """Return the `k` nearest chunks to a text or a vector.
@@ -137,6 +138,7 @@ class AsyncSpillway:
         `mode` says what is compared: vectors, the words of texts, or both ("hybrid", which takes a text, and a vector
         beside it where you embed yourself). `mmr` ({"lambda": 0.5, "candidates": 50}) makes the hits differ from each
         other; `include_scores` asks for what each search gave a hit.
+        A `partial` search is answered without the shards that cannot be reached, which the result names.
         """
         query: dict[str, Any] = {"text": text, "vector": None if vector is None else packed(vector)}
         query = _query(query, mode)
@@ -155,6 +157,7 @@ class AsyncSpillway:
             mode=mode,
             mmr=mmr,
             include_scores=include_scores,
+            partial=partial,
         )
         return one_result(await search(self._transport, collection, body, timeout_s))
 
@@ -177,6 +180,7 @@ class AsyncSpillway:
         mode: SearchMode | None = None,
         mmr: Mapping[str, float] | None = None,
         include_scores: bool | None = None,
+        partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> list[SearchResult]:
         """Search for several texts or vectors in one request; results in the order of the queries."""
@@ -202,6 +206,7 @@ class AsyncSpillway:
             mode=mode,
             mmr=mmr,
             include_scores=include_scores,
+            partial=partial,
         )
         return many_results(await search(self._transport, collection, body, timeout_s))
 

@@ -116,6 +116,44 @@ class Collection:
     document_prompt: str = ""
     created: int = 0
     stats: dict[str, Any] | None = None
+    placed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReplica:
+    """A process' copy of a shard: new, filling, serving or leaving; `why` says what keeps it from being complete."""
+
+    name: str
+    state: str
+    alive: bool = False
+    rows: int | None = None
+    bytes: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a collection: the documents whose hashes are from `low` to below `high`."""
+
+    shard: int
+    low: int
+    high: int
+    replicas: list[ShardReplica]
+    rows: int | None = None
+    bytes: int | None = None
+    served: bool = False
+    split: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardList:
+    """The shards of a collection; `missing` are those that no living process serves."""
+
+    data: list[Shard]
+    placed: bool = False
+    layout: int = 0
+    replicas: int = 1
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +276,8 @@ class SearchReport:
 class SearchResult:
     """Hits of one query, best first.
 
-    `mode` says what was compared, `path` how vectors were searched, and `search` how that went.
+    `mode` says what was compared, `path` how vectors were searched, and `search` how that went. `missing` are the
+    shards that did not answer a partial search, as {"shard", "why"}.
     """
 
     data: list[Hit]
@@ -247,6 +286,7 @@ class SearchResult:
     request_id: str | None = None
     search: SearchReport | None = None
     mode: str = "vector"
+    missing: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from common.bus.events import Notifications
 from common.bus.jobs import Jobs, JobState
 from common.bus.lanes import Lanes, LaneState
 from common.bus.recovery import Recovery
+from common.bus.shard_replicas import ShardReplicas
 from common.bus.workers import Workers
 from common.bus.writes import Writes
 from common.clock import SystemClock
@@ -47,6 +48,7 @@ class Bus:
         self.control = Control(redis, self.jobs)
         self.recovery = Recovery(redis, self.workers, self.lanes, self.jobs)
         self.writes = Writes(redis)
+        self.shard_replicas = ShardReplicas(redis, self.writes)
         self.heartbeats = HeartbeatThread(redis.address)
 
     @classmethod

@@ -8,6 +8,9 @@ GROUP = "workers"
 RETURNED = "returned"
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 CHANGES = "{collections}:changes"
+PLACEMENTS = "{collections}:placements"  # where the shards of placed collections live, by the collection's id
+HOLDINGS = "{collections}:holdings"  # what each vector_search process holds, by its replica's name
+PLACING = "{collections}:placing"  # the lock of the one process that coordinates placements
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys
@@ -163,6 +166,11 @@ def applied(family: Family, collection: str, shard: int) -> str:
 def blocked(family: Family, collection: str, shard: int) -> str:
     """The reason for which a shard's writes are not applied at present, with a TTL."""
     return f"{tag(family)}:blocked:{collection}/{shard}"
+
+
+def sealed(family: Family, collection: str, shard: int) -> str:
+    """The id of the last entry of a shard that was split: nothing is appended after it."""
+    return f"{tag(family)}:sealed:{collection}/{shard}"
 
 
 def snapshots(family: Family, collection: str, shard: int) -> str:

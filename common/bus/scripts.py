@@ -29,7 +29,7 @@ SCRIPTS = (
 # Each helper changes the keys of one job, claim, registry, API key, session or shard in one step.
 HELPERS = (
     *("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index"),
-    *("write", "merge", "hold"),
+    *("write", "merge", "hold", "seal", "place"),
 )
 FILLS_LANES = ("admit", "move")
 IN_USE = "bus:scripts"

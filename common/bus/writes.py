@@ -37,6 +37,10 @@ START = "0-0"
 Shard = tuple[str, int]
 
 
+class ShardSealed(Exception):
+    """A shard was split and takes no more writes: those that succeed it do."""
+
+
 class Written(NamedTuple):
     """The shards written to since the last read of `written`, and the id after which the next read begins.
 
@@ -97,18 +101,37 @@ class Writes:
         await self._redis.call("SET", PARTITIONS, mine)
 
     async def append(self, collection: str, shard: int, write: Write) -> str:
-        """Append a write and return its entry id; BusFull if Redis is nearly full."""
+        """Append a write and return its entry id; BusFull if Redis is nearly full, ShardSealed if it takes no more."""
         info = (await self._redis.call("INFO", "memory")) if not self._redis.cluster else b""
         limits = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
         maximum = int(limits.get(b"maxmemory", 0))
         if maximum and int(limits[b"used_memory"]) > 0.85 * maximum:
             raise BusFull("the bus is full; writes are refused, try again later", retry_after_s=5)
         family = self.search_family(collection)
-        names = [keys.writes(family, collection, shard), keys.written(family)]
-        entry: bytes = await self._redis.script(
-            "write", names, [encode(write), f"{collection}/{shard}", MOST_WRITTEN]
-        )
+        entry = await self._append("write", family, collection, shard, write)
+        if entry is None:
+            raise ShardSealed(f"shard {shard} of {collection} was split")
         return entry.decode()
+
+    async def seal(self, collection: str, shard: int) -> str:
+        """Append the last entry that a shard takes, and return its id; a shard is sealed once."""
+        write = Write(request="-", index=0, router="-")
+        family = self.search_family(collection)
+        entry = await self._append("seal", family, collection, shard, write)
+        assert entry is not None
+        return entry.decode()
+
+    async def _append(
+        self, script: str, family: Family, collection: str, shard: int, write: Write
+    ) -> bytes | None:
+        names = [
+            keys.writes(family, collection, shard),
+            keys.written(family),
+            keys.sealed(family, collection, shard),
+        ]
+        args = [encode(write), f"{collection}/{shard}", MOST_WRITTEN]
+        entry: bytes | None = await self._redis.script(script, names, args)
+        return entry
 
     async def keep_ids_rising(self, collection: str, shard: int, applied: str) -> None:
         """Make sure that a shard's next write gets an id above `applied`, if Redis was emptied or its clock set back.
@@ -277,10 +300,14 @@ class Writes:
             low = min(covered.values(), key=id_pair)
             await self._redis.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
-    async def drop_shard(self, collection: str, shard: int) -> None:
-        """Delete the stream of writes of a removed shard, and what its replicas published."""
+    async def drop_shard(self, collection: str, shard: int, *, split: bool = False) -> None:
+        """Delete the stream of writes of a removed shard, and what its replicas published.
+
+        One that was `split` still refuses the writes of a router that has not heard of it.
+        """
         family = self.search_family(collection)
-        for name in (keys.writes, keys.applied, keys.snapshots, keys.blocked):
+        names = [keys.writes, keys.applied, keys.snapshots, keys.blocked]
+        for name in names if split else (*names, keys.sealed):
             await self._redis.call("DEL", name(family, collection, shard))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from common.bus import Bus, keys
 from common.bus.keys import CHANGES, COLLECTIONS, REMOVED
 from common.ids import ulid
@@ -65,6 +67,20 @@ class Collections:
             ):
                 return True
             tried = True
+
+    async def mark_placed(self, record: CollectionRecord) -> bool:
+        """Note that a collection has a placement from now on; False if its name means another collection by now."""
+        field = f"{record.tenant}/{record.name}"
+        while True:  # each repetition is another process' change of the record
+            raw = await self._redis.call("HGET", COLLECTIONS, field)
+            found = decode(raw, CollectionRecord) if raw is not None else None
+            if found is None or found.id != record.id:
+                return False
+            if found.placed:
+                return True
+            args = [field, raw, encode(replace(found, placed=True)), ulid()]
+            if await self._redis.script("place", [COLLECTIONS, CHANGES], args):
+                return True
 
     async def unname(self, record: CollectionRecord) -> None:
         """Let the name of a collection mean none; it lives on under another one."""

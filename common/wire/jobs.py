@@ -6,7 +6,7 @@ import msgspec
 
 from common.types.generation import SamplingParams
 from common.wire.message import Message, _checked
-from common.wire.search import DocumentsWork, SearchWork
+from common.wire.search import CopyWork, DocumentsWork, SearchWork
 from common.wire.sessions import SessionTurn, SessionWork
 from common.wire.workflows import RequestWork
 
@@ -57,7 +57,16 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     turn: SessionTurn | None = None
 
 
-Work = EmbedWork | ScoreWork | SearchWork | DocumentsWork | RequestWork | GenerateWork | SessionWork
+Work = (
+    EmbedWork
+    | ScoreWork
+    | SearchWork
+    | DocumentsWork
+    | CopyWork
+    | RequestWork
+    | GenerateWork
+    | SessionWork
+)
 
 
 _work = msgspec.msgpack.Decoder(Work)

@@ -19,7 +19,7 @@ class WorkerRecord(Message, frozen=True):
     `depth_queries` is the depth in queries of the count policies. A `closed` worker serves its own lane only. `batches`
     and `tokens` count what it ran since its start, the fields after them tell of the last batch; they are as old as the
     last heartbeat. `place` is where its process can be looked for; calls reach it at `address` (host:port, "" for none)
-    with `token`, which no API shows.
+    with `token`, which no API shows. `replica` names the files of a vector_search process, the same at every start.
     """
 
     worker: str
@@ -51,6 +51,7 @@ class WorkerRecord(Message, frozen=True):
     place: str = ""
     address: str = ""
     token: str = ""
+    replica: str = ""
 
 
 class Held(Message, frozen=True):
@@ -96,7 +97,11 @@ class Chunking(msgspec.Struct, frozen=True):
 
 
 class CollectionRecord(Message, frozen=True):
-    """A collection as registered; `id` is new at every creation, so old writes never reach a new namesake."""
+    """A collection as registered; `id` is new at every creation, so old writes never reach a new namesake.
+
+    A `placed` one has a CollectionPlacement, which says what its shards are; another one has `shards` of them, which
+    every process holds.
+    """
 
     id: str
     tenant: str
@@ -110,6 +115,78 @@ class CollectionRecord(Message, frozen=True):
     chunking: Chunking = Chunking()
     shards: int = 1
     created_ms: int = 0
+    placed: bool = False
+
+
+class PlacedReplica(msgspec.Struct, frozen=True):
+    """A copy of a shard, by the name of its process' files.
+
+    A new one begins empty, as the shard does; one that is filling is copied from a serving one, and takes the place of
+    the replica `replaces` when it serves.
+    """
+
+    name: str
+    state: Literal["new", "filling", "serving"]
+    replaces: str = ""
+
+
+class ShardSplit(msgspec.Struct, frozen=True):
+    """A split in progress: the children `numbers` get the hashes below and from `at`.
+
+    The replicas `ready` have both children in step; no write comes after the entry `seal`, once there is one.
+    """
+
+    at: int
+    numbers: tuple[int, int]
+    ready: list[str] = []
+    seal: str = ""
+
+
+class PlacedShard(msgspec.Struct, frozen=True):
+    """A shard that holds the documents with hashes from `low` to below `high`; its number is never used again.
+
+    `ancestors` are the shards that it came from by splits, the oldest first; its own stream begins after `begins`.
+    """
+
+    number: int
+    low: int
+    high: int
+    replicas: list[PlacedReplica]
+    ancestors: list[int] = []
+    begins: str = "0-0"
+    split: ShardSplit | None = None
+
+
+class CollectionPlacement(Message, frozen=True):
+    """Where the shards of a collection live; `replicas` is how many of each are wanted.
+
+    `version` rises with every change, `layout` when shards take the place of others.
+    """
+
+    collection: str
+    shards: list[PlacedShard]
+    replicas: int = 1
+    next_number: int = 1
+    version: int = 1
+    layout: int = 0
+
+
+class HeldShard(msgspec.Struct, frozen=True):
+    """A shard in a process: its vectors, its bytes on the disk, and why it is not complete, if it is not."""
+
+    collection: str
+    number: int
+    rows: int
+    bytes: int
+    why: str = ""
+
+
+class Holding(Message, frozen=True):
+    """What one vector_search process holds, and the bytes of memory that it may use; reported when it changes."""
+
+    replica: str
+    memory_bytes: int
+    shards: list[HeldShard] = []
 
 
 class DeadLetter(Message, frozen=True):

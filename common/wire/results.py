@@ -9,7 +9,7 @@ import msgspec
 from common.errors import SpillwayError
 from common.types.generation import FinishReason, Logprob
 from common.wire.message import Message, _checked, decode
-from common.wire.search import DocumentsResult, SearchResult
+from common.wire.search import CopyResult, DocumentsResult, SearchResult
 from common.wire.sessions import SessionResult
 from common.wire.workflows import RequestResult
 
@@ -66,6 +66,7 @@ Result = (
     | ScoreResult
     | SearchResult
     | DocumentsResult
+    | CopyResult
     | RequestResult
     | GenerateResult
     | SessionResult

@@ -119,6 +119,36 @@ class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
     text: float | None = None
 
 
+class CopyWork(Message, frozen=True, tag="copy"):
+    """Copy a shard to another process: `begin` a snapshot, `read` bytes of one of its files, or `end` it.
+
+    Every copy has a name, which its receiver chooses.
+    """
+
+    collection: str
+    shard: int
+    op: Literal["begin", "read", "end"]
+    name: str
+    file: str = ""
+    offset: int = 0
+
+
+class CopyFile(msgspec.Struct, frozen=True):
+    """A file of a snapshot: its size, and the xxh3-64 of its bytes in hexadecimal digits."""
+
+    name: str
+    size: int
+    sum: str
+
+
+class CopyResult(Message, frozen=True, tag="copy"):
+    """The files of a snapshot that began, or the bytes that were read with their xxh3-64."""
+
+    files: list[CopyFile] = []
+    data: bytes = b""
+    sum: int = 0
+
+
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     """One chunk found: its document, where it stands in it (character offsets), and how near it is."""
 
@@ -150,6 +180,13 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
     fits: bool | None = None
 
 
+class MissingShard(msgspec.Struct, frozen=True):
+    """A shard that did not answer a search, and why."""
+
+    shard: int
+    why: str
+
+
 class SearchResult(Message, frozen=True, tag="search"):
     """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
 
@@ -158,6 +195,7 @@ class SearchResult(Message, frozen=True, tag="search"):
     made is empty), and in `rows` the float32 vectors of length 1 that maximal marginal relevance compares.
     `text_indexed` is below 1.0 while the text index of an older shard is being built; `texts` counts the chunks with a
     text, -1 where that says nothing: texts were not searched, or there is no chunk.
+    In the merged result of a search that may be partial `missing` names the shards that did not answer.
     """
 
     shown: list[list[bytes]]
@@ -171,6 +209,7 @@ class SearchResult(Message, frozen=True, tag="search"):
     rows: list[bytes] = []
     text_indexed: float = 1.0
     texts: int = -1
+    missing: list[MissingShard] | None = None
 
     def part(self, begin: int, end: int) -> SearchResult:
         """Return the result of the queries [begin, end)."""

@@ -126,7 +126,8 @@ class SearchRequest(Struct, frozen=True):
     """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`, and as `texts`.
 
     `ef` and `exact` are the effort as older routers write it. `depth` is how many of the best of each search are ranked
-    once more, 0 where the search's own order stays.
+    once more, 0 where the search's own order stays. A `partial` one is answered by the
+    shards that can be reached.
     """
 
     many: bool
@@ -149,6 +150,7 @@ class SearchRequest(Struct, frozen=True):
     depth: int = 0
     mmr: Diversity | None = None
     with_scores: bool = False
+    partial: bool = False
 
 
 class StoreItem(Struct, frozen=True, array_like=True):

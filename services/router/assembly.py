@@ -45,7 +45,9 @@ from services.router.http.search import SearchApi
 from services.router.http.session_pages import SessionPagesApi
 from services.router.http.session_turns import SessionTurns
 from services.router.http.sessions import SessionsApi
+from services.router.http.shards import ShardsApi
 from services.router.http.timeline import TimelineApi
+from services.router.layouts import Layouts
 from services.router.mesh.history import MeshHistory
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.mesh.lane_monitor import LaneMonitor
@@ -77,6 +79,7 @@ class Core(NamedTuple):
     depths: LaneDepths
     pages: PageStore | None
     reads: ShardReads
+    layouts: Layouts
 
 
 class RouterProcess(NamedTuple):
@@ -112,7 +115,13 @@ async def assemble(
     """Build a router's parts and start its notifications and text processes; `stack` stops them."""
     core = await _core(config, bus, stack)
     context = WorkflowContext(
-        core.admission, bus, core.notifications, core.cards, core.pool, config.search_ack
+        core.admission,
+        bus,
+        core.notifications,
+        core.cards,
+        core.pool,
+        config.search_ack,
+        core.layouts,
     )
     workflows = WorkflowRunner(context, config.partitions)
     core.runner.on_flagged = lambda: workflows.server.step_now(every=True)
@@ -178,6 +187,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         LaneDepths(),
         pages,
         reads,
+        Layouts(bus),
     )
 
 
@@ -245,7 +255,7 @@ def _collection_apis(
     bus, cards, pool, admission = core.bus, core.cards, core.pool, core.admission
     writes, timeout_s = bus.writes, config.max_timeout_s
     return [
-        CollectionsApi(receiver, records, bus, cards, admission, replies),
+        CollectionsApi(receiver, records, bus, cards, admission, replies, core.layouts),
         ReembedApi(receiver, records, limits, cards, planned, replies, bus.clock, timeout_s),
         SearchApi(
             receiver,
@@ -259,9 +269,11 @@ def _collection_apis(
             replies,
             writes,
             core.reads,
+            core.layouts,
         ),
-        CollectionMapApi(receiver, records, replies, writes),
-        DocumentsApi(receiver, records, pool, replies, writes),
+        ShardsApi(receiver, records, bus),
+        CollectionMapApi(receiver, records, replies, writes, core.layouts),
+        DocumentsApi(receiver, records, pool, replies, writes, core.layouts),
         DocumentWritesApi(
             receiver, records, limits, cards, pool, admission, planned, replies, writes
         ),

@@ -7,7 +7,8 @@ process, or a lane, is asked instead. The processes and their addresses are thos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from msgspec.structs import replace
@@ -21,13 +22,13 @@ from common.transport.call_client import CallClient, CallFailed, CallLost
 from common.wire.message import BadMessage, decode, encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import Event, decode_result
-from common.wire.search import SearchResult, SearchWork
+from common.wire.search import MissingShard, SearchResult, SearchWork
 from services.router.responses.outcomes import error_of
 
 CONNECT_S = 2.0
 _AGAIN_S = 5.0  # between two tries to reach a process; one that starts again has another token
 _HEDGE = 3.0  # times the 99th percentile: then a second process is asked
-_LEAST_HEDGE_S = 0.02
+_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # searches that were hedged count among those measured
 _log = log.get("router")
 
 
@@ -45,14 +46,23 @@ class ShardReads:
         return bool(await self._processes(family, items))
 
     async def search(
-        self, family: Family, works: Sequence[SearchWork], items: int, deadline_ms: int
-    ) -> list[SearchResult] | None:
-        """Return the results of one request's works, each of `items` queries; None if no process could give them.
+        self,
+        family: Family,
+        works: Sequence[SearchWork],
+        items: int,
+        deadline_ms: int,
+        holders: Sequence[Collection[str] | None],
+    ) -> list[SearchResult | MissingShard] | None:
+        """Return the results of one request's works, each of `items` queries; None if no process could give any.
 
-        Raises the error of a request that no process could answer otherwise (4xx, 504).
+        `holders` are the replicas that serve each work's shard (None: all do). In the place of a result is what is
+        missing where no process could answer for that shard. Raises the error of a request that no process could
+        answer otherwise (4xx, 504).
         """
-        clients = await self._processes(family, len(works) * items)
-        if not clients:
+        clients = await self._processes(family, items)
+        left = [[c for name, c in clients if held is None or name in held] for held in holders]
+        asks: list[_Ask] = []
+        if not any(left):
             return None
         clock = self._bus.clock
         left_ms = deadline_ms - clock.now_ms()
@@ -60,14 +70,22 @@ class ShardReads:
         try:
             with tracing.span("search", "client"):
                 trace = tracing.traceparent(tracing.current())
-                payloads = [encode(replace(work, trace=trace)) for work in works]
+                asks = [
+                    _Ask(work.shard, encode(replace(work, trace=trace)), chosen)
+                    for work, chosen in zip(works, left, strict=True)
+                ]
                 async with asyncio.timeout(left_ms / 1000):
-                    found = await self._asked(clients, payloads, left_ms)
+                    await self._asked(asks, left_ms)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the result") from error
-        if found is not None:
+        finally:
+            for ask in asks:
+                ask.leave()
+        if not any(ask.result for ask in asks):
+            return None
+        if all(ask.result for ask in asks):
             self._took.add(clock.monotonic() - began_s)
-        return found
+        return [ask.result or MissingShard(ask.shard, ask.why) for ask in asks]
 
     async def close(self) -> None:
         """Close every connection."""
@@ -76,9 +94,9 @@ class ShardReads:
 
     # -- processes
 
-    async def _processes(self, family: Family, items: int) -> list[CallClient]:
+    async def _processes(self, family: Family, items: int) -> list[tuple[str, CallClient]]:
         """Return connections to the processes that have room for so many queries, the least used first."""
-        found: list[CallClient] = []
+        found: list[tuple[str, CallClient]] = []
         for record in (await self._bus.workers.records(family)).values():
             if not record.address or record.draining:
                 continue
@@ -86,7 +104,7 @@ class ShardReads:
             if client is None or not client.usable:
                 self._reach(record)
             elif client.in_flight + items <= record.depth_items:
-                found.append(client)
+                found.append((record.replica, client))
         return sorted(found, key=_in_flight) if len(found) > 1 else found
 
     def _reach(self, record: WorkerRecord) -> None:
@@ -111,69 +129,77 @@ class ShardReads:
 
     # -- calls
 
-    async def _asked(
-        self, clients: Sequence[CallClient], payloads: Sequence[bytes], left_ms: int
-    ) -> list[SearchResult] | None:
-        """Ask the first process, and the next one if that fails or is late; None if none of them could answer."""
-        if len(clients) == 1:  # the usual case needs no task
+    async def _asked(self, asks: Sequence[_Ask], left_ms: int) -> None:
+        """Ask the first process for each shard, and the next one where that fails or is late, until all are over.
+
+        Calls to one process go out in one round. The usual case, one shard, needs neither a task nor a look at others.
+        """
+        for ask in asks:
+            ask.send(left_ms)
+        if len(asks) == 1 and not asks[0].left and len(asks[0].sent) == 1:
+            answer = next(iter(asks[0].sent))
+            with contextlib.suppress(CallFailed, CallLost):
+                await answer
+            asks[0].take(answer)
+            return
+        while waiting := {answer: ask for ask in asks if not ask.over for answer in ask.sent}:
+            may_hedge = any(ask.left for ask in waiting.values())
+            late_s = min(max(_LEAST_HEDGE_S, _HEDGE * self._took.value), _MOST_HEDGE_S)
+            done, _ = await asyncio.wait(
+                waiting, timeout=late_s if may_hedge else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for answer in done:
+                waiting[answer].take(answer)
+            for ask in asks:
+                if not ask.over and (not ask.sent or not done):
+                    ask.send(left_ms)
+
+
+class _Ask:
+    """One shard's part of a search: the processes that have not been asked, and the calls without an answer."""
+
+    def __init__(self, shard: int, payload: bytes, clients: Sequence[CallClient]) -> None:
+        self.shard, self.left = shard, list(clients)
+        self.sent: set[asyncio.Future[bytes]] = set()
+        self.result: SearchResult | None = None
+        self.why = "no process that serves it can be reached"
+        self._payload = payload
+
+    @property
+    def over(self) -> bool:
+        """Whether there is a result, or nobody to wait for or to ask."""
+        return self.result is not None or not (self.sent or self.left)
+
+    def send(self, left_ms: int) -> None:
+        """Call the next process, if there is one whose connection stands."""
+        while self.left:
             try:
-                return await _received(_send(clients[0], payloads, left_ms))
-            except _Elsewhere:
-                return None
-        waiting: set[asyncio.Task[list[SearchResult]]] = set()
-        left = list(clients)
+                self.sent.add(self.left.pop(0).call(self._payload, left_ms))
+            except CallLost as error:
+                self.why = str(error)
+            else:
+                return
+
+    def take(self, answer: asyncio.Future[bytes]) -> None:
+        """Take a process' answer; raises an error that would be the same elsewhere."""
+        self.sent.discard(answer)
+        if self.result is not None:
+            return
         try:
-            while left or waiting:
-                if left:
-                    answers = _send(left.pop(0), payloads, left_ms)
-                    waiting.add(asyncio.create_task(_received(answers)))
-                late_s = max(_LEAST_HEDGE_S, _HEDGE * self._took.value) if left else None
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=late_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    error = task.exception()
-                    if error is None:
-                        return task.result()
-                    if not isinstance(error, _Elsewhere):
-                        raise error
-        finally:
-            for task in waiting:
-                task.cancel()
-        return None
+            self.result = cast("SearchResult", decode_result(answer.result()))
+        except CallFailed as failed:
+            error = error_of(decode(failed.payload, Event))
+            if error.http_status < 500 or isinstance(error, DeadlineExceeded):
+                raise error from None
+            self.why = error.message
+        except (CallLost, BadMessage) as error:
+            self.why = str(error)
+
+    def leave(self) -> None:
+        """Read no more answers."""
+        for answer in self.sent:
+            answer.cancel()
 
 
-class _Elsewhere(Exception):
-    """A process cannot answer now; another one, or a lane, may."""
-
-
-def _send(
-    client: CallClient, payloads: Sequence[bytes], left_ms: int
-) -> list[asyncio.Future[bytes]]:
-    """Send calls; CallLost stands in the future of a call that could not be sent."""
-    answers: list[asyncio.Future[bytes]] = []
-    for payload in payloads:
-        try:
-            answers.append(client.call(payload, left_ms))
-        except CallLost as error:
-            lost: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            lost.set_exception(error)
-            answers.append(lost)
-    return answers
-
-
-async def _received(answers: Sequence[asyncio.Future[bytes]]) -> list[SearchResult]:
-    """Return the results of calls; the error of a call, or _Elsewhere where asking again may help."""
-    try:
-        return [cast("SearchResult", decode_result(await answer)) for answer in answers]
-    except CallFailed as failed:
-        error = error_of(decode(failed.payload, Event))
-        if error.http_status >= 500 and not isinstance(error, DeadlineExceeded):
-            raise _Elsewhere from error
-        raise error from None
-    except (CallLost, BadMessage) as error:
-        raise _Elsewhere from error
-
-
-def _in_flight(client: CallClient) -> int:
-    return client.in_flight
+def _in_flight(process: tuple[str, CallClient]) -> int:
+    return process[1].in_flight

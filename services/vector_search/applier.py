@@ -8,12 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
+import msgspec
+
 from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
 from common.bus.writes import id_pair
 from common.errors import SpillwayError
 from common.ids import Family
+from common.registry.layout import hash_of_document
 from common.tasks import in_pool, wait
 from common.wire.message import BadMessage
 from common.wire.search import Write
@@ -88,6 +91,9 @@ class Applier:
                     self.read_soon(self._of(family))
                 news = await self._bus.writes.await_written(family, after, _BLOCK_MS)
                 self.read_soon(news.shards)
+                self.read_soon(
+                    child for key in news.shards for child in self._shards.children_of(key)
+                )
                 after = None if news.gap else news.after
                 empty = 0 if news.shards else empty + 1
                 if empty >= _CHECK_LOOKS and after is not None:
@@ -123,7 +129,7 @@ class Applier:
                 continue
             self._waiting -= after.keys()
             try:
-                entries = await self._bus.writes.read(after)
+                entries = await self._read(after)
             except BusDown:
                 self._waiting |= after.keys()
                 await wait(self._stopping, _LOST_S)
@@ -135,6 +141,18 @@ class Applier:
             for key in after:
                 await self._apply(key, batches.get(key, []))
             self._caught_up()
+
+    async def _read(self, after: dict[Key, str]) -> list[tuple[str, int, str, Write | BadMessage]]:
+        """Return the next writes of shards; those of a child come from its parent's stream."""
+        sources = {key: self._shards.sources[key] for key in after if key in self._shards.sources}
+        own = {key: applied for key, applied in after.items() if key not in sources}
+        entries = await self._bus.writes.read(own) if own else []
+        for key, source in sources.items():
+            entries += [
+                (*key, entry, within(write, source.low, source.high))
+                for _, _, entry, write in await self._bus.writes.read({source.parent: after[key]})
+            ]
+        return entries
 
     def _due(self) -> dict[Key, str]:
         now, due = asyncio.get_running_loop().time(), {}
@@ -209,11 +227,19 @@ class Applier:
             await self._bus.writes.publish_blocked(*key, code, 3 * _RETRY_S)
 
 
+def within(write: Write | BadMessage, low: int, high: int) -> Write | BadMessage:
+    """Return the part of a write that concerns the documents whose hashes are from `low` to below `high`."""
+    if isinstance(write, BadMessage):
+        return write
+    return msgspec.structs.replace(
+        write,
+        upserts=[doc for doc in write.upserts if low <= hash_of_document(doc.id) < high],
+        deletes=[name for name in write.deletes if low <= hash_of_document(name) < high],
+    )
+
+
 def apply_batch(shard: Shard, batch: list[Entry]) -> None:
     """Apply entries of one shard in order, with one sync for all."""
     for entry, write in batch:
-        if isinstance(write, BadMessage):
-            shard.skip(entry)
-        else:
-            shard.apply(entry, write)
+        shard.apply(entry, None if isinstance(write, BadMessage) else write)
     shard.sync()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.vector_search.index.index import Index
-from services.vector_search.index.port import Effort, Kind, Neighbours, EffortPlan
+from services.vector_search.index.port import Effort, EffortPlan, Kind, Neighbours
 from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.search_cost import SearchCost
 

@@ -24,7 +24,7 @@ from services.vector_search.filters import Attributes, Filter, attributes
 from services.vector_search.text_index import TextIndex
 from services.vector_search.write_log import EntryId, format_id, parse_id
 
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS document (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL,
@@ -79,6 +79,16 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def copy_database(path: Path, target: Path) -> None:
+    """Copy a database that others may be writing to, as of one moment; sqlite3 errors pass through."""
+    source, copied = connect(path), sqlite3.connect(target)
+    try:
+        source.backup(copied)
+    finally:
+        copied.close()
+        source.close()
+
+
 class ReaderPool:
     """Connections for readers: as many as ever read at once, kept for the next ones."""
 
@@ -127,7 +137,7 @@ class Documents:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer = connect(path)
-        self._writer.executescript(_SCHEMA)
+        self._writer.executescript(SCHEMA)
         self._readers = ReaderPool(path)
         self.texts = TextIndex(self._writer, self._readers.one)
         self._load_state()

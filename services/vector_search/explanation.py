@@ -9,7 +9,7 @@ from typing import Any
 
 from services.vector_search.index import search_path
 from services.vector_search.index.index import Index
-from services.vector_search.index.port import IndexStats, EffortPlan
+from services.vector_search.index.port import EffortPlan, IndexStats
 from services.vector_search.index.rows import Flags
 from services.vector_search.search_cost import SearchCost
 

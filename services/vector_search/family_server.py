@@ -21,6 +21,7 @@ from common.tasks import HEALTHY_S, RESTARTS, in_pool, wait
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
+from services.vector_search.peers import Peers
 from services.vector_search.query_batch import MAX_QUERIES
 from services.vector_search.query_loop import QueryLoop
 from services.vector_search.read_server import ReadServer
@@ -62,6 +63,7 @@ class FamilyServer:
         *,
         threads: int,
         reads: ReadServer,
+        peers: Peers,
         begun: Callable[[], None],
     ) -> None:
         self.family = family
@@ -71,7 +73,7 @@ class FamilyServer:
         self._shards = shards
         self._pool = pool
         self._threads = threads
-        self._reads = reads
+        self._reads, self._peers = reads, peers
         self._begun = begun
         self._started_ms = bus.clock.now_ms()
         self._costs = SearchCosts()
@@ -101,7 +103,14 @@ class FamilyServer:
         worker = Worker(self._bus, self.family, self._record())
         await worker.start()
         self._has_begun()
-        loop = QueryLoop(self._shards, worker, self._pool, self._bus.clock, threads=self._threads)
+        loop = QueryLoop(
+            self._shards,
+            worker,
+            self._pool,
+            self._bus.clock,
+            threads=self._threads,
+            peers=self._peers,
+        )
         keep_costs = partial(self._keep_costs, worker, stopping)
         keeping = self._bus.supervisor.scoped(keep_costs, f"costs-{self.family}")
         try:
@@ -162,6 +171,7 @@ class FamilyServer:
                 service="vector_search",
                 address=self._reads.address,
                 token=self._reads.token,
+                replica=self._shards.name,
             )
         )
 

@@ -149,6 +149,8 @@ class ShardMaintenance:
             if self._stopping.is_set() or shard.snapshot_due or now - last >= _SNAPSHOT_S:
                 self._snapshots[key] = now
                 covered = await self._run(shard.snapshot, self._writer)
+                if self._shards.splitting(key):
+                    continue  # its children may lack writes that it covers: the stream is kept
                 if covered is not None and handle.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.writes.publish_snapshot(*key, self._replica, covered)

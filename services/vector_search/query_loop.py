@@ -17,6 +17,7 @@ from common.wire.results import Result
 from common.wire.search import DocumentsWork, SearchWork
 from common.worker.leases import Lease
 from common.worker.worker import Worker
+from services.vector_search.peers import Peers
 from services.vector_search.query_batch import (
     QueryQueue,
     SearchJob,
@@ -40,7 +41,8 @@ _log = log.get("vector_search")
 class QueryLoop:
     """Serves one family's queries until `stopping`; computing runs on `pool`'s `threads`, never on the event loop.
 
-    A job of a collection that `shards` does not have is refused with the reason, and touches no other job.
+    A job of a shard that another process holds is sent there as a call. A job of a collection that `shards` does not
+    have is refused with the reason, and touches no other job.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class QueryLoop:
         clock: Clock,
         *,
         threads: int,
+        peers: Peers,
     ) -> None:
         self.worker = worker
+        self._peers = peers
         self._shards = shards
         self._pool = pool
         self._clock = clock
@@ -128,9 +132,15 @@ class QueryLoop:
     ) -> None:
         """Queue a job once its shard is open, and has applied and drawn as much as it asks for."""
         self._parked += 1
+        handle, outcome = None, None
         try:
             left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
-            handle = await opened(self._shards, work, left_s)
+            try:
+                handle = await opened(self._shards, work, left_s)
+            except Unavailable as error:
+                if error.code != "shard_missing":
+                    raise
+                outcome = await self._peers.ask(work, lease.deadline_ms)
         except SpillwayError as error:
             await self._refuse(lease, error)
             return
@@ -142,7 +152,10 @@ class QueryLoop:
         finally:
             self._parked -= 1
             self._room.set()
-        self._add(lease, work, generation, handle)
+        if handle is not None:
+            self._add(lease, work, generation, handle)
+        elif outcome is not None and generation == self.worker.generation:
+            await self._finish(lease, outcome)
 
     def _add(
         self,
@@ -227,14 +240,17 @@ class QueryLoop:
     async def _end(self, job: SearchJob, outcome: Result | SpillwayError) -> None:
         if isinstance(outcome, SpillwayError):
             await self._refuse(job.lease, outcome)
-            return
+        else:
+            await self._finish(job.lease, outcome)
+
+    async def _finish(self, lease: Lease, outcome: Result) -> None:
         try:
-            await self.worker.outbox.finish(job.lease, outcome)
+            await self.worker.outbox.finish(lease, outcome)
         except ValueError as error:
             too_large = TooLarge(f"{error}; ask for less at once (smaller k or limit, or no text)")
-            await self._refuse(job.lease, too_large)
+            await self._refuse(lease, too_large)
         except BusDown as error:
-            _log.warning("result_lost", job=job.lease.job, error=str(error))
+            _log.warning("result_lost", job=lease.job, error=str(error))
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
         try:

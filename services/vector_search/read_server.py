@@ -21,10 +21,12 @@ from common.clock import Clock
 from common.errors import ConfigError, DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
 from common.tasks import cancel, in_pool
 from common.transport.call_server import Call, CallServer
-from common.wire.message import encode
+from common.wire.jobs import decode_work
+from common.wire.message import BadMessage, encode
 from common.wire.results import Result, error_event
-from common.wire.search import SearchWork
-from services.vector_search.query_batch import QueryQueue, alike, decoded, opened, run
+from common.wire.search import CopyWork, DocumentsWork, SearchWork
+from services.vector_search.query_batch import QueryQueue, alike, opened, run
+from services.vector_search.shard_copies import ShardCopies
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
@@ -38,7 +40,7 @@ class Read(NamedTuple):
     """A call with its decoded work, its shard, and its span in the caller's trace."""
 
     call: Call
-    work: SearchWork
+    work: SearchWork | DocumentsWork
     handle: ShardHandle
     key: bytes | None
     items: int
@@ -62,8 +64,11 @@ class Read(NamedTuple):
 class ReadServer:
     """Answers calls of routers from the open shards of this process; computing of any length runs on `pool`."""
 
-    def __init__(self, shards: ShardManager, pool: Executor, clock: Clock) -> None:
+    def __init__(
+        self, shards: ShardManager, pool: Executor, clock: Clock, copies: ShardCopies
+    ) -> None:
         self._shards, self._pool, self._clock = shards, pool, clock
+        self._copies = copies
         self._queue = QueryQueue[Read]()
         self._server = CallServer(self._take)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,11 +110,12 @@ class ReadServer:
         try:
             if self._draining or self._held >= MOST_QUERIES:
                 raise Unavailable("this process takes no more calls now")
-            work = decoded(call.payload)
-            if not isinstance(work, SearchWork):
-                raise InvalidRequest("documents are read by jobs; expected a search")
+            work = _decoded(call)
         except SpillwayError as error:
             _fail(call, error)
+            return
+        if isinstance(work, CopyWork):
+            self._spawn(self._copy(call, work))
             return
         handle = self._shards.handles.get((work.collection, work.shard))
         if handle is None or work.after is not None:
@@ -117,7 +123,17 @@ class ReadServer:
         else:
             self._add(call, work, handle)
 
-    async def _prepare(self, call: Call, work: SearchWork) -> None:
+    async def _copy(self, call: Call, work: CopyWork) -> None:
+        """Answer a process that copies a shard."""
+        try:
+            call.reply(encode(await self._copies.answer(work)))
+        except SpillwayError as error:
+            _fail(call, error)
+        except Exception as error:  # noqa: BLE001 - the caller hears of it, and no other is touched
+            _log.exception("copy_failed", collection=work.collection, shard=work.shard)
+            _fail(call, Unavailable(f"the copy failed: {type(error).__name__}"))
+
+    async def _prepare(self, call: Call, work: SearchWork | DocumentsWork) -> None:
         """Queue a call once its shard is open and has applied as much as the work asks for."""
         left_s = call.deadline - asyncio.get_running_loop().time()
         try:
@@ -131,15 +147,16 @@ class ReadServer:
         else:
             self._add(call, work, handle)
 
-    def _add(self, call: Call, work: SearchWork, handle: ShardHandle) -> None:
+    def _add(self, call: Call, work: SearchWork | DocumentsWork, handle: ShardHandle) -> None:
         items = 1
-        if handle.shard is not None:
+        if isinstance(work, SearchWork) and handle.shard is not None:
             items = max(1, work.queries(handle.shard.record.dimension))
         self._held += items
         span: Span = tracing.NONE
         if tracing.on():
             told = {"spillway.queries": items, "spillway.shard": work.shard}
-            span = tracing.start("search", "server", tracing.remote(work.trace), attributes=told)
+            trace = tracing.remote(work.trace if isinstance(work, SearchWork) else "")
+            span = tracing.start("search", "server", trace, attributes=told)
         arrived_s = self._clock.perf_s()
         self._queue.add(Read(call, work, handle, alike(work), items, span, arrived_s))
         if not self._due:  # what arrives in the same turn of the loop becomes one batch
@@ -220,8 +237,20 @@ class ReadServer:
             _log.error("read_failed", exc_info=error)
 
 
-def _plain(work: SearchWork) -> bool:
+def _decoded(call: Call) -> SearchWork | DocumentsWork | CopyWork:
+    try:
+        work = decode_work(call.payload)
+    except BadMessage as error:
+        raise InvalidRequest(str(error)) from error
+    if not isinstance(work, SearchWork | DocumentsWork | CopyWork):
+        raise InvalidRequest(f"{type(work).__name__} in a call; expected a search")
+    return work
+
+
+def _plain(work: SearchWork | DocumentsWork) -> bool:
     """Return whether a work is a search like most others, whose time the mean of those before predicts."""
+    if isinstance(work, DocumentsWork):
+        return False
     special = work.filter or work.asked_effort or work.budget_ms or work.depth
     return work.mode == "vector" and not special
 

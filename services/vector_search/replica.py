@@ -6,6 +6,7 @@ Each part, and each part of a family, has one task or a few, however many collec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,11 +17,17 @@ from common.config import SearchConfig
 from common.tasks import stop_or_end, wait
 from services.vector_search.applier import Applier
 from services.vector_search.family_server import FamilyServer
+from services.vector_search.holding_reports import HoldingReports
 from services.vector_search.maintenance import ShardMaintenance
+from services.vector_search.peers import Peers
+from services.vector_search.placement_coordinator import PlacementCoordinator
 from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
+from services.vector_search.shard_copies import ShardCopies
+from services.vector_search.shard_filler import ShardFiller
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
+from services.vector_search.shard_splitter import ShardSplitter
 from services.vector_search.write_log import parse_id
 
 _REFRESH_S = 0.25
@@ -38,6 +45,7 @@ class Replica:
         *,
         name: str,
         cores: int,
+        memory_bytes: int = 0,
     ) -> None:
         self.ready = asyncio.Event()
         threads = config.search_threads or cores
@@ -52,6 +60,7 @@ class Replica:
             directory,
             bus,
             config,
+            name=name,
             threads=threads,
             writer=self._writer,
             opened=self._opened,
@@ -74,7 +83,13 @@ class Replica:
             applied=self._maintenance.wake,
             caught_up=self._check_ready,
         )
-        self._reads = ReadServer(self._shards, self._searchers, bus.clock)
+        self._copies = ShardCopies(self._shards)
+        self._reads = ReadServer(self._shards, self._searchers, bus.clock, self._copies)
+        self._peers = Peers(bus, name)
+        self._holding = HoldingReports(self._shards, bus, memory_bytes)
+        self._splitter = ShardSplitter(self._shards, bus, self._holding.why)
+        self._coordinator = PlacementCoordinator(self._shards, bus, name)
+        self._filler = ShardFiller(self._shards, bus, self._peers, self._holding.why)
         self._servers = [
             FamilyServer(
                 family,
@@ -84,6 +99,7 @@ class Replica:
                 self._searchers,
                 threads=threads,
                 reads=self._reads,
+                peers=self._peers,
                 begun=self._check_ready,
             )
             for family in bus.writes.search_families()
@@ -134,6 +150,12 @@ class Replica:
         _, late = await asyncio.wait(tasks, timeout=self._config.drain_s)
         for task in late:
             task.cancel()
+        await self._filler.close()
+        await self._splitter.close()
+        with contextlib.suppress(BusDown, BusFull):
+            await self._coordinator.release()
+        self._peers.close()
+        self._copies.close()
         await self._maintenance.finish()
         await self._shards.close()
         self._maintenance.close()
@@ -141,11 +163,16 @@ class Replica:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, stopping: asyncio.Event) -> None:
+        await self._copies.clear()
         await self._start(stopping)
         while not self._stopping.is_set():
             try:
                 await self._shards.refresh()
                 await self._applier.catch_up()
+                await self._filler.step()
+                await self._splitter.step()
+                await self._coordinator.step()
+                await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))
             except BusFull as error:
@@ -158,6 +185,7 @@ class Replica:
             loop, draw = asyncio.get_running_loop(), partial(self._maintenance.draw, key)
             handle.shard.call_when_map_wanted(partial(loop.call_soon_threadsafe, draw))
         self._applier.read_soon([key])
+        self._maintenance.wake(key)
 
     def _dropped(self, handle: ShardHandle) -> None:
         key = handle.collection, handle.number

@@ -1,6 +1,6 @@
 """The directory of one replica: its lock, its name on the bus, and the record of each collection beside its shards.
 
-The records make it possible to fill a registry again that was wiped.
+The records, and the placements of placed collections, make it possible to fill a registry again that was wiped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from common import log
 from common.errors import ConfigError
 from common.ids import ulid
 from common.wire.message import BadMessage, decode, encode
-from common.wire.registry import CollectionRecord
+from common.wire.registry import CollectionPlacement, CollectionRecord
 from services.vector_search.snapshot import settle
 from services.vector_search.write_log import sync_path
 
-_RECORD = "collection.msgpack"
+_RECORD, _PLACEMENT = "collection.msgpack", "placement.msgpack"
 _log = log.get("vector_search")
 
 
@@ -81,6 +81,63 @@ class ReplicaDirectory:
             except (OSError, BadMessage) as error:
                 _log.error("record_unreadable", path=str(path), why=str(error))
         return found
+
+    def placements(self) -> list[CollectionPlacement]:
+        """Return the placement of every placed collection, as it was last known; an unreadable one is left out."""
+        found = []
+        for path in sorted(self.root.glob(f"*/{_PLACEMENT}")):
+            try:
+                found.append(decode(path.read_bytes(), CollectionPlacement))
+            except (OSError, BadMessage) as error:
+                _log.error("placement_unreadable", path=str(path), why=str(error))
+        return found
+
+    def save_placement(self, placement: CollectionPlacement) -> None:
+        """Keep a placement beside its collection's record; OSError if it cannot be written."""
+        _write(self.root / placement.collection / _PLACEMENT, encode(placement))
+
+    def numbers(self, collection: str) -> set[int]:
+        """Return the shards of a collection that lie here complete."""
+        return {
+            int(path.name) for path in (self.root / collection).glob("*") if path.name.isdigit()
+        }
+
+    def unfinished(self, collection: str, number: int) -> Path:
+        """Return an empty directory to make a shard's files in, which `finish` puts in its place."""
+        path = self._unfinished(collection, number)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def finish(self, collection: str, number: int) -> None:
+        """Put what was made in `unfinished` in its place, all of it at once; OSError leaves it where it is."""
+        path = self._unfinished(collection, number)
+        for file in path.iterdir():
+            sync_path(file)
+        sync_path(path)
+        target = self.shard(collection, number)
+        shutil.rmtree(target, ignore_errors=True)
+        path.rename(target)
+        sync_path(target.parent)
+
+    def _unfinished(self, collection: str, number: int) -> Path:
+        return self.root / collection / f"{number}.unfinished"
+
+    def clear(self, *suffixes: str) -> None:
+        """Delete what an earlier process had not finished, and directories with these suffixes beside the shards."""
+        for suffix in (*suffixes, ".unfinished", ".gone"):
+            for path in self.root.glob(f"*/[0-9]*{suffix}"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def remove_shard(self, collection: str, number: int) -> None:
+        """Delete one shard's files, finished or not."""
+        path = self.shard(collection, number)
+        gone = path.with_name(f"{number}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        if path.exists():
+            path.rename(gone)
+        for each in (gone, self._unfinished(collection, number)):
+            shutil.rmtree(each, ignore_errors=True)
 
     def save_record(self, record: CollectionRecord) -> None:
         """Keep a collection's record in its directory, made if need be; OSError if it cannot be written."""

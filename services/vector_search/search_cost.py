@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common.clock import Clock
 from common.cost.online import Lateness, OnlineFit
-from services.vector_search.index.port import Path, EffortPlan
+from services.vector_search.index.port import EffortPlan, Path
 
 # Of the searches, so many end within what they were predicted to take at most, by each of two measures of lateness.
 _QUANTILE = 0.995

@@ -43,7 +43,11 @@ async def _work(
     health: Health,
 ) -> None:
     name = config.replica or directory.name()
-    replica = Replica(directory, bus, config, name=name, cores=detect().usable_cores)
+    machine = detect()
+    memory = machine.memory_limit_bytes or machine.memory_bytes
+    replica = Replica(
+        directory, bus, config, name=name, cores=machine.usable_cores, memory_bytes=memory
+    )
     watch = bus.supervisor.process(watch_bus(bus, health, stopping), "watch")
     ready = bus.supervisor.scoped(partial(_note_ready, replica, health), "ready")
     try:

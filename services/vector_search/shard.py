@@ -55,6 +55,7 @@ _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
 _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
 MAX_K = 10_000
+DATABASE = "documents.sqlite"
 _WALKED = frozenset(
     {"graph", "scan"}
 )  # ways of searches without a filter: their queries are audited
@@ -79,7 +80,7 @@ class Shard:
     ) -> None:
         self.record = record
         self.dropped = False
-        self._directory = directory
+        self.directory = directory
         self._config, self._clock = config, clock
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
@@ -96,7 +97,7 @@ class Shard:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
-            self._documents = Documents(directory / "documents.sqlite")
+            self._documents = Documents(directory / DATABASE)
             self._index = Index(
                 record.dimension,
                 record.metric,
@@ -126,9 +127,9 @@ class Shard:
         )
 
     def _load(self, threads: int) -> None:
-        saved = snapshot.load(self._directory, self.record.dimension, self.record.metric, threads)
+        saved = snapshot.load(self.directory, self.record.dimension, self.record.metric, threads)
         rows, graph, indexed = snapshot.load_rows(
-            self._documents, self.record, saved, self._directory
+            self._documents, self.record, saved, self.directory
         )
         self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
         self._snapshot_rows = indexed
@@ -151,8 +152,8 @@ class Shard:
         """The id of the last write that is durable and visible."""
         return format_id(self._documents.applied)
 
-    def apply(self, entry_id: str, write: Write) -> Outcome:
-        """Stage one write of the stream; durable and visible after `sync`.
+    def apply(self, entry_id: str, write: Write | None) -> Outcome:
+        """Stage one write of the stream, None for an entry that is no write; durable and visible after `sync`.
 
         An id at or below the last is "old"; a (request, index) seen in the last 24 h is "repeated"; a write that
         does not fit the collection is "refused" and changes nothing. Unavailable(`disk_full`): the whole batch
@@ -162,18 +163,20 @@ class Shard:
         metrics.WRITES.labels(outcome=outcome).inc()
         return outcome
 
-    def _apply(self, entry: EntryId, write: Write, *, log: bool) -> Outcome:
+    def _apply(self, entry: EntryId, write: Write | None, *, log: bool) -> Outcome:
         with self._writing:
             last = self._batch.applied if self._batch else self._documents.applied
             if entry <= last:
                 return "old"
             try:
                 if self._batch is None:
-                    reserve(self._directory)
+                    reserve(self.directory)
                     self._documents.begin()
                     self._batch = WriteBatch(last, self._log.mark())
-                payload = encoded(write)
-                outcome = self._stage(self._batch, entry, write) if payload else "refused"
+                payload = encoded(write) if write is not None else None
+                outcome: Outcome = "refused"
+                if payload and write is not None:
+                    outcome = self._stage(self._batch, entry, write)
                 if log and payload and outcome == "applied":
                     self._log.append(entry, payload)
                 self._batch.applied = entry
@@ -181,19 +184,6 @@ class Shard:
                 self._take_back()
                 raise storage_error(error) from error
             return outcome
-
-    def skip(self, entry_id: str) -> None:
-        """Pass over an entry of the stream that is no write; counted as refused."""
-        entry = parse_id(entry_id)
-        with self._writing:
-            try:
-                if self._batch is None:
-                    self._documents.begin()
-                    self._batch = WriteBatch(self._documents.applied, self._log.mark())
-            except sqlite3.Error as error:
-                raise storage_error(error) from error
-            self._batch.applied = max(self._batch.applied, entry)
-        metrics.WRITES.labels(outcome="refused").inc()
 
     def _stage(self, batch: WriteBatch, entry: EntryId, write: Write) -> Outcome:
         if not self._documents.first_time(write.request, write.index, entry[0]):
@@ -496,11 +486,17 @@ class Shard:
         if low < len(saved.labels) < high:
             return False
         try:
-            snapshot.save(self._directory, saved, self.applied)
+            snapshot.save(self.directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
         self._snapshot_rows = len(saved.labels)
         return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether searches need not wait for a graph, or an index of texts, that is to be built."""
+        built = self._index.now.kind == self._index.choice().kind
+        return built and not self._documents.texts.pending
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

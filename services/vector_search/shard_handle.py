@@ -26,6 +26,17 @@ class ShardHandle:
         self.shard, self.error = shard, None
         self.advanced()
 
+    def move(self) -> Shard | None:
+        """Return the data and forget it; later queries are told to ask elsewhere, since others hold the shard."""
+        shard, self.shard = self.shard, None
+        self.error = Unavailable(
+            f"shard {self.number} of collection {self.collection} is not held here any more",
+            code="shard_missing",
+            retry_after_s=1,
+        )
+        self.advanced()
+        return shard
+
     def drop(self) -> Shard | None:
         """Return the data and forget it; later queries fail, since the collection is gone."""
         shard, self.shard = self.shard, None

@@ -6,6 +6,7 @@ Files are written beside, synced, renamed, and named with their checksum in a ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,8 @@ class SavedGraph(NamedTuple):
     recall: float
 
 
-def _file_sum(path: Path) -> str:
+def file_sum(path: Path) -> str:
+    """Return the xxh3-64 of a file's bytes in hexadecimal digits."""
     hasher = xxhash.xxh3_64()
     with path.open("rb") as file:
         while part := file.read(_READ_BYTES):
@@ -97,9 +99,9 @@ def save(directory: Path, saved: IndexSnapshot, applied: str) -> None:
             recall=saved.recall,
             rows=len(saved.labels),
             graph=names[0].name,
-            graph_sum=_file_sum(names[0]),
+            graph_sum=file_sum(names[0]),
             labels=names[1].name,
-            labels_sum=_file_sum(names[1]),
+            labels_sum=file_sum(names[1]),
             kind=saved.kind,
         )
         body = msgspec.json.encode(manifest)
@@ -124,6 +126,19 @@ def clean(directory: Path, manifest: Manifest | None) -> None:
                 path.unlink(missing_ok=True)
 
 
+def link(directory: Path, target: Path) -> None:
+    """Give another directory the files of the newest snapshot, if there is one; such files are never changed."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return
+    try:
+        for name in (manifest.graph, manifest.labels, _MANIFEST):
+            os.link(directory / name, target / name)
+    except FileNotFoundError:  # replaced meanwhile: the graph is built again from the documents
+        for path in target.glob("*"):
+            path.unlink()
+
+
 def load(directory: Path, dimension: int, metric: Metric, threads: int) -> SavedGraph | None:
     """Load the newest snapshot; None if there is none or it is damaged (the graph is then built again)."""
     manifest = read_manifest(directory)
@@ -133,8 +148,8 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
     graph_path, labels_path = directory / manifest.graph, directory / manifest.labels
     try:
         sound = (
-            _file_sum(graph_path) == manifest.graph_sum
-            and _file_sum(labels_path) == manifest.labels_sum
+            file_sum(graph_path) == manifest.graph_sum
+            and file_sum(labels_path) == manifest.labels_sum
         )
         if not sound:
             metrics.DAMAGED.labels(what="snapshot").inc()

@@ -28,10 +28,10 @@ from services.router.http.job_replies import JobReplies
 from services.router.http.receiver import Receiver, query_count
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
+from services.router.layouts import Layouts
 from services.router.responses.collection_map import collection_map, placed, positions
 from services.router.text.bodies import MapBody, check_id, decode, pack_vector
 from services.router.text.requests import Parcel
-from services.router.workflows.write import shard_of
 
 PATH = "/v1/collections/{name}/map"
 MOST_POINTS = 5000
@@ -42,9 +42,14 @@ class CollectionMapApi:
     """Maps of collections, drawn by vector_search; answered with what is drawn, with 202 where that is nothing yet."""
 
     def __init__(
-        self, receiver: Receiver, records: TenantRecords, replies: JobReplies, searches: Writes
+        self,
+        receiver: Receiver,
+        records: TenantRecords,
+        replies: JobReplies,
+        searches: Writes,
+        layouts: Layouts,
     ) -> None:
-        self._receiver, self._records = receiver, records
+        self._receiver, self._records, self._layouts = receiver, records, layouts
         self._replies, self._searches = replies, searches
 
     def routes(self) -> list[web.RouteDef]:
@@ -60,9 +65,10 @@ class CollectionMapApi:
         parts = [first] if first.basis or first.pending else []
         if first.basis:
             free = msgspec.structs.replace(caller, key=None)  # the key has been charged
+            numbers = (await self._layouts.of(record)).numbers
             others = (
                 self._part(request, free, record, number, sample=sample, basis=first.basis)
-                for number in range(shard + 1, record.shards)
+                for number in (numbers[numbers.index(shard) + 1 :] if shard in numbers else ())
             )
             parts += await asyncio.gather(*others)
         body = collection_map(record.name, parts, sample)
@@ -103,7 +109,7 @@ class CollectionMapApi:
     ) -> tuple[int, MapPart]:
         """Return the first shard that has rows with its part in its own plane; an empty part if all are empty."""
         shard, part = 0, MapPart()
-        for shard in range(record.shards):
+        for shard in (await self._layouts.of(record)).numbers:
             part = await self._part(request, caller, record, shard, sample=sample)
             if part.basis or part.pending:
                 break
@@ -121,8 +127,9 @@ class CollectionMapApi:
     ) -> list[MapPoint]:
         """Return the points of all chunks of `ids`, or of `hits` (document, chunk), in the order asked."""
         asked: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+        layout = await self._layouts.of(record)
         for name, chunk in hits or [(name, 0) for name in ids]:
-            asked[shard_of(name, record.shards)].append((name, chunk))
+            asked[layout.shard_of(name)].append((name, chunk))
         calls = []
         for shard, pairs in asked.items():
             chunks = [chunk for _, chunk in pairs] if hits else []

@@ -12,7 +12,9 @@ from common.bus import Bus
 from common.clock import Clock
 from common.errors import Conflict, InvalidRequest, Unprocessable
 from common.ids import ulid
+from common.registry import placement_plan
 from common.registry.collections import Collections
+from common.registry.placements import Placements
 from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
@@ -27,6 +29,8 @@ from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import TENANT, Receiver, query_count
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
+from services.router.http.shards import processes_of
+from services.router.layouts import Layouts
 from services.router.responses.collection_stats import collection_stats
 from services.router.text.bodies import CollectionBody, ReembedBody, decode
 from services.router.text.requests import Parcel, choose
@@ -48,8 +52,10 @@ class CollectionsApi:
         cards: Cards,
         admission: AdmissionController,
         replies: JobReplies,
+        layouts: Layouts,
     ) -> None:
         self._receiver, self._records, self._replies = receiver, records, replies
+        self._layouts, self._placements = layouts, Placements(bus)
         self._bus, self._cards, self._admission = bus, cards, admission
         self._collections = Collections(bus)
 
@@ -68,14 +74,27 @@ class CollectionsApi:
         """Create a collection; with an encoder its dimension is the encoder's."""
         body = decode(await self._receiver.body(request), CollectionBody)
         record = await self._record(request[TENANT], body)
+        if body.shards is not None or body.replicas is not None:
+            record = await self._placed(record, body.shards or 1, body.replicas or 1)
         if not await self._collections.create(record):
+            if record.placed:
+                await self._placements.remove(record.id)
             raise Conflict(
                 f"collection {record.name!r} exists; delete it first, or choose another name",
                 code="collection_exists",
                 param="name",
             )
-        await await_served(self._bus, self._admission, record)
+        layout = await self._layouts.now(record)
+        await await_served(self._bus, self._admission, record, layout)
         return reply_json(_shown(record), status=201)
+
+    async def _placed(
+        self, record: CollectionRecord, shards: int, replicas: int
+    ) -> CollectionRecord:
+        """Place a collection's shards on the processes that live; Unprocessable if these are too few."""
+        processes = await processes_of(self._bus, record)
+        await self._placements.put(placement_plan.created(record.id, shards, replicas, processes))
+        return msgspec.structs.replace(record, shards=shards, placed=True)
 
     async def _record(self, tenant: str, body: CollectionBody) -> CollectionRecord:
         chunking = body.chunking
@@ -121,11 +140,15 @@ class CollectionsApi:
         """Return a collection with its statistics."""
         record = await self._records.collection(request)
         caller = self._receiver.context(request)
+        layout = (
+            await self._layouts.now(record) if record.placed else await self._layouts.of(record)
+        )
         parts = await asyncio.gather(
-            *(self._stats(request, caller, record, shard) for shard in range(record.shards))
+            *(self._stats(request, caller, record, shard) for shard in layout.numbers)
         )
         stats = collection_stats([part.stats or {} for part in parts])
-        stats["applied"] = ",".join(part.applied for part in parts)
+        applied = {n: part.applied for n, part in zip(layout.numbers, parts, strict=True)}
+        stats["applied"] = layout.token(applied)
         return reply_json({**_shown(record), "stats": stats})
 
     async def explain(self, request: web.Request) -> web.Response:
@@ -133,9 +156,10 @@ class CollectionsApi:
         record = await self._records.collection(request)
         wanted, k = query_filter(request), query_count(request, "k", 10, _MOST_HITS)
         caller = self._receiver.context(request)
+        layout = await self._layouts.of(record)
         works = [
             DocumentsWork(collection=record.id, op="explain", filter=wanted, k=k, shard=shard)
-            for shard in range(record.shards)
+            for shard in layout.numbers
         ]
         parts = await asyncio.gather(*(self._told(request, caller, work) for work in works))
         shards = [
@@ -169,9 +193,12 @@ class CollectionsApi:
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a collection with everything in it."""
         record = await self._records.collection(request)
+        layout = await self._layouts.now(record)
         await self._collections.remove(record)
         self._records.forget_collection(record)
-        await drop_shards(self._bus, record, f"drop-{record.id}", self._admission.router)
+        await drop_shards(self._bus, record, layout, f"drop-{record.id}", self._admission.router)
+        if record.placed:
+            await self._placements.remove(record.id)
         return reply_json({"object": "collection", "name": record.name, "deleted": True})
 
 
@@ -242,6 +269,7 @@ def _shown(record: CollectionRecord) -> dict[str, Any]:
         "query_prompt": record.query_prompt,
         "document_prompt": record.document_prompt,
         "created": record.created_ms // 1000,
+        "placed": record.placed,
     }
 
 

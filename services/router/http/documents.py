@@ -10,7 +10,8 @@ import msgspec
 from aiohttp import web
 
 from common.bus.writes import Writes
-from common.errors import InvalidRequest, NotFound
+from common.errors import Conflict, InvalidRequest, NotFound, SpillwayError
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
@@ -24,6 +25,7 @@ from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import MODEL, Receiver, page_limit
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply
+from services.router.layouts import Layouts
 from services.router.responses import json_bodies
 from services.router.text import collections
 from services.router.text.bodies import DeleteBody, check_id, check_json, decode
@@ -31,7 +33,6 @@ from services.router.text.pool import INLINE_BYTES, TextPool
 from services.router.text.requests import Parcel
 from services.router.workflows.embed import checked_encoder
 from services.router.workflows.planned_jobs import PlannedJobs
-from services.router.workflows.write import shard_of
 
 DOCUMENTS = "/v1/collections/{name}/documents"
 PARTS = ("text", "metadata", "vectors")
@@ -39,7 +40,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class DocumentsApi:
-    """Lists and gets documents, each time by one job on one shard."""
+    """Lists and gets documents, each time by one job on one shard; a job on a shard that was split is sent again."""
 
     def __init__(
         self,
@@ -48,8 +49,9 @@ class DocumentsApi:
         pool: TextPool,
         replies: JobReplies,
         searches: Writes,
+        layouts: Layouts,
     ) -> None:
-        self._receiver, self._records = receiver, records
+        self._receiver, self._records, self._layouts = receiver, records, layouts
         self._pool, self._replies, self._searches = pool, replies, searches
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,7 +65,12 @@ class DocumentsApi:
         """List documents, a page after the cursor; a cursor is `<shard>:<the shard's cursor>`."""
         record = await self._records.collection(request)
         include = _include(request, "metadata")
-        shard, cursor = _cursor(request.query.get("after", ""), record)
+        layout = await self._layouts.of(record)
+        try:
+            shard, cursor = _cursor(request.query.get("after", ""), layout)
+        except SpillwayError:  # a shard that this router has not heard of may be there by now
+            layout = await self._layouts.now(record)
+            shard, cursor = _cursor(request.query.get("after", ""), layout)
         work = DocumentsWork(
             collection=record.id,
             op="list",
@@ -76,7 +83,7 @@ class DocumentsApi:
         )
         options = ResponseOptions(kind="documents", include=include, count=record.dimension)
         result = await self._read(request, record, work)
-        following = _next(result.cursor, shard, record)
+        following = _next(result.cursor, shard, layout)
         found = msgspec.structs.replace(result, cursor=following)
         size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in found.documents)
         write = partial(json_bodies.documents, options, found)
@@ -86,17 +93,30 @@ class DocumentsApi:
         """Return one document, or 404."""
         record = await self._records.collection(request)
         name, include = _document_id(request), _include(request, "text,metadata")
-        work = DocumentsWork(
-            collection=record.id,
-            op="get",
-            ids=[name],
-            limit=1,
-            with_text="text" in include,
-            with_vectors="vectors" in include,
-            after=request.query.get("applied") or None,
-            shard=shard_of(name, record.shards),
-        )
-        found = await self._read(request, record, work)
+        layout = await self._layouts.of(record)
+        for again in (True, False):
+            try:
+                after = layout.after(request.query.get("applied"))
+                shard = layout.shard_of(name)
+                work = DocumentsWork(
+                    collection=record.id,
+                    op="get",
+                    ids=[name],
+                    limit=1,
+                    with_text="text" in include,
+                    with_vectors="vectors" in include,
+                    after=after.get(shard),
+                    shard=shard,
+                )
+                found = await self._read(request, record, work)
+                if layout.shards:
+                    told = layout.token({shard: found.applied})
+                    found = msgspec.structs.replace(found, applied=told)
+                break
+            except Conflict as error:
+                if error.code != "layout_changed" or not again:
+                    raise
+                layout = await self._layouts.now(record)
         if not found.documents:
             raise NotFound(
                 f"collection {record.name!r} holds no document {name!r}", code="document_not_found"
@@ -223,11 +243,24 @@ def query_filter(request: web.Request) -> dict[str, Any] | None:
     return value
 
 
-def _cursor(text: str, record: CollectionRecord) -> tuple[int, str | None]:
+def _cursor(text: str, layout: ShardLayout) -> tuple[int, str | None]:
+    """Return the shard that a listing goes on with, and where in it."""
     if not text:
-        return 0, None
+        return layout.numbers[0], None
     shard, _, rest = text.partition(":")
-    if not (shard.isascii() and shard.isdigit() and len(shard) < 5 and int(shard) < record.shards):
+    if not (shard.isascii() and shard.isdigit() and len(shard) < 10):
+        raise InvalidRequest(
+            f"after is {text[:80]!r}: expected `next` of the page before",
+            code="invalid_cursor",
+            param="after",
+        )
+    if int(shard) not in layout.numbers:
+        if layout.shards:
+            raise Conflict(
+                "after: the shard that the page before came from was split; begin the list again",
+                code="layout_changed",
+                param="after",
+            )
         raise InvalidRequest(
             f"after is {text[:80]!r}: expected `next` of the page before",
             code="invalid_cursor",
@@ -236,10 +269,11 @@ def _cursor(text: str, record: CollectionRecord) -> tuple[int, str | None]:
     return int(shard), rest or None
 
 
-def _next(cursor: str | None, shard: int, record: CollectionRecord) -> str | None:
+def _next(cursor: str | None, shard: int, layout: ShardLayout) -> str | None:
     if cursor is not None:
         return f"{shard}:{cursor}"
-    return f"{shard + 1}:" if shard + 1 < record.shards else None
+    at = layout.numbers.index(shard) + 1
+    return f"{layout.numbers[at]}:" if at < len(layout.numbers) else None
 
 
 def _document_id(request: web.Request) -> str:

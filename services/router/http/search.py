@@ -10,11 +10,12 @@ import msgspec
 from aiohttp import web
 
 from common.bus.writes import Writes
-from common.errors import NotFound
+from common.errors import Conflict, NotFound
 from common.ids import job_id, ulid
+from common.registry.layout import ShardLayout
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
-from common.wire.search import SearchResult
+from common.wire.search import MissingShard, SearchResult
 from common.wire.workflows import ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.controller import AdmissionController
 from services.router.admission.job_spec import JobSpec, RequestContext
@@ -25,6 +26,7 @@ from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import MODEL, REQUEST_ID, Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply
+from services.router.layouts import Layouts
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses import json_bodies
 from services.router.shard_reads import ShardReads
@@ -65,12 +67,13 @@ class SearchApi:
         replies: JobReplies,
         searches: Writes,
         reads: ShardReads,
+        layouts: Layouts,
     ) -> None:
         self._receiver, self._records = receiver, records
         self._limits, self._depths = limits, depths
         self._cards, self._pool, self._admission = cards, pool, admission
         self._planned, self._replies, self._searches = planned, replies, searches
-        self._reads = reads
+        self._reads, self._layouts = reads, layouts
         self._turns = itertools.count(1)  # requests go round the partitions
 
     def routes(self) -> list[web.RouteDef]:
@@ -122,8 +125,11 @@ class SearchApi:
         family = self._searches.search_family(record.id)
         most, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
         ask = self._begun(request, ask)
-        if not ask.tokens and record.shards == 1 and ask.count <= min(most, QUERIES_AT_ONCE):
-            parcels = search_parcels(record, ask, ask.vectors, 0, most)
+        single = record.shards == 1 and not record.placed
+        if not ask.tokens and single and ask.count <= min(most, QUERIES_AT_ONCE):
+            parcels = search_parcels(
+                record, ask, ask.vectors, ShardLayout.of(record, None), 0, most
+            )
             only = JobSpec(family, SEARCH_CLASSES, parcels[0], options)
             return await self._replies.reply(request, caller, only)
         await self._admission.foresee(family, SEARCH_CLASSES, ask.count, 0, caller.deadline_ms)
@@ -145,7 +151,8 @@ class SearchApi:
         A client that leaves takes the search with it, and nobody asks for its outcome later.
         """
         family = self._searches.search_family(record.id)
-        if ask.count > at_once(record, ask) or not await self._reads.ready(family, ask.count):
+        layout = await self._layouts.of(record)
+        if ask.count > at_once(layout, ask) or not await self._reads.ready(family, ask.count):
             return ask, None
         if ask.tokens:
             parcels = await self._parcels(record, ask)
@@ -157,17 +164,49 @@ class SearchApi:
         else:
             noted(request, job_id(family, ulid()))  # of a job's form, though there is none
         ask = self._begun(request, ask)
-        works = [search_work(record, ask, ask.vectors, ask.texts, s) for s in range(record.shards)]
+        try:
+            found = await self._found(request, caller, record, ask, layout)
+            old = record.placed and (found is None or bool(found.missing))
+        except Conflict as error:
+            if error.code != "layout_changed":
+                raise
+            found, old = None, True
+        if old:  # a replica may have moved, or a shard was split
+            layout = await self._layouts.now(record)
+            caller = msgspec.structs.replace(caller, key=None)
+            found = await self._found(request, caller, record, ask, layout) or found
+        if found is not None and found.missing and not ask.partial:
+            return ask, None
+        return ask, found
 
-        async def found() -> list[SearchResult] | None:
-            return await self._reads.search(family, works, ask.count, caller.deadline_ms)
+    async def _found(
+        self,
+        request: web.Request,
+        caller: RequestContext,
+        record: CollectionRecord,
+        ask: SearchRequest,
+        layout: ShardLayout,
+    ) -> SearchResult | None:
+        """Return the merged hits of a layout's shards, with what is missing; None where no shard answered."""
+        family, name = self._searches.search_family(record.id), request[REQUEST_ID]
+        works = [
+            search_work(record, ask, ask.vectors, ask.texts, layout, n) for n in layout.numbers
+        ]
 
-        name = request[REQUEST_ID]
+        async def found() -> list[SearchResult | MissingShard] | None:
+            return await self._reads.search(
+                family, works, ask.count, caller.deadline_ms, layout.holders()
+            )
+
         results = await self._admission.read(caller, family, name, found)
         if results is None:
-            return ask, None
-        shards = [[result] for result in results]
-        return ask, await merge(self._pool, shards, record, ask, ask.vectors)
+            return None
+        pairs = list(zip(layout.numbers, results, strict=True))
+        missing = [each for _, each in pairs if isinstance(each, MissingShard)]
+        given = {number: [each] for number, each in pairs if isinstance(each, SearchResult)}
+        if ask.partial or missing:
+            return await merge(self._pool, given, layout, ask, ask.vectors, missing)
+        return await merge(self._pool, given, layout, ask, ask.vectors)
 
     def _begun(self, request: web.Request, ask: SearchRequest) -> SearchRequest:
         """Return a search with what has passed of its time budget, if it has one."""

@@ -88,6 +88,8 @@ def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes
         tail["text_indexed"] = round(found.text_indexed, 4)
     if found.report is not None:
         tail["search"] = found.report
+    if found.missing is not None:
+        tail["missing"] = found.missing
     return b'{"object":"list","data":[%b],%b' % (data, msgspec.json.encode(tail)[1:])
 
 

@@ -73,6 +73,8 @@ class CollectionBody(Struct, frozen=True, forbid_unknown_fields=True):
     chunking: ChunkingBody | None = None
     query_prompt: Annotated[str, Meta(max_length=1000)] | None = None
     document_prompt: Annotated[str, Meta(max_length=1000)] | None = None
+    shards: Annotated[int, Meta(ge=1, le=64)] | None = None
+    replicas: Annotated[int, Meta(ge=1, le=16)] | None = None
 
 
 class DocumentBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,9 +118,31 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False
     after: str | None = None
+    partial: bool = False
     mode: Mode | None = None
     mmr: Diversity | None = None
     include_scores: bool = False
+
+
+class MoveShardBody(
+    Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from", "target": "to"}
+):
+    """POST /v1/collections/{name}/shards/{shard}/move; without `from` it is added, without `to` one is chosen."""
+
+    source: ModelName | None = None
+    target: ModelName | None = None
+
+
+class DropReplicaBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/shards/{shard}/drop: the replica to do without."""
+
+    replica: ModelName
+
+
+class ReplicasBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/replicas: how many replicas each shard should have."""
+
+    replicas: Annotated[int, Meta(ge=1, le=16)]
 
 
 class MapHitBody(Struct, frozen=True):

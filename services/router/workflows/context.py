@@ -7,6 +7,7 @@ from typing import NamedTuple
 from common.bus import Bus, Notifications
 from services.router.admission.controller import AdmissionController
 from services.router.cards import Cards
+from services.router.layouts import Layouts
 from services.router.text.pool import TextPool
 
 
@@ -19,3 +20,4 @@ class WorkflowContext(NamedTuple):
     cards: Cards
     pool: TextPool
     search_ack: int
+    layouts: Layouts

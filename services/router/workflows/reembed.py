@@ -12,14 +12,20 @@ from common.bus.writes import START
 from common.errors import Conflict, SpillwayError, Unprocessable
 from common.redis.lock import RedisLock
 from common.registry.collections import Collections
+from common.registry.placements import Placements
 from common.wire.message import encode
-from common.wire.registry import CollectionRecord
+from common.wire.registry import (
+    CollectionPlacement,
+    CollectionRecord,
+    PlacedReplica,
+    PlacedShard,
+)
 from common.wire.search import DocumentsResult, DocumentsWork, StoredDocument, document_hash
 from common.wire.workflows import ReembedPlan, RequestResult, StoreItem
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.text.requests import Parcel
 from services.router.workflows.progress import StageProgress
-from services.router.workflows.workflow import Workflow
+from services.router.workflows.workflow import Workflow, letters
 from services.router.workflows.write import (
     await_served,
     body_of,
@@ -55,7 +61,7 @@ async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> in
     shadow = shadow_of(new)
     workflow.on_cancel = partial(_undo, workflow, shadow, lock)
     try:
-        await _register(workflow, shadow)
+        await _register(workflow, old, shadow)
         done = await _copy(workflow, old, new, plan.parcel)
         if not await Collections(workflow.context.bus).replace(old, new):
             raise Conflict(f"collection {old.name!r} was replaced", code="collection_changed")
@@ -64,7 +70,8 @@ async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> in
             await _undo(workflow, shadow, lock)
         raise
     context = workflow.context
-    await drop_shards(context.bus, old, workflow.request, context.notifications.router)
+    layout = await context.layouts.now(old)
+    await drop_shards(context.bus, old, layout, workflow.request, context.notifications.router)
     return done
 
 
@@ -80,21 +87,43 @@ def _lock(workflow: Workflow, old: CollectionRecord) -> RedisLock:
     return Collections(bus).reembed_lock(old, workflow.request, life_ms)
 
 
-async def _register(workflow: Workflow, shadow: CollectionRecord) -> None:
+async def _place(workflow: Workflow, old: CollectionRecord, new: CollectionRecord) -> None:
+    """Place the new collection's shards where the old one's are, if these are placed."""
+    placements = Placements(workflow.context.bus)
+    known = await placements.get(old.id)
+    if known is None or not new.placed or await placements.get(new.id) is not None:
+        return
+    shards = [
+        PlacedShard(
+            number, one.low, one.high, [PlacedReplica(each.name, "new") for each in one.replicas]
+        )
+        for number, one in enumerate(known.shards)
+    ]
+    await placements.put(
+        CollectionPlacement(
+            collection=new.id, shards=shards, replicas=known.replicas, next_number=len(shards)
+        )
+    )
+
+
+async def _register(workflow: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
     """Register the new collection under its hidden name, in place of what an earlier try left, and wait for shards."""
     collections = Collections(workflow.context.bus)
+    await _place(workflow, old, shadow)
     if not await collections.create(shadow):
         left = await collections.get(shadow.tenant, shadow.name)
         if left is not None and left.id != shadow.id:
             await collections.remove(left)
             await collections.create(shadow)
-    await await_served(workflow.context.bus, workflow.context.admission, shadow)
+    layout = await workflow.context.layouts.now(shadow)
+    await await_served(workflow.context.bus, workflow.context.admission, shadow, layout)
 
 
 async def _undo(workflow: Workflow, shadow: CollectionRecord, lock: RedisLock) -> None:
     context = workflow.context
     await Collections(context.bus).remove(shadow)
-    await drop_shards(context.bus, shadow, workflow.request, context.notifications.router)
+    layout = await context.layouts.now(shadow)
+    await drop_shards(context.bus, shadow, layout, workflow.request, context.notifications.router)
     await lock.release()
 
 
@@ -102,9 +131,10 @@ async def _copy(
     workflow: Workflow, old: CollectionRecord, new: CollectionRecord, parcel: tuple[int, int]
 ) -> int:
     """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
-    done, page = 0, 0
+    done, page, context = 0, 0, workflow.context
     family = workflow.context.bus.writes.search_family(old.id)
-    for shard in range(old.shards):
+    layout, target = await context.layouts.now(old), await context.layouts.now(new)
+    for shard in layout.numbers:
         newest = await workflow.context.bus.writes.last_write(old.id, shard)
         after = newest if newest != START else None
         cursor: str | None = None
@@ -120,23 +150,19 @@ async def _copy(
                 shard=shard,
             )
             _, results = await workflow.gather(
-                f"page{_letters(page)}", [family], SEARCH_CLASSES, [Parcel(encode(work), 1, 0)]
+                f"page{letters(page)}", [family], SEARCH_CLASSES, [Parcel(encode(work), 1, 0)]
             )
             found = cast("DocumentsResult", results[0])
             items = [_item(old, doc) for doc in found.documents]
-            documents = await documents_of(workflow, new, items, parcel, f"e{_letters(page)}")
+            documents = await documents_of(workflow, new, items, parcel, f"e{letters(page)}")
             if documents:
-                await store(workflow, shadow_of(new), documents, first=(page + 1) * 100_000)
+                first = (page + 1) * 100_000
+                await store(workflow, shadow_of(new), target, documents, first)
             done, page, cursor = done + len(items), page + 1, found.cursor
             workflow.report(StageProgress("reembed", done, 0))
             if cursor is None:
                 break
     return done
-
-
-def _letters(number: int) -> str:
-    """Return a number in letters, as stage names are."""
-    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
 def _item(record: CollectionRecord, doc: StoredDocument) -> StoreItem:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import msgspec
 
-from common.errors import InvalidRequest
+from common.errors import Conflict, InvalidRequest, Unavailable
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
-from common.wire.search import NO_TEXTS, SearchReport, SearchResult, SearchWork, effort_of
+from common.wire.search import (
+    NO_TEXTS,
+    MissingShard,
+    SearchReport,
+    SearchResult,
+    SearchWork,
+    effort_of,
+)
 from common.wire.workflows import RequestResult, ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.policy import SEARCH_CLASSES
 from services.router.responses import json_bodies
@@ -20,24 +29,28 @@ from services.router.text.pool import TextPool
 from services.router.text.requests import Parcel
 from services.router.workflows import candidates
 from services.router.workflows.embed import embed, encoder_of
-from services.router.workflows.workflow import Workflow
+from services.router.workflows.workflow import Workflow, letters
 
 QUERIES_AT_ONCE = 256
 _CANDIDATES_AT_ONCE = 4000  # of all queries of a job, with their passages: so many fit a message
 
 
-def at_once(record: CollectionRecord, ask: SearchRequest) -> int:
+def at_once(layout: ShardLayout, ask: SearchRequest) -> int:
     """Return the most queries of one job: fewer where each shard answers with its candidates."""
-    if not ask.depth or record.shards == 1:
+    if not ask.depth or len(layout.numbers) == 1:
         return QUERIES_AT_ONCE
     return max(1, min(QUERIES_AT_ONCE, _CANDIDATES_AT_ONCE // (2 * ask.depth)))
 
 
 def search_work(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, texts: list[str], shard: int
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    texts: list[str],
+    layout: ShardLayout,
+    shard: int,
 ) -> SearchWork:
     """Return one shard's job for some of a request's queries: their vectors, their texts, or both."""
-    after = (ask.after or "").split(",")
     return SearchWork(
         collection=record.id,
         vectors=vectors,
@@ -46,7 +59,7 @@ def search_work(
         min_score=ask.min_score,
         with_text=ask.include_text,
         with_metadata=ask.include_metadata,
-        after=(after[shard] if shard < len(after) else None) or None,
+        after=layout.after(ask.after).get(shard),
         shard=shard,
         effort=effort_of(ask.effort, ask.ef, exact=ask.exact),
         budget_ms=ask.budget_ms,
@@ -56,39 +69,52 @@ def search_work(
         depth=ask.depth,
         mmr=ask.mmr,
         with_scores=ask.with_scores,
-        alone=record.shards == 1,
+        alone=len(layout.numbers) == 1,
     )
 
 
 def search_parcels(
-    record: CollectionRecord, ask: SearchRequest, vectors: bytes, shard: int, most: int
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    layout: ShardLayout,
+    shard: int,
+    most: int,
 ) -> list[Parcel]:
     """Return one shard's jobs: at most `most` queries each, in order."""
     size = 4 * record.dimension
-    step = max(1, min(most, at_once(record, ask)))
+    step = max(1, min(most, at_once(layout, ask)))
     parcels = []
     for begin in range(0, ask.count, step):
         count = min(step, ask.count - begin)
         rows, texts = vectors[begin * size :][: count * size], ask.texts[begin:][:count]
-        work = search_work(record, ask, rows, texts, shard)
+        work = search_work(record, ask, rows, texts, layout, shard)
         parcels.append(Parcel(encode(work), count, 0))
     return parcels
 
 
 async def merge(
     pool: TextPool,
-    shards: Sequence[Sequence[SearchResult]],
-    record: CollectionRecord,
+    shards: Mapping[int, Sequence[SearchResult]],
+    layout: ShardLayout,
     ask: SearchRequest,
     vectors: bytes,
+    missing: list[MissingShard] | None = None,
 ) -> SearchResult:
-    """Return the best k hits of each query over all shards; much comparing of vectors is left to the pool."""
-    if ask.mode != "vector" and max(part.texts for parts in shards for part in parts) == 0:
+    """Return the best k hits of each query over all shards, given by number, and what is missing.
+
+    Much comparing of vectors is left to the pool.
+    """
+    every = list(shards.values())
+    if ask.mode != "vector" and max(part.texts for parts in every for part in parts) == 0:
         raise InvalidRequest(NO_TEXTS, code="no_texts", param="mode")
-    if not ask.depth or record.shards == 1:
-        return merged(shards, ask.k)
-    few = candidates.comparisons(ask) <= candidates.FEW_COMPARISONS
-    return await pool.run(partial(candidates.ranked, shards, ask, vectors), inline=few)
+    if not ask.depth or len(layout.numbers) == 1:
+        found = merged(every, ask.k)
+    else:
+        few = candidates.comparisons(ask) <= candidates.FEW_COMPARISONS
+        found = await pool.run(partial(candidates.ranked, every, ask, vectors), inline=few)
+    applied = layout.token({number: parts[-1].applied for number, parts in shards.items()})
+    return msgspec.structs.replace(found, applied=applied, missing=missing)
 
 
 def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
@@ -171,13 +197,63 @@ async def find(
         )
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
-    family = workflow.context.bus.writes.search_family(record.id)
-    per_shard = [search_parcels(record, ask, vectors, s, queries) for s in range(record.shards)]
-    flat = [parcels[i] for i in range(len(per_shard[0])) for parcels in per_shard]
-    _, results = await workflow.gather("search", [family], SEARCH_CLASSES, flat)
-    found = [cast("SearchResult", result) for result in results]
-    shards = [found[s :: record.shards] for s in range(record.shards)]
-    return await merge(workflow.context.pool, shards, record, ask, vectors)
+    layout = await workflow.context.layouts.of(record)
+    while True:
+        try:
+            return await _found(workflow, record, ask, vectors, queries, layout)
+        except Conflict as error:
+            if error.code != "layout_changed":
+                raise
+            newer = await workflow.context.layouts.now(record)
+            if newer.numbers == layout.numbers:
+                raise
+            layout = newer
+
+
+async def _found(
+    workflow: Workflow,
+    record: CollectionRecord,
+    ask: SearchRequest,
+    vectors: bytes,
+    queries: int,
+    layout: ShardLayout,
+) -> SearchResult:
+    """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
+    context = workflow.context
+    family = context.bus.writes.search_family(record.id)
+    parcels = {
+        number: search_parcels(record, ask, vectors, layout, number, queries)
+        for number in layout.numbers
+    }
+    stage = f"search{letters(layout.version) if layout.version else ''}"
+    if not ask.partial:
+        per_shard = list(parcels.values())
+        flat = [each[i] for i in range(len(per_shard[0])) for each in per_shard]
+        _, results = await workflow.gather(stage, [family], SEARCH_CLASSES, flat)
+        found = [cast("SearchResult", result) for result in results]
+        count = len(layout.numbers)
+        shards = {number: found[at::count] for at, number in enumerate(layout.numbers)}
+        return await merge(context.pool, shards, layout, ask, vectors)
+    outcomes = await asyncio.gather(
+        *(
+            workflow.gather(f"{stage}s{letters(number)}", [family], SEARCH_CLASSES, each, bulk=True)
+            for number, each in parcels.items()
+        ),
+        return_exceptions=True,
+    )
+    given: dict[int, list[SearchResult]] = {}
+    missing: list[MissingShard] = []
+    for number, outcome in zip(layout.numbers, outcomes, strict=True):
+        if not isinstance(outcome, BaseException):
+            given[number] = [cast("SearchResult", result) for result in outcome[1]]
+        elif isinstance(outcome, Unavailable):
+            missing.append(MissingShard(number, outcome.message))
+            last = outcome
+        else:
+            raise outcome
+    if not given:
+        raise last
+    return await merge(context.pool, given, layout, ask, vectors, missing)
 
 
 async def search(workflow: Workflow, plan: SearchPlan) -> RequestResult:

@@ -19,6 +19,11 @@ from services.router.workflows.progress import Progress, StageProgress, encode_p
 BULK_SHARE = 0.5  # of a lane's depth, for the many jobs of one request
 
 
+def letters(number: int) -> str:
+    """Return a number in letters, as the names of stages are."""
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
 class Workflow:
     """A leased request: its steps `gather` jobs and `report` progress; a cancellation reaches all its jobs.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from common.bus import Bus
-from common.errors import Conflict, DeadlineExceeded, NotFound
+from common.bus.writes import ShardSealed
+from common.errors import Conflict, DeadlineExceeded, NotFound, Unavailable
 from common.registry.collections import Collections
+from common.registry.layout import ShardLayout
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import (
@@ -32,24 +33,23 @@ from services.router.text import collections as texts
 from services.router.text.requests import Parcel
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import embed, encoder_of
-from services.router.workflows.workflow import Workflow
+from services.router.workflows.workflow import Workflow, letters
 
+T = TypeVar("T")
 WRITE_BYTES = 4 * 1024 * 1024
 KNOWN_AT_ONCE = 500
 READY_S = 5.0
 _CHUNK_BYTES = 512 * 1024
+_LOOK_MS = 1000  # after which a write that is not confirmed makes sure that its shard is there
 
 
-def shard_of(document: str, shards: int) -> int:
-    """Return the shard a document lives on."""
-    return zlib.crc32(document.encode()) % shards
-
-
-async def await_served(bus: Bus, admission: AdmissionController, record: CollectionRecord) -> None:
+async def await_served(
+    bus: Bus, admission: AdmissionController, record: CollectionRecord, layout: ShardLayout
+) -> None:
     """Wait up to READY_S until a replica holds every shard, so that the next request finds one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
-            for shard in range(record.shards):
+            for shard in layout.numbers:
                 await _served(bus, admission, record, shard)
 
 
@@ -69,20 +69,35 @@ async def _served(
         ticket.leave()
 
 
-async def drop_shards(bus: Bus, record: CollectionRecord, request: str, router: str) -> None:
-    """Tell every replica that a collection is gone."""
-    for shard in range(record.shards):
+async def drop_shards(
+    bus: Bus, record: CollectionRecord, layout: ShardLayout, request: str, router: str
+) -> None:
+    """Tell every replica that a collection is gone; those of a sealed shard learn it from the registry."""
+    for shard in layout.numbers:
         write = Write(request=request, index=1 << 20, router=router, drop=True)
-        await bus.writes.append(record.id, shard, write)
+        with contextlib.suppress(ShardSealed):
+            await bus.writes.append(record.id, shard, write)
 
 
-async def known_of(
+async def _known(
     workflow: Workflow, record: CollectionRecord, ids: Sequence[str]
+) -> tuple[dict[str, StoredDocument], ShardLayout]:
+    """Return the stored documents among `ids`, and the layout by which they were looked up."""
+    layout = await workflow.context.layouts.now(record)
+    while True:
+        try:
+            return await _known_by(workflow, record, layout, ids), layout
+        except Conflict as error:
+            if error.code != "layout_changed":
+                raise
+            layout = await workflow.context.layouts.newer(record, layout, workflow.deadline_ms)
+
+
+async def _known_by(
+    workflow: Workflow, record: CollectionRecord, layout: ShardLayout, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
-    """Return the stored documents among `ids`."""
     parcels: list[Parcel] = []
-    for shard in range(record.shards):
-        mine = [name for name in ids if shard_of(name, record.shards) == shard]
+    for shard, mine in layout.grouped(ids).items():
         for first in range(0, len(mine), KNOWN_AT_ONCE):
             some = mine[first : first + KNOWN_AT_ONCE]
             work = DocumentsWork(
@@ -95,7 +110,8 @@ async def known_of(
             )
             parcels.append(Parcel(encode(work), 1, 0))
     family = workflow.context.bus.writes.search_family(record.id)
-    _, results = await workflow.gather("known", [family], SEARCH_CLASSES, parcels)
+    stage = f"known{letters(layout.version) if layout.version else ''}"
+    _, results = await workflow.gather(stage, [family], SEARCH_CLASSES, parcels)
     found = (doc for result in results for doc in cast("DocumentsResult", result).documents)
     return {doc.id: doc for doc in found}
 
@@ -200,7 +216,11 @@ def _writes(request: str, router: str, documents: Sequence[Document], first: int
 
 
 async def _apply(
-    workflow: Workflow, record: CollectionRecord, shard: int, writes: Sequence[Write]
+    workflow: Workflow,
+    record: CollectionRecord,
+    layout: ShardLayout,
+    shard: int,
+    writes: Sequence[Write],
 ) -> str:
     """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
     context, entry = workflow.context, ""
@@ -209,47 +229,118 @@ async def _apply(
     if not record.name.startswith("."):
         # Re-embedding may have begun meanwhile and missed these writes: then the client must know.
         await _check_unchanged(workflow, record)
-    done = await context.bus.writes.await_applied(
-        record.id,
-        shard,
-        entry,
-        context.search_ack,
-        context.notifications,
-        workflow.deadline_ms,
-    )
-    if not done:
-        raise DeadlineExceeded(
-            "the write is stored but was not confirmed before the deadline; repeating it is safe",
-            code="deadline_exceeded",
-        )
+    await _await_applied(workflow, record, layout, shard, entry)
     return entry
 
 
+async def _await_applied(
+    workflow: Workflow, record: CollectionRecord, layout: ShardLayout, shard: int, entry: str
+) -> None:
+    """Wait until enough replicas have synced a write, at most all that serve the shard.
+
+    A shard that was split has handed the write to its children.
+    """
+    context = workflow.context
+    holders = dict(zip(layout.numbers, layout.holders(), strict=True)).get(shard)
+    ack = context.search_ack if holders is None else min(context.search_ack, max(len(holders), 1))
+    while True:
+        now_ms = context.bus.clock.now_ms()
+        if now_ms >= workflow.deadline_ms:
+            raise DeadlineExceeded(
+                "the write is stored but was not confirmed before the deadline; repeating it is safe",
+                code="deadline_exceeded",
+            )
+        if await context.bus.writes.await_applied(
+            record.id,
+            shard,
+            entry,
+            ack,
+            context.notifications,
+            min(workflow.deadline_ms, now_ms + _LOOK_MS),
+        ):
+            return
+        layout = await context.layouts.now(record)
+        if any(shard in one.ancestors for one in layout.shards):
+            return  # which takes their replicas to have applied all that came before the seal
+        if shard not in layout.numbers:
+            raise Unavailable(
+                f"shard {shard} of collection {record.name!r} was given up; send the request again",
+                code="shard_missing",
+            )
+
+
 async def store(
-    workflow: Workflow, record: CollectionRecord, documents: Sequence[Document], first: int = 0
+    workflow: Workflow,
+    record: CollectionRecord,
+    layout: ShardLayout,
+    documents: Sequence[Document],
+    first: int = 0,
 ) -> str:
-    """Store documents on their shards; returns the applied ids, one per shard, joined by commas."""
-    applied: list[str] = []
-    for shard in range(record.shards):
-        mine = [doc for doc in documents if shard_of(doc.id, record.shards) == shard]
-        writes = _writes(
-            workflow.request, workflow.context.notifications.router, mine, first + shard * 10_000
+    """Store documents on their shards; returns the token of the applied ids."""
+    router = workflow.context.notifications.router
+
+    def writes(name: str, shard: int, mine: Sequence[Document]) -> list[Write]:
+        return _writes(name, router, mine, first + shard * 10_000)
+
+    return await _spread(workflow, record, layout, {doc.id: doc for doc in documents}, writes)
+
+
+async def _spread(
+    workflow: Workflow,
+    record: CollectionRecord,
+    layout: ShardLayout,
+    items: Mapping[str, T],
+    writes: Callable[[str, int, Sequence[T]], list[Write]],
+) -> str:
+    """Apply what `writes` makes of the items of each shard; returns the token of the applied ids.
+
+    The name given to `writes`, with the index of each write, makes a repeated write known to its shard. Where a shard
+    was split meanwhile, its items go to those that succeed it, by a name of their own: nobody repeats these writes, as
+    who goes on with this request after us looks first what has been stored.
+    """
+    name = f"{workflow.request}@{layout.version}" if layout.version else workflow.request
+    applied: dict[int, str] = {}
+    groups = layout.grouped(items)
+    while groups:
+        outcomes = await asyncio.gather(
+            *(
+                _apply(workflow, record, layout, n, writes(name, n, [items[each] for each in mine]))
+                for n, mine in groups.items()
+            ),
+            return_exceptions=True,
         )
-        applied.append(await _apply(workflow, record, shard, writes) if writes else "")
-    return ",".join(applied)
+        left: list[str] = []
+        for (number, mine), outcome in zip(groups.items(), outcomes, strict=True):
+            if isinstance(outcome, ShardSealed):
+                left += mine
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                applied[number] = outcome
+        if left:
+            layout = await workflow.context.layouts.newer(record, layout, workflow.deadline_ms)
+            name = f"{workflow.request}@{workflow.lease.epoch}.{layout.version}"
+            if workflow.context.bus.clock.now_ms() >= workflow.deadline_ms:
+                raise Unavailable(
+                    f"a shard of collection {record.name!r} is being split; try again",
+                    code="shard_missing",
+                    retry_after_s=1,
+                )
+        groups = layout.grouped(left)
+    return ShardLayout.token(applied)
 
 
 async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
     """Store the new and the changed documents: split, embed, append, and wait until replicas have synced."""
     record = plan.collection
     items = msgspec.msgpack.decode(plan.items, type=list[StoreItem])
-    known = await known_of(workflow, record, [item.id for item in items])
+    known, layout = await _known(workflow, record, [item.id for item in items])
     fresh = [item for item in items if item.id not in known or known[item.id].hash != item.hash]
     documents = await documents_of(workflow, record, fresh, plan.parcel, "embed")
     applied = ""
     if documents:
         await _check_unchanged(workflow, record)
-        applied = await store(workflow, record, documents)
+        applied = await store(workflow, record, layout, documents)
     stored = {doc.id: len(doc.chunks) for doc in documents}
     data = [
         {
@@ -268,23 +359,20 @@ async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
     """Delete the documents that exist; NotFound for a single one that does not."""
     record = plan.collection
     ids = list(dict.fromkeys(plan.ids))
-    known = await known_of(workflow, record, ids)
+    known, layout = await _known(workflow, record, ids)
     if plan.single and not known:
         raise NotFound(
             f"collection {record.name!r} holds no document {ids[0]!r}", code="document_not_found"
         )
-    applied: list[str] = []
     await _check_unchanged(workflow, record)
-    for shard in range(record.shards):
-        mine = [name for name in ids if name in known and shard_of(name, record.shards) == shard]
-        write = Write(
-            request=workflow.request,
-            index=shard,
-            router=workflow.context.notifications.router,
-            deletes=mine,
-        )
-        applied.append(await _apply(workflow, record, shard, [write]) if mine else "")
-    body: dict[str, Any] = {"deleted": len(known), "applied": ",".join(applied)}
+    router = workflow.context.notifications.router
+
+    def writes(name: str, shard: int, mine: Sequence[str]) -> list[Write]:
+        return [Write(request=name, index=shard, router=router, deletes=list(mine))]
+
+    there = {each: each for each in ids if each in known}
+    applied = await _spread(workflow, record, layout, there, writes)
+    body: dict[str, Any] = {"deleted": len(known), "applied": applied}
     if plan.single:
         body = {"object": "document", "id": ids[0], "deleted": True, "applied": body["applied"]}
     return body_of({**body, "request_id": workflow.request})

@@ -10,6 +10,7 @@ from services.vector_search.index import exact
 from services.vector_search.index.maintenance import IndexMaintenance
 from services.vector_search.index.port import (
     Effort,
+    EffortPlan,
     IndexSnapshot,
     IndexStats,
     Kind,
@@ -17,7 +18,6 @@ from services.vector_search.index.port import (
     Path,
     Pick,
     Rung,
-    EffortPlan,
 )
 from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView

@@ -99,12 +99,12 @@ def test_settings_are_the_services_own(objects: list[Object]) -> None:
 
 
 def test_settings_agree(objects: list[Object]) -> None:
-    """A write waits for every replica, and data lie on a volume."""
+    """A write waits for no more replicas than there are, and data lie on a volume."""
     for name, container in services(objects):
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {_config(objects, name).data_dir, "/tmp"} <= mounts
 
-    assert _config(objects, "router").search_ack == dict(_replicas(objects))["vector-search"]
+    assert 1 <= _config(objects, "router").search_ack <= dict(_replicas(objects))["vector-search"]
 
 
 def test_pages_have_room(cluster: list[Object]) -> None:

@@ -40,7 +40,7 @@ def alices(world: World) -> dict[str, str]:
 
 
 def _given(operation: Operation, owned: dict[str, str]) -> dict[str, str]:
-    given = {"name": owned["name"], "id": owned["id"]}
+    given = {"name": owned["name"], "id": owned["id"], "shard": "0"}
     if "/requests/" in operation.template:
         given["id"] = owned["request"]
     if "/sessions/" in operation.template:

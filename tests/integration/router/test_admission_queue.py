@@ -13,6 +13,7 @@ import pytest
 
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
+from common.registry.layout import ShardLayout
 from common.registry.quotas import Quotas
 from common.wire.registry import CollectionRecord
 from services.router.admission.controller import AdmissionController
@@ -20,6 +21,7 @@ from services.router.admission.orphan_reaper import OrphanReaper
 from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.admission.queue import AdmissionQueue, Ticket
 from services.router.admission.request_store import RequestStore
+from services.router.layouts import Layouts
 from services.router.text.requests import Parcel
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.workflow import Workflow
@@ -84,7 +86,7 @@ async def _workflow(
     (job,) = await must(bus, new_job(REQUEST), left_s=600, classes=("gpu",))
     (lease,) = await hand.pull()
     assert lease.job == job.id
-    context = WorkflowContext(admission, bus, journal, None, None, 1)  # type: ignore[arg-type]
+    context = WorkflowContext(admission, bus, journal, None, None, 1, Layouts(bus))  # type: ignore[arg-type]
     return Workflow(context, lease, "t", 0)
 
 
@@ -177,7 +179,9 @@ async def test_a_collection_is_served_when_a_replica_holds_it(
         return await applied(collection, shard)
 
     monkeypatch.setattr(bus.writes, "applied", noted)
-    waiting = asyncio.create_task(await_served(bus, admission, record))
+    waiting = asyncio.create_task(
+        await_served(bus, admission, record, ShardLayout.of(record, None))
+    )
     for shard in range(record.shards):
         await until(partial(contains, looks, shard))
         for _ in range(300):

@@ -13,8 +13,8 @@ import pytest
 from common.bus import Bus
 from common.ids import ulid
 from common.registry.collections import Collections
+from common.registry.layout import ShardLayout
 from common.wire.registry import CollectionRecord
-from services.router.workflows.write import shard_of
 from tests.integration.router.test_collections import call
 from tests.support.waiting import until
 
@@ -131,7 +131,8 @@ async def test_hits_lie_on_the_map(http: aiohttp.ClientSession, path: str) -> No
     """The hits of a search, ids and a free vector have the map's coordinates, in the map that the client has."""
     documents = rows(3, 80)
     await store(http, path, documents)
-    shards = {shard_of(d["id"], 2) for d in documents}
+    halves = ShardLayout(0, (0, 1))
+    shards = {halves.shard_of(d["id"]) for d in documents}
     assert shards == {0, 1}  # with two shards both are asked
     drawn = await whole(http, path)
     shown = {p["id"]: p for p in drawn["points"]}

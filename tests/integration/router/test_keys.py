@@ -348,6 +348,7 @@ ROUTES = (
     ("DELETE", "/v1/collections/{c}"),
     ("POST", "/v1/collections/{c}/search"),
     ("POST", "/v1/collections/{c}/reembed"),
+    ("GET", "/v1/collections/{c}/explain"),
     ("GET", "/v1/collections/{c}/map"),
     ("POST", "/v1/collections/{c}/map"),
     ("GET", "/v1/collections/{c}/documents"),

@@ -92,7 +92,7 @@ def calls(mesh: Mesh) -> Calls:
 
 def without_id(found: dict[str, Any]) -> dict[str, Any]:
     """An answer without what differs between two that are alike: its id and the time it took."""
-    report = {key: value for key, value in found["search"].items() if key != "took_ms"}
+    report = {key: value for key, value in found.get("search", {}).items() if key != "took_ms"}
     return {key: value for key, value in found.items() if key != "request_id"} | {"search": report}
 
 

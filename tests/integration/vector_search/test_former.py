@@ -9,6 +9,7 @@ from common.wire.registry import CollectionRecord
 from tests.integration.vector_search.test_service import Mesh, mesh, replica
 from tests.support.bus import matching
 from tests.support.vectors import DIMENSION, document, write
+from tests.support.waiting import until
 
 __all__ = ["mesh", "replica"]
 
@@ -49,7 +50,11 @@ async def test_a_start_takes_over_the_former_layout(mesh: Mesh, replica: Any) ->
     assert first < entries[0]
 
     await replica()
-    assert await mesh.bus.writes.applied(record.id, 0) == {"r-1": entries[-1]}
+
+    async def told() -> bool:  # a replica is ready a moment before it has told how far it is
+        return await mesh.bus.writes.applied(record.id, 0) == {"r-1": entries[-1]}
+
+    await until(told)
     assert sorted(await mesh.search(record, np.ones(DIMENSION))) == ["a", "c"]
     assert (await mesh.search(record, np.eye(DIMENSION)[1]))[0] == "a"
     assert await matching(mesh.bus, "{search.*") == []

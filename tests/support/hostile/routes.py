@@ -124,7 +124,7 @@ class Operation:
             return request
         if name == "id" and "/sessions/" in self.template:
             return HELD.get("session", "x")
-        return {"model": MODEL, "name": COLLECTION, "id": DOCUMENT}.get(name, "x")
+        return {"model": MODEL, "name": COLLECTION, "id": DOCUMENT, "shard": "0"}.get(name, "x")
 
     @property
     def body(self) -> Any:

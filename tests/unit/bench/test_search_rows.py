@@ -229,7 +229,7 @@ def _kept() -> v1.SearchKept:
         key = f"clustered, 50k x 128/all/{name}"
         kept.servers.tried[key] = [Tried({"ef": 10}, 0.9, 9.0), Tried({"ef": 16}, 0.96, 8.0)]
     times = {hop.name: [1e-4] * 9 for hop in search_hops.SEARCH_HOPS}
-    kept.query = QueryFound("c", [1e-5] * 9, [9e-4] * 9, [8e-4] * 9, 0, times, {"router": 0.1})
+    kept.query = QueryFound("c", [1e-5] * 9, [9e-4] * 9, [8e-4] * 9, times, {"router": 0.1})
     return kept
 
 

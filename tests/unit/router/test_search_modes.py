@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from common.errors import InvalidRequest
+from common.registry.layout import ShardLayout
 from common.wire.registry import CollectionRecord
 from common.wire.search import Diversity, Hit, SearchWork
 from common.wire.workflows import SearchRequest
@@ -94,7 +95,9 @@ def test_jobs_hold_texts_with_their_vectors(mode: str, shards: int, most: int) -
     ask = _ask(texts=words, mode=mode, include_scores=True, k=50, **rows)
     works = [
         msgspec.msgpack.decode(parcel.payload, type=SearchWork)
-        for parcel in search_parcels(record, ask, ask.vectors, 0, most)
+        for parcel in search_parcels(
+            record, ask, ask.vectors, ShardLayout.of(record, None), 0, most
+        )
     ]
     assert [text for work in works for text in work.texts] == words
     assert b"".join(work.vectors for work in works) == ask.vectors

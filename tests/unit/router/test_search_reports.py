@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.registry.layout import ShardLayout
 from common.wire.registry import CollectionRecord
 from common.wire.search import SearchReport, SearchResult
 from common.wire.workflows import SearchRequest
@@ -72,6 +73,6 @@ def test_a_plan_of_an_older_router_has_an_effort(older: dict[str, Any], effort: 
     """Plans are kept while routers are replaced: `ef` and `exact` mean what they meant."""
     ask = msgspec.msgpack.decode(msgspec.msgpack.encode(_PLAN | older), type=SearchRequest)
     record = CollectionRecord(id="c", tenant="t", name="c", dimension=1, metric="dot")
-    work = search_work(record, ask, ask.vectors, [], 0)
+    work = search_work(record, ask, ask.vectors, [], ShardLayout.of(record, None), 0)
 
     assert (work.effort, work.ef, work.exact) == (effort, None, False)

@@ -1,0 +1,104 @@
+"""Snapshots of shards that other processes copy: the documents' database and the saved graph, as of one moment.
+
+A snapshot is a directory beside the shard's own, kept while it is read; one that nobody has read for a while goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+from common.errors import InvalidRequest, Unavailable
+from common.tasks import in_pool
+from common.wire.search import CopyFile, CopyResult, CopyWork
+from services.vector_search import snapshot
+from services.vector_search.documents import copy_database
+from services.vector_search.shard import DATABASE, Shard
+from services.vector_search.shard_manager import ShardManager
+from services.vector_search.storage_errors import reserve, storage_error
+
+READ_BYTES = 4 * 1024 * 1024
+_IDLE_S = 60.0
+_SUFFIX = ".copy"
+
+
+class ShardCopies:
+    """Makes snapshots for other processes and reads pieces of them; work on files runs on a thread of its own."""
+
+    def __init__(self, shards: ShardManager) -> None:
+        self._shards = shards
+        self._pool = ThreadPoolExecutor(1, "copy")
+        self._read: dict[Path, float] = {}  # when a snapshot was last read
+
+    async def clear(self) -> None:
+        """Delete the snapshots that an earlier process left, and what it had not finished."""
+        await in_pool(self._pool, self._shards.directory.clear, _SUFFIX)
+
+    async def answer(self, work: CopyWork) -> CopyResult:
+        """Do what a call asks for; Unavailable where the snapshot is not there, or the disk is full."""
+        if not (work.name.isascii() and work.name.replace("-", "").isalnum()):
+            raise InvalidRequest(f"a copy has the name {work.name[:40]!r}")
+        await self._expire()
+        path = self._shards.directory.shard(work.collection, work.shard)
+        at = path.with_name(f"{work.shard}.{work.name}{_SUFFIX}")
+        if work.op == "end":
+            self._read.pop(at, None)
+            await in_pool(self._pool, _delete, [at])
+            return CopyResult()
+        if work.op == "begin":
+            shard = (await self._shards.find(work.collection, work.shard)).open()
+            files = await in_pool(self._pool, _begin, shard, at)
+            self._read[at] = asyncio.get_running_loop().time()
+            return CopyResult(files=files)
+        if at not in self._read:
+            raise Unavailable("the snapshot is gone; begin again", code="shard_missing")
+        self._read[at] = asyncio.get_running_loop().time()
+        data = await in_pool(self._pool, _piece, at / Path(work.file).name, work.offset)
+        return CopyResult(data=data, sum=xxhash.xxh3_64_intdigest(data))
+
+    async def _expire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        idle = [path for path, at in self._read.items() if now - at > _IDLE_S]
+        for path in idle:
+            del self._read[path]
+        if idle:
+            await in_pool(self._pool, _delete, idle)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(shard: Shard, path: Path) -> list[CopyFile]:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        reserve(path)
+        snapshot.link(shard.directory, path)
+        copy_database(shard.directory / DATABASE, path / DATABASE)
+        return [
+            CopyFile(file.name, file.stat().st_size, snapshot.file_sum(file))
+            for file in sorted(path.iterdir())
+        ]
+    except (OSError, sqlite3.Error) as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise storage_error(error) from error
+
+
+def _piece(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(READ_BYTES)
+    except OSError as error:
+        raise storage_error(error) from error
+
+
+def _delete(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
