@@ -240,9 +240,11 @@ def collections(script: Script, other: str) -> None:
     script.call("describe", "GET", here)
     stats = script.exchanges["describe"]["body"]["stats"]
     stats["bytes"], stats["searches"] = "<bytes>", sorted(stats["searches"])
-    drawn = script.ask("GET", f"{COLLECTIONS}/points/map")
-    told = sorted(point["id"] for point in drawn.json["points"])
-    script.add("map", [drawn.status, sorted(drawn.json), told, drawn.json["rows"]])
+    until_sync(
+        lambda: script.ask("GET", f"{COLLECTIONS}/points/map").status == 200, "a map is drawn"
+    )
+    _told(script, "map", "GET", f"{COLLECTIONS}/points/map")
+    _told(script, "place", "POST", f"{COLLECTIONS}/points/map", {"ids": ["1"]})
     script.call("map bad sample", "GET", f"{here}/map?sample=0")
     script.call("place nothing", "POST", f"{here}/map", {})
     script.call("place bad basis", "POST", f"{here}/map", {"ids": ["a"], "basis": "AAAA"})
@@ -264,6 +266,31 @@ def collections(script: Script, other: str) -> None:
     for method, path in (("GET", here), ("DELETE", here), ("GET", f"{here}/documents")):
         script.call(f"of another tenant: {method} {path}", method, path, key=other)
     script.call("list of another tenant", "GET", COLLECTIONS, key=other)
+    _shards(script)
+
+
+def _shards(script: Script) -> None:
+    """The shards of a placed collection on the only process; what needs another process is refused."""
+    here = f"{COLLECTIONS}/spread"
+    body = {"name": "spread", "model": None, "dimension": 3, "shards": 2, "replicas": 1}
+    script.call("create placed", "POST", COLLECTIONS, body)
+    _told(script, "shards", "GET", f"{here}/shards")
+    _told(script, "replicas", "POST", f"{here}/replicas", {"replicas": 1})
+    _told(script, "move", "POST", f"{here}/shards/0/move", {})
+    _told(script, "drop", "POST", f"{here}/shards/0/drop", {"replica": "none"})
+    _told(script, "reset", "POST", f"{here}/shards/0/reset", {})
+    _told(script, "split", "POST", f"{here}/shards/0/split", {})
+    _told(script, "split none", "POST", f"{here}/shards/9/split", {})
+    script.call("delete placed", "DELETE", here)
+
+
+def _told(script: Script, name: str, method: str, path: str, body: Any = None) -> None:
+    """Write down which fields an answer has, where their values are of this one start."""
+    reply = script.ask(method, path, body)
+    script.add(
+        name,
+        {"asked": f"{method} {path}", "status": reply.status, "fields": sorted(reply.json)},
+    )
 
 
 def _searches(script: Script, here: str, applied: str) -> None:

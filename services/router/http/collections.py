@@ -269,7 +269,7 @@ def _shown(record: CollectionRecord) -> dict[str, Any]:
         "query_prompt": record.query_prompt,
         "document_prompt": record.document_prompt,
         "created": record.created_ms // 1000,
-        "placed": record.placed,
+        **({"placed": True} if record.placed else {}),
     }
 
 
