@@ -506,7 +506,6 @@ def _imported(script: Script, document: Any, pages: bytes, other: str) -> None:
     made = script.call("import", "POST", f"{SESSIONS}/import", document, key=other)
     name = script.know("imported session", made.json["id"])
     script.call("import pages", "POST", f"{SESSIONS}/{name}/import/pages", pages, key=other)
-    _over_budget(script, f"{SESSIONS}/{name}", pages, other)
     script.call("imported turn", "POST", CHAT, chat({"session": name}, "And then?"), key=other)
     script.call("imported messages", "GET", f"{SESSIONS}/{name}?include=messages", key=other)
     script.call("import nothing", "POST", f"{SESSIONS}/import", {})
@@ -514,20 +513,6 @@ def _imported(script: Script, document: Any, pages: bytes, other: str) -> None:
         "import unknown format", "POST", f"{SESSIONS}/import", {**document, "format": "x/1"}
     )
     script.call("import unknown model", "POST", f"{SESSIONS}/import?model=none-such", document)
-
-
-def _over_budget(script: Script, here: str, pages: bytes, key: str) -> None:
-    """A pin of more pages than the key may pin, wherever they are by then."""
-
-    def refused() -> bool:
-        script.ask("POST", f"{here}/import/pages", pages, key=key)
-        status = script.ask("POST", here, {"pin": True}, key=key).status
-        if status == 200:
-            script.ask("POST", here, {"pin": False}, key=key)
-        return status != 200
-
-    until_sync(refused, "a pin is refused")
-    script.call("pin over budget", "POST", here, {"pin": True}, key=key)
 
 
 def quotas(script: Script, key: str) -> None:
@@ -563,7 +548,7 @@ def keys(instance: Instance) -> dict[str, str]:
     """Make the tenants' keys."""
     made = {
         "alpha": (),
-        "beta": ("--page-bytes", "2150000"),
+        "beta": ("--page-bytes", "4000000"),
         "gamma": ("--requests-per-minute", "1"),
     }
     return {
