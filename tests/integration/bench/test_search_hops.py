@@ -49,13 +49,17 @@ async def test_every_hop_of_a_search_is_marked(tmp_path: Path) -> None:
 async def test_an_error_of_a_server_is_raised() -> None:
     """A status that is no success, and a closed connection, are errors with their reason."""
 
+    served: list[asyncio.Task[None] | None] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
         head = await reader.readuntil(b"\r\n\r\n")
         if b" /bad " in head:
             writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nbusy")
             await writer.drain()
-            await reader.readuntil(b"\r\n\r\n")
+            await reader.read()  # until the client closes
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = "http://{}:{}".format(*server.sockets[0].getsockname()[:2])
@@ -64,3 +68,4 @@ async def test_an_error_of_a_server_is_raised() -> None:
             await links.send(post(url, "/bad", b""))
         with pytest.raises(HttpError, match="closed"):
             await links.send(post(url, "/gone", b""))
+    await asyncio.gather(*[each for each in served if each is not None])

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from cli.main import main
+from services.vector_search.index.search_path import EF_LADDER
 from tests.support.mesh import Mesh
 
 DIMENSION, ROWS = 8, 10_200  # a graph is built for 10,000 rows and more
 AT_ONCE = 2040
+LEAST, LARGEST = EF_LADDER[0], EF_LADDER[-1]
 
 
 async def call(
@@ -116,9 +118,9 @@ async def test_a_budget_buys_as_much_effort_as_fits(
     """Much time buys the largest effort, none the least; an exact collection answers exactly and says if that fits."""
     much = (await search(http, graph, time_budget_ms=600_000))["search"]
     none = (await search(http, graph, time_budget_ms=0.000_1))["search"]
-    assert (much["effort"], much["fits"], much["budget_ms"]) == (1024, True, 600_000)
+    assert (much["effort"], much["fits"], much["budget_ms"]) == (LARGEST, True, 600_000)
     assert 0 < much["predicted_ms"] < much["budget_ms"]
-    assert (none["effort"], none["fits"]) == (10, False)
+    assert (none["effort"], none["fits"]) == (LEAST, False)
     assert none["predicted_ms"] > none["budget_ms"]
 
     exact = (await search(http, few, time_budget_ms=0.000_1))["search"]
@@ -131,7 +133,7 @@ async def test_many_queries_and_filters_keep_a_budget_too(
     """A batch of one request shares its budget; a filter that leaves few rows is exact at any."""
     body = {"vectors": [[1.0] * DIMENSION] * 20, "time_budget_ms": 600_000, "k": 3}
     status, many = await call(http, "POST", f"{graph}/search", body)
-    assert (status, many["search"]["effort"], many["search"]["fits"]) == (200, 1024, True)
+    assert (status, many["search"]["effort"], many["search"]["fits"]) == (200, LARGEST, True)
     assert [len(row["data"]) for row in many["data"]] == [3] * 20
 
     found = await search(http, graph, filter={"n": {"$lt": 20}}, time_budget_ms=600_000)
@@ -154,7 +156,7 @@ async def test_searches_at_once_keep_their_own_budgets(
         report = answer["search"]
         assert report.get("budget_ms") == budget_ms
         if budget_ms is not None:
-            assert report["effort"] == (1024 if budget_ms > 1 else 10)
+            assert report["effort"] == (LARGEST if budget_ms > 1 else LEAST)
 
 
 async def test_a_text_is_embedded_within_the_budget(http: aiohttp.ClientSession, name: str) -> None:

@@ -263,7 +263,7 @@ async def test_no_key_no_answer(mesh: Mesh, keyed: str) -> None:
         async with aiohttp.ClientSession(keyed, headers=headers) as session:
             for method, path in (*ROUTES, ("GET", "/nope")):
                 async with session.request(
-                    method, path.format(c="x", d="y", r="z"), json={}
+                    method, path.format(c="x", d="y", r="z", s="0"), json={}
                 ) as got:
                     assert got.status == 401, (method, path)
             async with session.get("/livez") as got:
@@ -351,6 +351,12 @@ ROUTES = (
     ("GET", "/v1/collections/{c}/explain"),
     ("GET", "/v1/collections/{c}/map"),
     ("POST", "/v1/collections/{c}/map"),
+    ("GET", "/v1/collections/{c}/shards"),
+    ("POST", "/v1/collections/{c}/replicas"),
+    ("POST", "/v1/collections/{c}/shards/{s}/split"),
+    ("POST", "/v1/collections/{c}/shards/{s}/move"),
+    ("POST", "/v1/collections/{c}/shards/{s}/drop"),
+    ("POST", "/v1/collections/{c}/shards/{s}/reset"),
     ("GET", "/v1/collections/{c}/documents"),
     ("POST", "/v1/collections/{c}/documents"),
     ("POST", "/v1/collections/{c}/documents/delete"),
@@ -401,7 +407,7 @@ async def test_another_tenant_finds_nothing(mesh: Mesh, keyed: str) -> None:
         async with mine.post("/v1/collections/secret/documents", json=body, headers=headers) as got:
             request = got.headers["x-request-id"]
         for method, path in ROUTES:
-            where = path.format(c="secret", d="y", r=request)
+            where = path.format(c="secret", d="y", r=request, s="0")
             json = BODIES.get(path.rsplit("/", 1)[1], {}) if method == "POST" else None
             async with theirs.request(method, where, json=json) as got:
                 assert got.status == 404, (method, where, await got.text())
@@ -431,7 +437,7 @@ def test_the_walk_covers_every_route() -> None:
         and path.startswith(("/v1", "/rerank"))
         and path not in OPEN
     }
-    places = {"c": "{name}", "d": "{id}", "r": "{id}"}
+    places = {"c": "{name}", "d": "{id}", "r": "{id}", "s": "{shard}"}
 
     assert named == {(method, path.format(**places)) for method, path in ROUTES}
 
