@@ -12,10 +12,14 @@ from common.wire.workflows import RequestWork
 
 
 class EmbedWork(Message, frozen=True, tag="embed"):
-    """Embed token lists; `fingerprint` must be the worker's own."""
+    """Embed token lists; `fingerprint` must be the worker's own.
+
+    A `question` is what a search looks for: the search goes on once it is embedded, so it may run before other texts.
+    """
 
     fingerprint: str
     tokens: list[list[int]]
+    question: bool = False
 
 
 class ScoreWork(Message, frozen=True, tag="score"):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+_QUESTIONS = 8  # a batch of questions alone is at most this part of the largest batch
+
 
 class WaitingJob(Protocol):
     """A waiting job, as far as batches depend on it."""
@@ -29,6 +31,14 @@ class WaitingJob(Protocol):
     @property
     def due_ms(self) -> int:
         """When the job should end, in milliseconds since the epoch."""
+
+
+class QuestionJob(WaitingJob, Protocol):
+    """A waiting job of an encoder, which may be the question of a search."""
+
+    @property
+    def question(self) -> bool:
+        """True if a search goes on once the job is done."""
 
 
 class BatchLimits(NamedTuple):
@@ -73,6 +83,28 @@ def next_batch(
         elif jobs[0].batch not in (0, first.batch):
             break  # batches planned later stay later
     return sorted(chosen)
+
+
+def questions_before(
+    queue: Sequence[QuestionJob], batch: Sequence[int], limits: BatchLimits
+) -> list[int]:
+    """Return the indices in `queue` of the questions that run before `batch`, which `next_batch` chose, as one batch.
+
+    They take at most an eighth of the largest batch, so that the others hardly wait for them. None where `batch` is as
+    small itself, holds nothing but questions, or is a job marked alone.
+    """
+    most = limits.tokens // _QUESTIONS
+    jobs = [queue[index] for index in batch]
+    if sum(job.tokens for job in jobs) <= most or all(job.question or job.alone for job in jobs):
+        return []
+    chosen, tokens = [], 0
+    for index, job in enumerate(queue):
+        if job.alone:
+            break
+        if job.question and tokens + job.tokens <= most:
+            chosen.append(index)
+            tokens += job.tokens
+    return chosen
 
 
 def _groups(queue: Sequence[WaitingJob]) -> Iterator[list[int]]:

@@ -20,7 +20,7 @@ from engine.encoder.model import EncoderModel, Floats
 
 
 class EncodeJob(NamedTuple):
-    """A lease with the token lists that its work wants computed.
+    """A lease with the token lists that its work wants computed; a `question` is that of a search.
 
     Read at `read_s`; the bus was last asked at `asked_s` whether it is cancelled (monotonic clock).
     """
@@ -32,6 +32,7 @@ class EncodeJob(NamedTuple):
     generation: int
     read_s: float
     asked_s: float
+    question: bool = False
 
     @property
     def unasked(self) -> bool:
@@ -74,7 +75,8 @@ def read_job(lease: Lease, model: EncoderModel, generation: int, now_s: float) -
         raise InvalidRequest(f"job {lease.job}: nothing in it for model {model.name} to compute")
     model.check(found.rows)
     tokens = sum(map(len, found.rows))
-    return EncodeJob(lease, found, len(found.rows), tokens, generation, read_s=now_s, asked_s=now_s)
+    question = isinstance(work, EmbedWork) and work.question
+    return EncodeJob(lease, found, len(found.rows), tokens, generation, now_s, now_s, question)
 
 
 def _input(job: str, work: EmbedWork | ScoreWork, model: EncoderModel) -> EncoderInput:

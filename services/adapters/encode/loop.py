@@ -29,7 +29,7 @@ from common.worker.leases import Lease
 from common.worker.outbox import RunningBatch
 from common.worker.worker import Worker
 from engine.device import DeviceQueue
-from engine.encoder.batching import next_batch
+from engine.encoder.batching import next_batch, questions_before
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.executor import EncodeFailure, EncodeResult
 from engine.encoder.model import EncoderModel
@@ -71,7 +71,7 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
 
 @dataclass(slots=True, eq=False)
 class SubmittedBatch:
-    """A batch at the device, `full` if waiting jobs did not fit into it.
+    """A batch at the device, `full` if waiting jobs did not fit into it; `questions` if it has nothing but those.
 
     `began_s` and what follows are known once the batch before it has ended.
     """
@@ -85,8 +85,10 @@ class SubmittedBatch:
     asking: asyncio.Task[set[str]] | None = None  # the jobs that were stopped meanwhile
     items: int = field(init=False)
     tokens: int = field(init=False)
+    questions: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.questions = all(job.question for job in self.jobs)
         self.items = sum(job.items for job in self.jobs)
         self.tokens = sum(job.tokens for job in self.jobs)
 
@@ -253,10 +255,17 @@ class EmbeddingLoop:
             if ended.done() and self._next is not None:
                 return
             late = not self._arrived.is_set()
-            anew = late or (self._next is not None and not self._next.full)
+            anew = late or (self._next is not None and self._changes(self._next, running))
             pause_s *= 1 + late
         if self._next is not None and self._take_back(self._next):
             self._next = None
+
+    def _changes(self, chosen: SubmittedBatch, running: SubmittedBatch) -> bool:
+        """Return whether jobs that arrived would go into the batch behind the running one, or before it."""
+        if not chosen.full:
+            return True
+        first = not (chosen.questions or running.questions)
+        return first and any(job.question for job in self._queue)
 
     def _take_back(self, batch: SubmittedBatch) -> bool:
         """Return the jobs of a batch to the queue; False if the batch has begun."""
@@ -270,7 +279,7 @@ class EmbeddingLoop:
         begin_s = now_s = self._clock.monotonic()
         if running is not None:
             begin_s = max(now_s, running.began_s + running.predicted_s)
-        jobs = await self._form(begin_s - now_s)
+        jobs = await self._form(begin_s - now_s, questions=running is None or not running.questions)
         if any(is_stale(job, now_s) for job in jobs):
             stopped = await self._ask(jobs)
             jobs = [job._replace(asked_s=now_s) for job in jobs if job.lease.job not in stopped]
@@ -291,20 +300,22 @@ class EmbeddingLoop:
         )
         return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
 
-    async def _form(self, wait_s: float) -> list[EncodeJob]:
-        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and those of lost leases."""
+    async def _form(self, wait_s: float, *, questions: bool) -> list[EncodeJob]:
+        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and those of lost leases.
+
+        With `questions` those of searches may go first.
+        """
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._worker.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
         begin_ms = now_ms + 1000 * wait_s
-        chosen = set(
-            next_batch(
-                fresh,
-                self._capacity.limits,
-                lambda i, t: begin_ms + 1000 * self._capacity.surely(i, t),
-            )
+        limits = self._capacity.limits
+        oldest = next_batch(
+            fresh, limits, lambda i, t: begin_ms + 1000 * self._capacity.surely(i, t)
         )
+        first = questions_before(fresh, oldest, limits) if questions else []
+        chosen = set(first or oldest)
         batch = [job for index, job in enumerate(fresh) if index in chosen]
         self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
         for job in expired:

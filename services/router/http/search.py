@@ -217,7 +217,7 @@ class SearchApi:
     async def _parcels(self, record: CollectionRecord, ask: SearchRequest) -> list[Parcel]:
         """Return the jobs that embed a search's questions."""
         spec = checked_encoder(record, await self._cards.specs())
-        return parcels_of(spec, ask.tokens, await self._limits.encoders())
+        return parcels_of(spec, ask.tokens, await self._limits.encoders(), question=True)
 
     async def _embedded(
         self, request: web.Request, caller: RequestContext, record: CollectionRecord, parcel: Parcel

@@ -78,24 +78,30 @@ def _fit(texts: Sequence[str], limit: int, *, truncate: bool, param: str) -> lis
     return out
 
 
-def parcels_of(spec: Spec, lists: Sequence[list[int]], limits: RequestLimits) -> list[Parcel]:
-    """Cut token lists into jobs of at most `parcel_items` texts and `parcel_tokens` tokens, in order."""
+def parcels_of(
+    spec: Spec, lists: Sequence[list[int]], limits: RequestLimits, *, question: bool = False
+) -> list[Parcel]:
+    """Cut token lists into jobs of at most `parcel_items` texts and `parcel_tokens` tokens, in order.
+
+    With `question` they are what a search looks for.
+    """
     parcels: list[Parcel] = []
     group: list[list[int]] = []
     held = 0
     for ids in lists:
         if group and (len(group) >= limits.parcel_items or held + len(ids) > limits.parcel_tokens):
-            parcels.append(_embed_parcel(spec, group, held))
+            parcels.append(_embed_parcel(spec, group, held, question=question))
             group, held = [], 0
         group.append(ids)
         held += len(ids)
     if group:
-        parcels.append(_embed_parcel(spec, group, held))
+        parcels.append(_embed_parcel(spec, group, held, question=question))
     return parcels
 
 
-def _embed_parcel(spec: Spec, group: list[list[int]], held: int) -> Parcel:
-    return Parcel(encode(EmbedWork(fingerprint=spec.fingerprint, tokens=group)), len(group), held)
+def _embed_parcel(spec: Spec, group: list[list[int]], held: int, *, question: bool) -> Parcel:
+    work = EmbedWork(fingerprint=spec.fingerprint, tokens=group, question=question)
+    return Parcel(encode(work), len(group), held)
 
 
 def check_total(tokens: int, limits: RequestLimits, param: str) -> None:

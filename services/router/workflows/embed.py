@@ -66,14 +66,18 @@ async def embed(
     parcel: tuple[int, int],
     *,
     bulk: bool | None = None,
+    question: bool = False,
 ) -> bytes:
-    """Return the float32 rows of token lists, in order; `bulk` as in `Workflow.gather`."""
+    """Return the float32 rows of token lists, in order.
+
+    `bulk` is as in `Workflow.gather`, `question` as in `EmbedWork`.
+    """
     if not lists:
         return b""
     limits = RequestLimits(len(lists), 1 << 40, *parcel)
     families = await _families(
         workflow, spec.name, (await workflow.context.cards.card(spec.name)).partitions
     )
-    cut = parcels_of(spec, lists, limits)
+    cut = parcels_of(spec, lists, limits, question=question)
     _, results = await workflow.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
     return b"".join(cast("EmbedResult", result).vectors for result in results)

@@ -192,9 +192,8 @@ async def find(
     vectors, clock = ask.vectors, workflow.context.bus.clock
     if ask.tokens:
         began_s = clock.perf_s()
-        vectors = await embed(
-            workflow, "embed", await encoder_of(workflow, record), ask.tokens, parcel
-        )
+        spec = await encoder_of(workflow, record)
+        vectors = await embed(workflow, "embed", spec, ask.tokens, parcel, question=True)
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
     layout = await workflow.context.layouts.of(record)

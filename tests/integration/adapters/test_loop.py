@@ -15,6 +15,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from common.bus import Bus, NewJob, Notifications
 from common.ids import Family, job_id, ulid
 from common.registry.dead_letters import DeadLetters
+from common.wire.jobs import EmbedWork
+from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event, decode_result
 from common.worker.incarnation import incarnation_name
@@ -235,6 +237,25 @@ async def test_the_next_batch_waits_at_the_device(bus: Bus, desk: Desk) -> None:
             [TinyModel.row([n])] for n in range(1, 6)
         ]
         assert worker.model.batches == [[[1]], [[2], [3], [4], [5]]]
+
+
+async def test_a_question_goes_before_a_batch_that_waits(bus: Bus, desk: Desk) -> None:
+    """While a large job waits behind the running batch, the question of a search is the next batch."""
+    async with running(bus) as worker:
+        worker.model.gate.clear()
+        jobs = [await desk.admit([1])]
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(worker.model.entered.wait)
+        half = worker.loop._capacity.limits.tokens // 2
+        jobs.append(await desk.admit([2] * half))
+        await until(partial(behind, worker, 1))
+        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
+        jobs.append(await desk.admit([9, 9], payload=asked))
+        await until(lambda: worker.loop._next is not None and worker.loop._next.questions)
+        worker.model.gate.set()
+
+        assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
+        assert worker.model.batches == [[[1]], [[9, 9]], [[2] * half]]
 
 
 async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:
