@@ -494,8 +494,8 @@ class Shard:
 
     @property
     def settled(self) -> bool:
-        """Whether searches need not wait for a graph, or an index of texts, that is to be built."""
-        built = self._index.now.kind == self._index.choice().kind
+        """Whether the shard has the graph that its rows want, and all its texts are indexed."""
+        built = self._index.now.stats().path == self._index.choice().kind
         return built and not self._documents.texts.pending
 
     def close(self) -> None:

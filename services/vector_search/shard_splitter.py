@@ -68,7 +68,7 @@ class ShardSplitter:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _in_step(self, collection: str, one: PlacedShard, split: ShardSplit) -> bool:
-        """Return whether both children have their graphs and have applied what the parent has."""
+        """Return whether both children have their graphs and text indexes, and have applied what the parent has."""
         children = [self._shards.handles.get((collection, number)) for number in split.numbers]
         parent = self._shards.handles.get((collection, one.number))
         if parent is None or parent.shard is None:
