@@ -431,7 +431,7 @@ class Shard:
         return recall
 
     def lacks_map(self, work: DocumentsWork) -> bool:
-        """Return whether no map is there that `work` could be answered from; it will be drawn."""
+        """Return whether the map that a work asks for has not been drawn; if so, have it drawn."""
         return self._map.lacks(work)
 
     def draw_map(self) -> bool:

@@ -15,7 +15,7 @@ from common.registry.layout import SPACE, hash_of_document
 from common.wire.search import DocumentsWork, Write
 from services.vector_search.applier import apply_batch, within
 from services.vector_search.shard import DATABASE, Shard
-from services.vector_search.split_files import make_child
+from services.vector_search.shard_splitter import make_child
 from services.vector_search.text_index import PIECE
 from tests.support.vectors import DIMENSION, ask, config, document, record, settle, shard, write
 
