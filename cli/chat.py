@@ -14,6 +14,7 @@ from typing import Any
 from spillway_client import ChatCompletion, Passage, Spillway, SpillwayError
 
 from cli.http import add_server, say, sentence, talk_blocking
+from cli.search import add_ranking, mmr_of
 from cli.terminal import dim, printable, write
 from common.errors import ConfigError
 
@@ -38,6 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--min-score", type=float, metavar="S", help="with --collection: only passages as near"
     )
+    add_ranking(parser, "with --collection: ")
     parser.add_argument(
         "--passages", action="store_true", help="with --collection: print what was read, too"
     )
@@ -83,11 +85,19 @@ def _question(words: list[str]) -> str | None:
 
 def _retrieval(args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the `retrieval` of every question, None without --collection."""
-    given: dict[str, Any] = {"k": args.k, "filter": args.filter, "min_score": args.min_score}
+    given: dict[str, Any] = {
+        "k": args.k,
+        "filter": args.filter,
+        "min_score": args.min_score,
+        "mode": args.mode,
+        "mmr": mmr_of(args),
+    }
     given = {name: value for name, value in given.items() if value is not None}
     if args.collection is None:
         if given or args.passages:
-            raise ConfigError("-k, --filter, --min-score and --passages need --collection NAME")
+            raise ConfigError(
+                "-k, --filter, --min-score, --mode, --diversity and --passages need --collection NAME"
+            )
         return None
     if "filter" in given:
         try:

@@ -1,4 +1,4 @@
-"""`spillway search COLLECTION TEXT`: print the nearest passages, for people or as JSON."""
+"""`spillway search COLLECTION TEXT`: print the best passages, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import json
 import shutil
 import textwrap
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from spillway_client import AsyncSpillway, Hit
+from spillway_client import AsyncSpillway, Hit, SearchMode
 
 from cli.http import add_server, say, talk
 from cli.terminal import printable
@@ -19,18 +19,63 @@ _SNIPPET_LINES = 3
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("search", help="find the nearest passages of a collection")
+    parser = subparsers.add_parser(
+        "search",
+        help="find the best passages of a collection",
+        description="Find the passages that are nearest in meaning, that hold the words (--mode text), or both ways at"
+        " once (--mode hybrid).",
+    )
     parser.add_argument("collection")
     parser.add_argument("text", nargs="+", help="what to look for")
     parser.add_argument("-k", type=int, default=5, help="how many passages (5)")
     parser.add_argument("--filter", help='by metadata, e.g. \'{"year": {"$gte": 2020}}\'')
+    add_ranking(parser)
+    parser.add_argument(
+        "--min-score", type=float, metavar="S", help="only hits that score S or more"
+    )
+    parser.add_argument(
+        "--scores", action="store_true", help="print what each search gave a hit: vector, text"
+    )
     parser.add_argument("--effort", help='how much to look at: a number, or "exact"')
     parser.add_argument(
         "--time-budget-ms", type=float, metavar="MS", help="use the most effort that fits into MS"
     )
+    parser.add_argument(
+        "--partial", action="store_true", help="answer without shards that cannot be reached"
+    )
     parser.add_argument("--json", action="store_true", help="print the hits as JSON")
     add_server(parser)
     parser.set_defaults(run=run)
+
+
+def add_ranking(parser: argparse.ArgumentParser, note: str = "") -> None:
+    """Add the options that say what a search compares, and how much its hits differ."""
+    parser.add_argument(
+        "--mode",
+        choices=get_args(SearchMode),
+        help=f"{note}compare vectors, the words of texts, or both (vector)",
+    )
+    parser.add_argument(
+        "--diversity",
+        type=_share,
+        metavar="D",
+        help=f"{note}how much hits should differ from each other, from 0 to 1",
+    )
+
+
+def mmr_of(args: argparse.Namespace) -> dict[str, float] | None:
+    """Return the `mmr` of a request, None without --diversity."""
+    return None if args.diversity is None else {"lambda": round(1 - args.diversity, 6)}
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 0 to 1")
+    return share
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,14 +123,23 @@ async def _search(
         filter=wanted,
         effort=effort,
         time_budget_ms=args.time_budget_ms,
+        min_score=args.min_score,
+        mode=args.mode,
+        mmr=mmr_of(args),
+        include_scores=args.scores or None,
+        partial=args.partial or None,
     )
     if args.json:
         hits = [dataclasses.asdict(hit) for hit in found.data]
-        told: dict[str, Any] = {"data": hits, "path": found.path}
+        told: dict[str, Any] = {"data": hits, "mode": found.mode, "path": found.path}
         if found.search is not None:
             told["search"] = dataclasses.asdict(found.search)
+        if args.partial:
+            told["missing"] = found.missing
         print(json.dumps(told, ensure_ascii=False, indent=2))
         return 0
+    for one in found.missing:
+        say(f"shard {one['shard']} is missing: {one['why']}", 0)
     if not found.data:
         print("nothing found")
     width = min(shutil.get_terminal_size().columns, 100)
@@ -98,6 +152,8 @@ def show(hit: Hit, width: int) -> str:
     """Return a hit as a heading line and a passage of at most three lines."""
     title = str((hit.metadata or {}).get("title") or "")
     head = f"{hit.score:.3f}  {hit.id}:{hit.start}-{hit.end}"
+    if hit.scores:
+        head += f"  ({', '.join(f'{name} {score:.3f}' for name, score in hit.scores.items())})"
     if title and title != hit.id:
         head += f"  {title}"
     passage = textwrap.wrap(

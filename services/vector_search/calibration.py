@@ -1,4 +1,4 @@
-"""The first measurements of what a shard's searches cost, taken in the background before any search has told."""
+"""The first measurements of what a shard's searches cost, taken in the background before any search was observed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCHES = (1, 16)
 _SHARES = (0.01, 0.5)
 # A search that takes longer is not repeated, nor tried with more queries.
 _LONG_S = 0.1
-# So much may a shard grow or shrink before it is measured again.
+# A shard that grew or shrank by this factor is measured again.
 _GROWTH = 2.0
 
 

@@ -1,4 +1,4 @@
-"""The candidates of searches that are ranked after they were made: by both of two searches, or for diversity."""
+"""The candidates that searches by vector and by text found for a query, and their ranking: fused, or for diversity."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from services.vector_search.text_index import TextMatches
 
 
 class Candidates(NamedTuple):
-    """What the searches for one query found: labels, the scores of each search (of one that was not made none), and the
-    vectors at length 1 where they will be compared.
+    """What the searches for one query found: the labels, the scores by vector and by text (empty where that search was
+    not made), and the vectors at length 1 where they are compared for diversity.
     """
 
     labels: list[int]

@@ -79,7 +79,7 @@ class FamilyServer:
         self._costs = SearchCosts()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Serve; after an error begin again, after a pause that doubles."""
+        """Serve until `stopping`; after an error, begin again after a pause that doubles."""
         await wait(self._shards.all_open, _LOOK_S)  # after that the open ones are served
         clock, pause_s = self._bus.clock, _FIRST_PAUSE_S
         while not stopping.is_set():

@@ -38,7 +38,7 @@ class HitCache:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._lock = threading.Lock()
-        self._kept: dict[int, HitJson] = {}  # by label and what of it is shown
+        self._kept: dict[int, HitJson] = {}  # by label, and whether text and metadata are included
         self._bytes = 0
 
     def of(

@@ -31,7 +31,7 @@ _log = log.get("vector_search")
 
 
 class Query(Protocol):
-    """Work that waits for a thread, and its shard; those of one `key` may run as one, one of None runs alone."""
+    """Work that waits for a thread, and its shard. Queries of an equal `key` may run as one batch; None runs alone."""
 
     @property
     def work(self) -> SearchWork | DocumentsWork:
@@ -91,7 +91,7 @@ class QueryQueue(Generic[Q]):
     def take(self) -> list[Q]:
         """Return the oldest jobs that can run as one: searches that ask alike, or one read of documents.
 
-        Jobs of a shard that has as many batches running as it may wait, and others go before them. `done` ends the
+        Jobs of a shard of which _AT_ONCE batches run wait, and jobs of other shards go before them. `done` ends the
         batch.
         """
         held = self._pending

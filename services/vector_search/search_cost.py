@@ -1,4 +1,4 @@
-"""Cost of searches of a shard, learned as they run, and the effort that a time budget allows by that."""
+"""What searches of a shard cost, learned as they run, and the largest effort that fits into a time budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from common.clock import Clock
 from common.cost.online import Lateness, OnlineFit
 from services.vector_search.index.port import EffortPlan, Path
 
-# Of the searches, so many end within what they were predicted to take at most, by each of two measures of lateness.
+# The share of searches that end within the time they were predicted to take at most, by each of two measures.
 _QUANTILE = 0.995
 _WINDOW = 1000
-# What a prediction may be off by before searches have told: half of itself.
+# The margin of a prediction before any search has been observed: half of the prediction, at most ten seconds.
 _FIRST_SHARE, _FIRST_S = 0.5, 10.0
-# How fast predictions follow a machine that others slow down for a while: the weight of what was known.
+# How fast predictions follow a machine that is slowed down for a while: the weight of the slowness known before.
 _QUICK = 0.9
 # A fit is solved anew after so many searches, as solving takes longer than some of them.
 _SOLVE_EVERY = 16
@@ -45,11 +45,11 @@ def largest_fitting(
 
 
 class SearchCost:
-    """Seconds of a batch by its plan: linear in the factors of the plan's path, re-fitted from searches as they end.
+    """Predicts the seconds of a batch by its plan: one linear model a search path, fitted again as searches end.
 
-    A fit follows the machine over many searches; while these take longer than it says, predictions do so by as much.
-    What predictions may be off by is learned as seconds and as a share of the prediction; the smaller one counts, so
-    that a pause of the machine does not weigh on long searches, nor their spread on short ones. Any thread may call.
+    A fit changes over many searches; while searches take longer than fitted, predictions are lifted by the same factor
+    at once. The margin of a prediction is learned in seconds and as a share of the prediction; the smaller one counts,
+    so that a pause of the machine does not weigh on long searches, nor their spread on short ones. Any thread may call.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SearchCost:
         return max(1.0, self._slowness) * fit.seconds(plan.factors)
 
     def at_most_s(self, plan: EffortPlan) -> float:
-        """Return within what nearly every such batch ends."""
+        """Return the seconds within which nearly every batch of a plan ends."""
         expected_s = self.seconds(plan)
         return expected_s + min(self._late.value, self._share.value * expected_s)
 

@@ -431,7 +431,7 @@ class Shard:
         return recall
 
     def lacks_map(self, work: DocumentsWork) -> bool:
-        """Return whether no map is there that `work` could be answered from; it will be drawn."""
+        """Return whether the map that a work asks for has not been drawn; if so, have it drawn."""
         return self._map.lacks(work)
 
     def draw_map(self) -> bool:
@@ -494,8 +494,8 @@ class Shard:
 
     @property
     def settled(self) -> bool:
-        """Whether searches need not wait for a graph, or an index of texts, that is to be built."""
-        built = self._index.now.kind == self._index.choice().kind
+        """Whether the shard has the graph that its rows want, and all its texts are indexed."""
+        built = self._index.now.stats().path == self._index.choice().kind
         return built and not self._documents.texts.pending
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class ShardFiller:
         self._task: asyncio.Task[None] | None = None
 
     async def step(self) -> None:
-        """Begin to fill a shard if none is being filled; let those that have caught up serve."""
+        """Begin to fill a shard if none is being filled; let those serve that have caught up and are settled."""
         filling = [
             (record, one)
             for record in self._shards.records.values()
@@ -73,7 +73,7 @@ class ShardFiller:
             return
         if key not in self._targets:
             self._targets[key] = await self._bus.writes.last_write(*key)
-        if id_pair(handle.shard.applied) >= id_pair(self._targets[key]):
+        if handle.shard.settled and id_pair(handle.shard.applied) >= id_pair(self._targets[key]):
             await self._shards.served(*key)
             del self._targets[key]
 

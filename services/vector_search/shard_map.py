@@ -68,7 +68,7 @@ class ShardMap:
         return msgspec.structs.replace(drawing.part, pending=stale, points=points)
 
     def lacks(self, work: DocumentsWork) -> bool:
-        """Return whether nothing is drawn yet of what a work asks for; it will be."""
+        """Return whether the map that a work asks for has not been drawn; if so, have it drawn."""
         drawing, rows = self._drawing, self._index.rows.view
         if work.ids or (drawing is not None and _suits(drawing, work.basis)):
             return False
@@ -142,7 +142,7 @@ class ShardMap:
 
 
 def _nothing() -> None:
-    """Tell nobody: `draw` is called anyway."""
+    """Do nothing, when `draw` has work, as long as nobody listens."""
 
 
 def _suits(drawing: Drawing, basis: bytes) -> bool:

@@ -17,15 +17,24 @@ from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
 from common.bus.writes import id_pair
 from common.errors import SpillwayError
+from common.registry.layout import hash_of_document
 from common.tasks import in_pool
 from common.wire.registry import CollectionRecord, PlacedShard, ShardSplit
+from services.vector_search.documents import SCHEMA, connect
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import DATABASE, Shard
 from services.vector_search.shard_manager import ShardManager, Source
-from services.vector_search.split_files import make_child
 from services.vector_search.storage_errors import reserve, storage_error
 
 _AGAIN_S = 2.0
+_TABLES = (
+    "INSERT INTO main.document SELECT * FROM parent.document WHERE hashed(id) >= ?1 AND hashed(id) < ?2",
+    "INSERT INTO main.chunk SELECT * FROM parent.chunk WHERE document IN (SELECT number FROM main.document)",
+    "INSERT INTO main.attribute SELECT * FROM parent.attribute WHERE document IN (SELECT number FROM main.document)",
+    "INSERT INTO main.seen SELECT * FROM parent.seen",
+    # The index of texts is not copied: it is built anew, and the state that tells how far that is begins anew with it.
+    "INSERT INTO main.state SELECT * FROM parent.state WHERE name NOT IN ('text_done', 'text_last')",
+)
 _log = log.get("vector_search")
 
 
@@ -68,7 +77,7 @@ class ShardSplitter:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _in_step(self, collection: str, one: PlacedShard, split: ShardSplit) -> bool:
-        """Return whether both children have their graphs and have applied what the parent has."""
+        """Return whether both children have their graphs and text indexes, and have applied what the parent has."""
         children = [self._shards.handles.get((collection, number)) for number in split.numbers]
         parent = self._shards.handles.get((collection, one.number))
         if parent is None or parent.shard is None:
@@ -133,3 +142,27 @@ def _make_files(
     except (OSError, sqlite3.Error) as error:
         directory.remove_shard(collection, number)
         raise storage_error(error) from error
+
+
+def make_child(parent: Path, child: Path, low: int, high: int) -> None:
+    """Make a database with the documents whose hashes are from `low` to below `high`, as of one moment.
+
+    Labels, numbers and the applied id are the parent's, and what it has seen is kept: its writes go on in the child.
+    """
+    connection = connect(child)
+    try:
+        connection.create_function("hashed", 1, hash_of_document, deterministic=True)
+        connection.executescript(SCHEMA)
+        connection.execute("ATTACH DATABASE ? AS parent", (str(parent),))
+        connection.execute("BEGIN")
+        for statement in _TABLES:
+            connection.execute(statement, (low, high) if "?1" in statement else ())
+        connection.execute("COMMIT")
+        connection.execute("DETACH DATABASE parent")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    finally:
+        connection.close()

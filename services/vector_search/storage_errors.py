@@ -27,7 +27,7 @@ def is_full(error: Exception) -> bool:
 
 
 def storage_error(error: Exception) -> SpillwayError:
-    """Return the error to show: Unavailable (`disk_full`), or the same with `storage_failed`."""
+    """Return the error that clients get: Unavailable with the code `disk_full` or `storage_failed`."""
     if is_full(error):
         return Unavailable(
             f"the disk of vector_search is full ({error}); searches go on, writes wait for space",

@@ -37,9 +37,9 @@ MAX_WORDS = 64
 MAX_SCORED = 20_000  # chunks times words; scoring one takes about a microsecond
 PIECE = 1000
 _BATCH = 1024
-_COUNTS_KEPT = 4096
-_COUNTS_AGE = 1 / 16
-_COUNTED_ANEW = 1000
+_COUNTS_KEPT = 4096  # words whose counts are kept
+_COUNTS_AGE = 1 / 16  # counts are read again once the shard has grown or shrunk by this share
+_COUNTED_ANEW = 1000  # in a shard with fewer chunks, words are counted at each search
 
 
 class TextMatches(NamedTuple):

@@ -3,9 +3,14 @@
 import { ask, segment } from "./api.js";
 import { all } from "./collection_names.js";
 import { h, text } from "./dom.js";
-import { many, seconds } from "./format.js";
+import { many, percent, seconds } from "./format.js";
 import { hitOf } from "./hits.js";
 import { remember, timelineOf } from "./recent.js";
+
+const MODES = { vector: "by meaning", text: "by words", hybrid: "by both" };
+const DIVERSITY = { "": "best hits", 0.5: "hits that differ" }; // by the `lambda` of maximal marginal relevance
+
+const choice = (id, label, choices) => h("select", { id, "aria-label": label }, Object.entries(choices).map(([value, words]) => h("option", { value }, words)));
 
 export class Search {
   title = "Search";
@@ -13,6 +18,8 @@ export class Search {
   constructor() {
     this.list = h("div", { class: "collections", role: "radiogroup", "aria-label": "Collection" });
     this.input = h("input", { id: "search-text", type: "search", placeholder: "Query", autocomplete: "off" });
+    this.mode = choice("search-mode", "How to search", MODES);
+    this.diversity = choice("search-diversity", "Which hits", DIVERSITY);
     this.number = h("select", { id: "search-k", "aria-label": "How many" }, [5, 10, 20].map((k) => h("option", { value: String(k) }, `${k} hits`)));
     this.button = h("button", { class: "primary", type: "submit" }, "Search");
     this.status = h("p", { class: "meta", role: "status" });
@@ -23,7 +30,7 @@ export class Search {
       { class: "view search" },
       h("h1", { class: "unseen" }, "Search"),
       this.list,
-      h("form", { class: "ask", onsubmit: (event) => this.#search(event) }, h("label", { for: "search-text", class: "unseen" }, "Search for"), this.input, this.number, this.button),
+      h("form", { class: "ask", onsubmit: (event) => this.#search(event) }, h("label", { for: "search-text", class: "unseen" }, "Search for"), this.input, this.mode, this.diversity, this.number, this.button),
       this.failed,
       this.status,
       this.hits,
@@ -75,13 +82,15 @@ export class Search {
     try {
       const { body, request } = await ask(`/v1/collections/${segment(this.chosen)}/search`, {
         method: "POST",
-        body: { text: words, k: Number(this.number.value) },
+        body: { text: words, k: Number(this.number.value), mode: this.mode.value, ...(this.diversity.value && { mmr: { lambda: Number(this.diversity.value) } }) },
         headers: { "Spillway-Resume": "30" }, // so that its timeline is kept
       });
       remember(request, words);
       const took = (performance.now() - began) / 1000;
-      this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, this.metrics.get(this.chosen))));
-      this.status.replaceChildren(`${many(body.data.length, "hit")} in ${seconds(took)} · `, h("a", { href: timelineOf(request) }, "timeline"));
+      const metric = body.mode === "vector" ? this.metrics.get(this.chosen) : null; // other scores have no scale
+      this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, metric)));
+      const indexed = body.text_indexed === undefined ? "" : `, ${percent(body.text_indexed)} of the texts are indexed so far`;
+      this.status.replaceChildren(`${many(body.data.length, "hit")} ${MODES[body.mode]} in ${seconds(took)}${indexed} · `, h("a", { href: timelineOf(request) }, "timeline"));
     } catch (error) {
       this.hits.replaceChildren();
       this.status.replaceChildren();

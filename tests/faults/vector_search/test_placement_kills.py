@@ -1,7 +1,7 @@
 """Processes are killed while a placed collection is written, searched, split and moved; `make soak` kills 100 times.
 
 Nothing that was acknowledged is lost, every hit has the score of what was written, and with its token a client never
-sees a document that it has deleted, nor misses one that it has written.
+sees a document that it has deleted, nor misses one that it has written, by its vector or by its words.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ def vector(name: str, version: int) -> Any:
     """Return the vector of one version of a document, the same everywhere."""
     seed = int.from_bytes(f"{name}/{version}".encode(), "little") % (1 << 63)
     return np.random.default_rng(seed).standard_normal(DIMENSION).astype(np.float32)
+
+
+def word(name: str, version: int) -> str:
+    """Return the word that only one version of a document holds."""
+    return f"{name.replace('-', 'x')}v{version}"
 
 
 def cosine(a: Any, b: Any) -> float:
@@ -114,7 +119,11 @@ class World:
                 oracle.present[name] = None
             else:
                 oracle.versions.setdefault(name, []).append(version)
-                document = {"id": name, "vector": vector(name, version).tolist()}
+                document = {
+                    "id": name,
+                    "vector": vector(name, version).tolist(),
+                    "text": f"all say {word(name, version)}",
+                }
                 reply = await self.must("POST", f"{self.path}/documents", {"documents": [document]})
                 oracle.present[name] = version
             oracle.applied(reply["applied"])
@@ -133,6 +142,10 @@ class World:
             assert name not in hits, (name, found)
         else:
             assert hits.get(name, 0.0) == pytest.approx(1.0, abs=1e-4), (name, found)
+        body = {"text": word(name, last), "mode": "text", "after": token}
+        found = await self.must("POST", f"{self.path}/search", body)
+        expected = [] if oracle.present[name] is None else [name]
+        assert ([hit["id"] for hit in found["data"]], found.get("text_indexed")) == (expected, None)
 
     async def read(self) -> None:
         """Search with the newest token: every score is right, and nothing that was deleted comes back."""

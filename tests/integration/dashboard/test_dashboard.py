@@ -128,6 +128,29 @@ def test_a_search(page: Page, instance: Instance) -> None:
     expect(page.locator(".gantt-row")).to_have_count(3)
 
 
+def test_a_search_by_words(page: Page, instance: Instance) -> None:
+    """By words only passages that hold them are found, by both others, too; such scores have no bar."""
+    open_view(page, instance, "search")
+    page.get_by_role("radio", name="notes").check()
+    page.select_option("#search-mode", "text")
+    page.fill("#search-text", "cement")
+    page.keyboard.press("Enter")
+    expect(page.locator(".search [role=status]")).to_contain_text("1 hit by words")
+    expect(page.locator(".hit")).to_have_count(1)
+    expect(page.locator(".hit")).to_contain_text("mostly carries cement")
+    assert bars(page) == []
+
+    page.select_option("#search-mode", "hybrid")
+    page.select_option("#search-diversity", "hits that differ")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator(".search [role=status]")).to_contain_text("3 hits by both")
+    expect(page.locator(".hit").first).to_contain_text("boutune.md")
+    page.fill("#search-text", "no such words")
+    page.select_option("#search-mode", "text")
+    page.keyboard.press("Enter")
+    expect(page.locator(".search [role=status]")).to_contain_text("0 hits by words")
+
+
 def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> None:
     """An answer is streamed and cites passages; a session goes on, is read and deleted; the request has a timeline."""
     open_view(page, instance, "chat")

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from spillway_client import AsyncSpillway
 
+from services.vector_search.text_index import PIECE
 from tests.integration.router.test_collections import call
 from tests.integration.router.test_shard_reads import DIMENSION, ROWS, points
 from tests.support.mesh import ROOT, Mesh
@@ -381,6 +382,79 @@ async def test_a_shard_is_split_while_it_is_written_and_searched(
     assert (status, error["error"]["code"]) == (409, "layout_changed")
     status, error = await call(http, "GET", f"{path}/documents?after=0:d1")
     assert (status, error["error"]["code"]) == (409, "layout_changed")
+    await call(http, "DELETE", path)
+
+
+async def test_words_are_found_while_a_shard_is_split_and_moved(
+    spread: Mesh, http: aiohttp.ClientSession
+) -> None:
+    """A search by words finds the same documents before, during and after a split and a move, of the whole index."""
+    path, count = "/v1/collections/words", 2 * PIECE
+    status, body = await call(
+        http, "POST", "/v1/collections", {"name": "words", "model": None, "dimension": DIMENSION}
+    )
+    assert status == 201, body
+    rows = points(count)
+    documents = [
+        {
+            "id": f"d{i}",
+            "vector": rows[i].tolist(),
+            "text": f"{'kiwi' if i % 9 == 0 else 'oak'} {i}",
+        }
+        for i in range(count)
+    ]
+    for first in range(0, count, 500):
+        body = {"documents": documents[first : first + 500]}
+        status, body = await call(http, "POST", f"{path}/documents", body)
+        assert status == 200, body
+    written = body["applied"]  # a replica may be behind until it is asked for this
+    kiwis = {f"d{i}" for i in range(0, count, 9)}
+    stop, done = asyncio.Event(), 0
+
+    async def searches() -> None:
+        nonlocal done, written
+        while not stop.is_set():
+            headers = {"Idempotency-Key": f"words-{done}"} if done % 5 == 0 else {}
+            body = {"text": "kiwi", "mode": "text", "k": count, "after": written}
+            status, found = await call(http, "POST", f"{path}/search", body, **headers)
+            if status == 409 and found["error"]["code"] == "layout_changed":
+                written = None  # shards that took the place of others hold all that these held
+                continue
+            assert (status, set(ids(found))) == (200, kiwis)
+            assert "text_indexed" not in found
+            done += 1
+
+    async def after(change: str, body: dict[str, Any], changed: Callable[[Any], bool]) -> None:
+        """Ask for a change, and wait until it is over and some more searches have ended."""
+        status, answer = await call(http, "POST", f"{path}/{change}", body)
+        assert status == 200, answer
+
+        async def over() -> bool:
+            if task.done():
+                task.result()
+            return changed((await shards_of(http, path))["data"])
+
+        await until(over, change)
+        before = done
+        await until(lambda: task.done() or done > before + 5, "searches")
+
+    task = asyncio.create_task(searches())
+    await until(lambda: task.done() or done > 5, "searches")
+    await after("shards/0/split", {}, lambda shards: [one["shard"] for one in shards] == [1, 2])
+    listed = await settled(http, path)
+    holders = {each["name"] for each in listed["data"][0]["replicas"]}
+    await call(http, "POST", f"{path}/replicas", {"replicas": 1})
+    listed = await settled(http, path)
+    (source,) = [each["name"] for each in listed["data"][0]["replicas"]]
+    assert source in holders
+
+    def moved(shards: Any) -> bool:
+        replicas = shards[0]["replicas"]
+        return [each["state"] for each in replicas] == ["serving"] and replicas[0]["name"] != source
+
+    await after("shards/1/move", {"from": source}, moved)
+    stop.set()
+    await task
     await call(http, "DELETE", path)
 
 

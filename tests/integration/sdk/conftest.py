@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
+from cli.main import main
 from tests.support.mesh import Mesh
 
 
@@ -32,3 +36,37 @@ def mesh() -> Iterator[TalkingMesh]:
     made = TalkingMesh()
     yield made
     made.close()
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """The command, told one mesh's address; run in this process, for its start takes longer than it does."""
+
+    def __init__(
+        self, url: str, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+    ) -> None:
+        self.url, self._capture, self._patch = url, capture, patch
+
+    def words(self, *words: str) -> list[str]:
+        return [*words, "--url", self.url]
+
+    def run(self, *words: str, piped: str = "") -> Done:
+        self._capture.readouterr()
+        self._patch.setattr(sys, "stdin", io.StringIO(piped))
+        return Done(main(self.words(*words)), *self._capture.readouterr())
+
+
+@pytest.fixture
+def command(
+    mesh: TalkingMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """The command, at the first router."""
+    monkeypatch.setenv("TERM", "dumb")
+    return Command(mesh.url, capsys, monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -11,41 +10,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import spillway_client as sw
 
-from cli.main import main
-from tests.integration.sdk.conftest import TalkingMesh
+from tests.integration.sdk.conftest import Command, TalkingMesh
 
 ROOT = Path(__file__).resolve().parents[3]
 SAID = re.compile(r"simulated [0-9a-f]{8}")
-
-
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class Command:
-    """The command, told one mesh's address; run in this process, for its start takes longer than it does."""
-
-    def __init__(
-        self, url: str, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
-    ) -> None:
-        self.url, self._capture, self._patch = url, capture, patch
-
-    def words(self, *words: str) -> list[str]:
-        return [*words, "--url", self.url]
-
-    def run(self, *words: str, piped: str = "") -> Done:
-        self._capture.readouterr()
-        self._patch.setattr(sys, "stdin", io.StringIO(piped))
-        return Done(main(self.words(*words)), *self._capture.readouterr())
 
 
 class Terminal:
@@ -79,15 +51,6 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
-@pytest.fixture
-def command(
-    mesh: TalkingMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Command:
-    """The command, at the first router."""
-    monkeypatch.setenv("TERM", "dumb")
-    return Command(mesh.url, capsys, monkeypatch)
-
-
 def test_one_question(command: Command) -> None:
     """A prompt, or a text piped in, or both: one answer on stdout, the same for the same seed."""
     one = command.run("chat", "hello", "there", "--max-tokens", "19", "--seed", "1")
@@ -114,6 +77,11 @@ def test_a_grounded_question(mesh: TalkingMesh, command: Command) -> None:
 
     wanted = ["--filter", '{"year": 2000}', "-k", "2"]
     none = command.run("chat", "what?", "--collection", "dams", *wanted)
+    assert "No passage was found in collection 'dams'" in none.stdout
+
+    words = ["--collection", "dams", "--mode", "text", "--diversity", "0.2", "--max-tokens", "5"]
+    assert "dam/one" in command.run("chat", "the spillway", *words).stdout
+    none = command.run("chat", "snow", *words)
     assert "No passage was found in collection 'dams'" in none.stdout
 
 
@@ -147,6 +115,7 @@ def test_a_session_from_the_shell(command: Command, tmp_path: Path) -> None:
     [
         (["chat"], 2, "nothing was asked"),
         (["chat", "x", "-k", "3"], 2, "need --collection"),
+        (["chat", "x", "--mode", "text"], 2, "need --collection"),
         (["chat", "x", "--collection", "c", "--filter", "{"], 2, "expected a JSON object"),
         (["chat", "x", "--collection", "nowhere"], 1, "collection_not_found"),
         (["chat", "x", "--model", "nothing"], 1, "model_not_found"),
