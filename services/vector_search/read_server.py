@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from common.clock import Clock
 from common.errors import ConfigError, DeadlineExceeded, InvalidRequest, SpillwayError, Unavailable
 from common.tasks import cancel, in_pool
 from common.transport.call_server import Call, CallServer
+from common.transport.own_address import own_address
 from common.wire.jobs import decode_work
 from common.wire.message import BadMessage, encode
 from common.wire.results import Result, error_event
@@ -88,7 +88,7 @@ class ReadServer:
         try:
             found, chosen = await self._server.start(host, port)
             if ipaddress.ip_address(found).is_unspecified:
-                found = socket.gethostbyname(socket.gethostname())
+                found = own_address()
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"SPILLWAY_READS_HOST is {host!r}, SPILLWAY_READS_PORT is {port}: {error}; expected an address of "

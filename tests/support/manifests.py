@@ -111,13 +111,15 @@ def services(objects: list[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def environment(objects: list[Object], container: Object) -> dict[str, str]:
-    """Return the variables a container gets; those of Secrets and of the pod's fields as `<from …>`."""
+    """Return the variables a container of a workload's first pod gets; those of Secrets as `<from …>`."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         found |= one(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container.get("env", ()):
         place = next(iter(variable.get("valueFrom", {"": None})))
         found[variable["name"]] = variable.get("value", f"<from {place}>")
+        if variable.get("valueFrom") == {"fieldRef": {"fieldPath": "metadata.name"}}:
+            found[variable["name"]] = f"{container['name']}-0"
     return found
 
 

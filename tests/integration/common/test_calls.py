@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from common.transport.call_client import CallClient, CallFailed, CallLost
 from common.transport.call_server import Call, CallServer
 from common.transport.frames import CALL, HELLO, frame
+from common.transport.own_address import own_address
 from tests.support.waiting import until
 
 WAIT_S = 10.0
+ROUTES = Path("/proc/net/route")
 
 
 class Echo:
@@ -103,3 +107,18 @@ async def test_a_server_that_ends_fails_its_calls(echo: Echo) -> None:
         client.call(b"more", 1000)
     with pytest.raises(ConnectionRefusedError):
         await echo.client()
+
+
+async def test_a_wildcard_is_reached_at_the_own_address() -> None:
+    """What a server on every address publishes reaches it, and is no loopback where there is a way out."""
+    echo = Echo()
+    _, port = await echo.server.start("0.0.0.0", 0)
+    client = await CallClient.open(own_address(), port, echo.server.token, WAIT_S)
+    answer = await client.call(b"hello", 10_000)
+    client.close()
+    await echo.server.close()
+
+    assert answer == b"hello"
+    routes = await asyncio.to_thread(ROUTES.read_text)
+    if any(line.split()[1] == "00000000" for line in routes.splitlines()):  # the default one
+        assert not ipaddress.ip_address(own_address()).is_loopback

@@ -26,6 +26,7 @@ from tests.support.manifests import (
     environment,
     matches,
     of_kind,
+    one,
     overlay,
     pods,
     render,
@@ -227,6 +228,43 @@ def test_stateful_sets_are_named_as_their_services(cluster: list[Object]) -> Non
         assert found["spec"]["serviceName"] in names
         for claim in found["spec"]["volumeClaimTemplates"]:
             assert "labels" not in claim["metadata"]
+
+
+def test_a_replica_keeps_its_name_and_its_volume(objects: list[Object]) -> None:
+    """A vector_search pod is known by its own name, which it has again with its volume; none waits for another."""
+    found = one(objects, "StatefulSet", "vector-search")["spec"]
+    (container,) = found["template"]["spec"]["containers"]
+    named = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+
+    assert named["SPILLWAY_REPLICA"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert _config(objects, "vector-search").replica == "vector-search-0"
+    assert [mounts[it["metadata"]["name"]] for it in found["volumeClaimTemplates"]] == ["/data"]
+    assert found["podManagementPolicy"] == "Parallel"
+
+
+def test_podman_plays_the_pods_that_a_cluster_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pod that is played is valid, has a name and volumes of its own, and else what a cluster gives it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    played = list(importlib.import_module("play_pods").pods(overlay("podman"), tmp_path))
+    names = [each["metadata"]["name"] for each in played]
+    places = [it["hostPath"]["path"] for each in played for it in each["spec"]["volumes"]
+              if "hostPath" in it]  # fmt: skip
+
+    assert {"router-0", "redis-bus-0", *(f"vector-search-{n}" for n in range(3))} <= set(names)
+    assert len(names) == len(set(names)) == sum(count for _, count in _replicas(overlay("podman")))
+    assert len(places) == len(set(places)) > len(names)
+    for each in played:
+        schemas.validate(each, OLDEST, strict=True)
+        (container,) = each["spec"]["containers"]
+        template = dict(pods(overlay("podman")))[each["metadata"]["name"].rpartition("-")[0]]
+        (given,) = template["spec"]["containers"]
+        left_out = {"ports", "startupProbe", "livenessProbe", "readinessProbe"}
+        assert container == {
+            field: value for field, value in given.items() if field not in left_out
+        }
 
 
 def test_the_documented_overlay_works(tmp_path: Path) -> None:

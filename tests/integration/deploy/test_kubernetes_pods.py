@@ -24,7 +24,7 @@ from tests.support.manifests import (
 )
 
 DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
-BUS, CLUSTER_BUS = 6379, 16379
+BUS, CLUSTER_BUS, READS = 6379, 16379, 9465
 
 
 @pytest.fixture(params=[*OVERLAYS, "optional", "podman"])
@@ -161,12 +161,12 @@ def _open(objects: list[Object], source: str, target: str, port: int) -> bool:
 
 
 def test_who_may_talk_to_whom(objects: list[Object]) -> None:
-    """The services reach the bus and one another not at all; nodes of a Redis Cluster reach one another."""
+    """The services reach the bus, routers and vector_search its reads, nodes of a Redis Cluster one another."""
     names = [name for name, _ in pods(objects)]
     clustered = "redis-bus-form" in names
     for source in names:
         for target in names:
-            allowed = {port for port in (BUS, CLUSTER_BUS, 8080, 9464)
+            allowed = {port for port in (BUS, CLUSTER_BUS, READS, 8080, 9464)
                        if _open(objects, source, target, port)}  # fmt: skip
             wanted = set()
             if target == "redis-bus" and (source in CONFIGS or source == "redis-bus-form"):
@@ -175,6 +175,8 @@ def test_who_may_talk_to_whom(objects: list[Object]) -> None:
                 wanted = {BUS, CLUSTER_BUS}
             if target == "redis-pages" and source in {"gpu-worker", "kv-store", "router"}:
                 wanted = {BUS}
+            if target == "vector-search" and source in {"router", "vector-search"}:
+                wanted = {READS}
             assert allowed == wanted, f"{source} -> {target}"
 
 
