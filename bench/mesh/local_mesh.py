@@ -142,6 +142,12 @@ class LocalMesh:
         await self.wait_ready(name, timeout_s)
         return time.monotonic() - began
 
+    def check_alive(self, name: str) -> None:
+        """Raise MeshError if the named process has ended."""
+        status = self._of(name).process.returncode
+        if status is not None:
+            raise MeshError(f"{name} ended with status {status}")
+
     async def wait_end(self, name: str, timeout_s: float = 60.0) -> int:
         """Wait until the named process has ended; return its exit status (TimeoutError if it does not)."""
         return await asyncio.wait_for(self._of(name).process.wait(), timeout_s)
