@@ -26,7 +26,7 @@ from bench.workloads.vectors import Rows
 from loadgen import bodies
 
 COLLECTION = "rows"
-FILL = 2000  # rows a request
+FILL, FILL_NUMBERS = 2000, 1 << 20  # rows a request, if these have no more numbers
 # What lies on disk depends on this code: of other code it is made anew.
 WRITERS = (
     "services/vector_search", "common/bus/writes.py", "common/registry", "common/wire", "bench/mesh/search_mesh.py",
@@ -94,8 +94,9 @@ async def fill(mesh: LocalMesh, rows: SearchSet, shards: int | None = None) -> N
             COLLECTION, dimension=dimension, metric="dot", model=None, shards=shards
         )
         numbers = {"bucket": rows.buckets, "place": rows.places}
-        for start in range(0, len(rows.base), FILL):
-            part = rows.base[start : start + FILL]
+        some = min(FILL, FILL_NUMBERS // dimension)
+        for start in range(0, len(rows.base), some):
+            part = rows.base[start : start + some]
             about = [
                 {name: int(each[start + i]) for name, each in numbers.items()}
                 for i in range(len(part))

@@ -38,7 +38,7 @@ from services.vector_search.index.search_path import LEAST_AUDITED
 SHARDS = [f"vector_search-{number}" for number in range(4)]
 SHAPE = SetShape("clustered", 400_000, 1024, "clustered")
 # The limits of all four together, over the rows' bytes as float32; 0: without limits.
-SHARES = (0.0, 1.0, 0.75, 0.49, 0.4)
+SHARES = (0.0, 1.0, 0.75, 0.6, 0.49)
 FILLED_SHARES = (0.49, 0.75, 1.0)
 # Of a smoke run: few rows beside what an empty process takes.
 QUICK_SHARES, QUICK_FILLED_SHARES = (0.0, 64.0, 16.0), (64.0,)
