@@ -35,13 +35,13 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument("--minutes", type=float, help="begin nothing after so long: with --partial")
     parser.add_argument(
-        "--cgroup", type=Path, help="limit memory by groups below this cgroup directory: F5"
+        "--cgroup", type=Path, help="limit memory by groups below this cgroup directory: F5, V1M"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 1 a row of all failed, 2 no such row or place, 3 a rival missing, 4 something left."""
+    """Run the command: 0 done, 1 a row of all failed, 2 no such row or place, 3 not all measured, 4 something left."""
     if args.all:
         return _all(args)
     if args.list or not args.id:
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         return suite.LEFT
     if args.partial and not args.only:
         args.partial.unlink(missing_ok=True)
-    return suite.NOT_MEASURED if absent and not options.quick else 0
+    unmeasured = absent or set(found["met"].values()) == {"not measured"}
+    return suite.NOT_MEASURED if unmeasured and not options.quick else 0
 
 
 def _all(args: argparse.Namespace) -> int:

@@ -44,6 +44,7 @@ BENCH = {
             "F3": "30",
         }.items()
     },
+    "V1M": ("--cgroup", "/sys/fs/cgroup/memory", "--partial", str(PLACE / "V1M.partial")),
     **dict.fromkeys(
         (
             "E2",

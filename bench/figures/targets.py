@@ -166,6 +166,20 @@ def _growth(found: Found) -> str:
     return f"{worst[-1]} at most ({', '.join(where)})"
 
 
+def _worst_budget(found: Found) -> str:
+    """Return the least share of searches that ended within a time budget that was said to fit."""
+    table = _titled(found, "time budget")
+    column = table["columns"].index("within it")
+    shares = [float(row[column].split()[0]) for row in table["rows"] if row[column] != "-"]
+    return f"{min(shares):.2f} %" if shares else "none fits"
+
+
+def _least_memory(found: Found, row: int) -> str:
+    """Return the share of the rows' bytes and the bytes a vector that four shards needed, of those tried."""
+    _, share, size, wide = _titled(found, "least limits")["rows"][row]
+    return "none of those tried" if share == "-" else f"{share}: {size} bytes a vector of {wide}"
+
+
 def _short(found: Found) -> str:
     rows = found["tables"][0]["rows"]
     return f"{sum(int(row[4]) for row in rows)} of {sum(int(row[3]) for row in rows):,} queries"
@@ -288,6 +302,20 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "V1W", "recall@10 after 30 % churn", "- 0.01", "- 0.01",
         lambda f: _titled(f, "were deleted")["rows"][0][3], "recall within 0.01 after churn",
+    ),
+    Figure(
+        "V1W", "searches with a time budget that fits: share within it, worst", "≥ 99 %", "≥ 99 %",
+        _worst_budget, "within their time budget",
+    ),
+    Figure(
+        "V1M", "four shards in cgroups: least memory that serves at recall@10 ≥ 0.95, of the rows' bytes",
+        "< 0.5", "< 0.5",
+        lambda f: _least_memory(f, 0), "served by less than 0.5 of the rows' bytes",
+    ),
+    Figure(
+        "V1M", "four shards in cgroups: least memory in which they are filled, of the rows' bytes",
+        "< 0.5", "< 0.5",
+        lambda f: _least_memory(f, 1), "filled in less than that",
     ),
     Figure("V2", "filtered search: fewer than k though k match", "0", "0", _short, "k whenever k match"),
     Figure("V2", "filtered search: recall@10", "≥ 0.95", "≥ 0.95", _recall, "recall@10"),

@@ -98,7 +98,7 @@ class LocalMesh:
         await self.stop()
 
     async def start(self, timeout_s: float = 120.0) -> None:
-        """Start the Redis servers, then every service; return when all are ready."""
+        """Start the Redis servers, then every service; return when all are ready, MeshError if one fails."""
         self._instance.prepare()
         for name in self._servers:
             await self._spawn(name)
@@ -106,9 +106,12 @@ class LocalMesh:
         self._syncer = asyncio.create_task(self._sync(), name="mesh-sync")
         for name in self.services:
             await self._spawn(name)
-        async with asyncio.TaskGroup() as group:
-            for name in self.services:
-                group.create_task(self.wait_ready(name, timeout_s))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in self.services:
+                    group.create_task(self.wait_ready(name, timeout_s))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
 
     async def stop(self, timeout_s: float = 15.0) -> None:
         """End every process by SIGTERM, Redis last; SIGKILL to what has not gone by then."""
@@ -141,6 +144,12 @@ class LocalMesh:
             await self._spawn(name)
         await self.wait_ready(name, timeout_s)
         return time.monotonic() - began
+
+    def check_alive(self, name: str) -> None:
+        """Raise MeshError if the named process has ended."""
+        status = self._of(name).process.returncode
+        if status is not None:
+            raise MeshError(f"{name} ended with status {status}")
 
     async def wait_end(self, name: str, timeout_s: float = 60.0) -> int:
         """Wait until the named process has ended; return its exit status (TimeoutError if it does not)."""

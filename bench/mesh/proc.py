@@ -37,6 +37,15 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
+def own_bytes(pid: int) -> int:
+    """Return the resident bytes of `pid` that are not pages of files; 0 if it is gone."""
+    try:
+        info = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(info.rss - info.shared)
+
+
 def children(pid: int) -> list[int]:
     """Return the pids of all living processes below `pid`, however deep."""
     try:

@@ -26,7 +26,7 @@ from bench.workloads.vectors import Rows
 from loadgen import bodies
 
 COLLECTION = "rows"
-FILL = 2000  # rows a request
+FILL, FILL_NUMBERS = 2000, 1 << 20  # rows a request, if these have no more numbers
 # What lies on disk depends on this code: of other code it is made anew.
 WRITERS = (
     "services/vector_search", "common/bus/writes.py", "common/registry", "common/wire", "bench/mesh/search_mesh.py",
@@ -80,23 +80,28 @@ class SpillwayServer:
         return [[int(hit["id"]) for hit in row["data"]] for row in found]
 
 
-async def _fill(mesh: LocalMesh, rows: SearchSet) -> None:
-    """Store rows as documents `0`, `1`, … of a collection of vectors, what filters ask for as metadata."""
+async def fill(mesh: LocalMesh, rows: SearchSet, shards: int | None = None) -> None:
+    """Store rows as documents `0`, `1`, … of a collection of vectors, what filters ask for as metadata.
+
+    With `shards` it is spread over processes; without, the only one has all of it.
+    """
     async with (
         AsyncSpillway(mesh.url, timeout_s=300) as client,
         HttpLinks(mesh.url) as links,
     ):
         dimension = rows.base.shape[1]
-        await client.collections.create(COLLECTION, dimension=dimension, metric="dot", model=None)
+        await client.collections.create(
+            COLLECTION, dimension=dimension, metric="dot", model=None, shards=shards
+        )
         numbers = {"bucket": rows.buckets, "place": rows.places}
-        for start in range(0, len(rows.base), FILL):
-            part = rows.base[start : start + FILL]
+        some = min(FILL, FILL_NUMBERS // dimension)
+        for start in range(0, len(rows.base), some):
+            part = rows.base[start : start + some]
             about = [
                 {name: int(each[start + i]) for name, each in numbers.items()}
                 for i in range(len(part))
             ]
             await links.send(documents(mesh.url, part, start, about))
-        await indexed(client)
 
 
 def documents(
@@ -146,8 +151,8 @@ async def search_mesh(
         folder.mkdir(parents=True)
     async with LocalMesh(folder, given or services()) as mesh, HttpLinks(mesh.url) as links:
         if not (folder / "complete").exists():
-            await _fill(mesh, rows)
-            (folder / "complete").touch()
+            await fill(mesh, rows)
         async with AsyncSpillway(mesh.url, timeout_s=300) as client:
             await indexed(client)
+        (folder / "complete").touch()
         yield SpillwayServer(mesh, links)

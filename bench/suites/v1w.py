@@ -1,4 +1,4 @@
-"""V1W: searches while rows come and go: beside a writer, after churn, after a cold start; and what a vector takes."""
+"""V1W: searches while rows come and go, after a cold start, and within time budgets; and what a vector takes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ RECALL, MOVED = 0.95, 0.01
 SEARCHER = "vector_search"
 START_S = 600.0
 FRESH, CHURNED, COLD = "beside a writer", "after churn", "cold start"
+BUDGETS = "time budgets"
+BUDGETS_MS = (2.0, 5.0, 10.0, 20.0)
+BUDGET_RATE, WITHIN = 50.0, 0.99
 
 
 class BesideFound(msgspec.Struct):
@@ -86,12 +89,45 @@ class ColdFound(msgspec.Struct):
     commit: str = ""
 
 
+class BudgetSeen(msgspec.Struct):
+    """Searches with one time budget: milliseconds reported and by the client's clock, and which were to fit, in order.
+
+    `efforts` are those that graphs were asked with.
+    """
+
+    took_ms: list[float] = []
+    client_ms: list[float] = []
+    efforts: list[int] = []
+    fits: list[bool] = []
+    failed: int = 0
+    recall: float = 0.0
+
+    def shares(self, values: Sequence[float], budget_ms: float) -> list[float]:
+        """Return values over the budget, of the searches that were to fit."""
+        return [each / budget_ms for each, fit in zip(values, self.fits, strict=True) if fit]
+
+    def within(self, values: Sequence[float], budget_ms: float) -> float | None:
+        """Return the share of the searches that were to fit whose value is within the budget; None if none was."""
+        shares = self.shares(values, budget_ms)
+        return sum(each <= 1.0 for each in shares) / len(shares) if shares else None
+
+
+class BudgetsFound(msgspec.Struct):
+    """Searches by their time budget, and what the least and the largest effort are predicted to take; milliseconds."""
+
+    set: str
+    seen: dict[float, BudgetSeen]
+    ladder_ms: tuple[float, float]
+    commit: str = ""
+
+
 class WritesKept(msgspec.Struct):
     """All that V1W measured."""
 
     beside: BesideFound | None = None
     churn: ChurnFound | None = None
     cold: dict[str, ColdFound] = {}
+    budgets: BudgetsFound | None = None
 
 
 def run(options: BenchOptions) -> Body:
@@ -110,6 +146,9 @@ async def _run(partly: Partial[WritesKept], options: BenchOptions) -> None:
         partly.save()
     if options.only in CHURNED and kept.churn is None and partly.begins():
         kept.churn = await _churn(await _rows(sizes[0], options), options)
+        partly.save()
+    if options.only in BUDGETS and kept.budgets is None and partly.begins():
+        kept.budgets = await _budgets(await _rows(sizes[0], options), options)
         partly.save()
     for shape in sizes:
         name = f"{COLD}/{search_sets.name_of(shape)}"
@@ -273,6 +312,52 @@ async def _served(server: SpillwayServer, rows: SearchSet, truth: Any) -> float:
     return vectors.recall(ids, truth[: len(ids)])
 
 
+# -- time budgets
+
+
+async def _budgets(rows: SearchSet, options: BenchOptions) -> BudgetsFound:
+    seconds = float(options.rounds(60, 3))
+    async with search_mesh(rows, options) as server:
+        seen = {}
+        for budget_ms in BUDGETS_MS:
+            await _within(server, rows, budget_ms, seconds / 4)
+            seen[budget_ms] = await _within(server, rows, budget_ms, seconds)
+        async with AsyncSpillway(server.mesh.url, timeout_s=60) as client:
+            (shard,) = (await client.collections.explain(COLLECTION)).shards
+    predicted = [each.predicted_ms or 0.0 for each in shard.efforts]
+    return BudgetsFound(rows.name, seen, (predicted[0], predicted[-1]), origin().commit)
+
+
+async def _within(
+    server: SpillwayServer, rows: SearchSet, budget_ms: float, seconds: float
+) -> BudgetSeen:
+    """Search with a time budget at a steady rate."""
+    seen, found = BudgetSeen(), dict[int, list[int]]()
+    requests = bodies.search(COLLECTION, rows.queries, queries=1, k=K, time_budget_ms=budget_ms)
+    numbers = {each.body: number for number, each in enumerate(requests)}
+
+    def look(request: Request, answer: TargetAnswer) -> None:
+        if answer.status == 200:
+            report = msgspec.json.decode(answer.body)["search"]
+            seen.took_ms.append(report["took_ms"])
+            if isinstance(report["effort"], int):
+                seen.efforts.append(report["effort"])
+            seen.fits.append(report["fits"])
+            sample = load.samples[-1]
+            seen.client_ms.append(1e3 * (sample.done_s - sample.sent_s))
+            found[numbers[request.body]] = server.ids(answer.body)[0]
+
+    async with Target([server.mesh.url]) as target:
+        load = LoadRun(target, requests, look)
+        run = await load.open(arrivals.steady(BUDGET_RATE), seconds)
+    asked = sorted(found)
+    seen.failed = sum(not sample.ok for sample in run.samples)
+    seen.recall = (
+        vectors.recall([found[n] for n in asked], rows.truth(None)[asked]) if asked else 0.0
+    )
+    return seen
+
+
 # -- cold
 
 
@@ -365,6 +450,8 @@ def describe(kept: WritesKept, left: int = 0) -> Body:
         )  # fmt: skip
         same = churn.after >= churn.before - MOVED
         body.met["recall within 0.01 after churn"] = "goal" if same else "missed"
+    if kept.budgets is not None:
+        _describe_budgets(body, kept.budgets)
     if kept.cold:
         columns = [
             "data",
@@ -384,6 +471,46 @@ def describe(kept: WritesKept, left: int = 0) -> Body:
             "one without a collection."
         )
     return body
+
+
+def _describe_budgets(body: Body, found: BudgetsFound) -> None:
+    low, high = found.ladder_ms
+    columns = [
+        "budget (ms)", "searches", "failed", "to fit", "within it", "within it, client's clock", "took / budget: p50",
+        "p99", "mean effort", "recall@10",
+    ]  # fmt: skip
+    body.table(
+        f"{found.set}: searches with a time budget, {BUDGET_RATE:g} a second over HTTP, open loop",
+        columns,
+        [_budget_cells(budget_ms, seen) for budget_ms, seen in found.seen.items()],
+    )
+    body.notes.append(
+        f"Time budgets: the shard's least effort was predicted to take at most {low:.2f} ms, its largest {high:.2f}. "
+        "A budget is for the way from the request's arrival to its hits, as `took_ms` is; the client's clock has the "
+        "way to the router and back, too. Shares are of the searches that were said to fit."
+    )
+    kept = [
+        share
+        for ms, seen in found.seen.items()
+        if (share := seen.within(seen.took_ms, ms)) is not None
+    ]
+    word = "goal" if kept and min(kept) >= WITHIN else "missed"
+    body.met["within their time budget"] = word if kept else "not measured"
+
+
+def _budget_cells(budget_ms: float, seen: BudgetSeen) -> list[str]:
+    shares = seen.shares(seen.took_ms, budget_ms)
+    count = len(seen.fits)
+    head = [f"{budget_ms:g}", str(count + seen.failed), str(seen.failed), str(sum(seen.fits))]
+    effort = f"{sum(seen.efforts) / len(seen.efforts):.0f}" if seen.efforts else "exact"
+    if not shares:
+        return [*head, *["-"] * 4, effort, f"{seen.recall:.4f}"]
+    within = [seen.within(each, budget_ms) or 0.0 for each in (seen.took_ms, seen.client_ms)]
+    times = stats.percentiles(shares)
+    return [
+        *head, *(f"{100 * each:.2f} %" for each in within), f"{times['p50']:.2f}", f"{times['p99']:.2f}", effort,
+        f"{seen.recall:.4f}",
+    ]  # fmt: skip
 
 
 def _times(seconds: list[float]) -> list[str]:

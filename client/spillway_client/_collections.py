@@ -333,7 +333,7 @@ async def search(
 ) -> Answer:
     """Send one search."""
     path = f"/v1/collections/{segment(collection)}/search"
-    return await transport.call("POST", path, body=body, timeout_s=timeout_s)
+    return await transport.call("POST", path, body=body, timeout_s=timeout_s, reads=True)
 
 
 def one_result(answer: Answer) -> SearchResult:

@@ -105,15 +105,23 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
+        reads: bool = False,
     ) -> Answer:
         """Make one call; `timeout_s` covers all its tries and is the request's deadline at the server.
 
-        Every POST carries one idempotency key over all its tries, so a retry attaches to the work of an earlier
-        try and never does it twice. Raises the classes of `spillway_client.errors`.
+        A POST carries one idempotency key over all its tries, so a retry attaches to the work of an earlier try and
+        never does it twice. One that only `reads` carries none and is not kept: the server answers it sooner, and a
+        retry asks again. Raises the classes of `spillway_client.errors`.
         """
-        key = (idempotency_key or uuid.uuid4().hex) if method == "POST" else None
+        key = (idempotency_key or uuid.uuid4().hex) if method == "POST" and not reads else None
         call = self.prepared(
-            method, path, body=body, query=query, timeout_s=timeout_s, idempotency_key=key
+            method,
+            path,
+            body=body,
+            query=query,
+            headers={"Spillway-Resume": "0"} if reads else None,
+            timeout_s=timeout_s,
+            idempotency_key=key,
         )
         work = key is not None and not path.startswith("/v1/requests/")
         try:

@@ -349,6 +349,7 @@ class Documents:
                     [row[3] for row in part],
                     [_checksum(row[3]) == row[2] for row in part],
                 )
+            reader.execute("PRAGMA shrink_memory")  # no search reads what was read last
 
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the labels of all chunks, rising."""

@@ -25,6 +25,8 @@ from services.vector_search.write_log import sync_path
 
 _MANIFEST = "snapshot.json"
 _READ_BYTES = 1 << 20
+# Vectors that are read from the database at once: they are held several times while they are put in their places.
+_PART_BYTES = 4 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -177,13 +179,14 @@ def load_rows(
     A chunk whose vector is damaged is left out of searches and counted.
     """
     stored = documents.labels()
+    at_once = max(1, _PART_BYTES // (4 * record.dimension))
     if saved is not None and _fits(saved, stored):
-        rows = _beside(documents.chunks(), record, saved.labels, directory)
+        rows = _beside(documents.chunks(at_once), record, saved.labels, directory)
         if isinstance(saved.graph, NativeGraph):
             saved.graph.over(rows)
         return rows, saved.graph, len(saved.labels)
     rows = VectorRows(record.dimension, max(1024, len(stored)), directory)
-    for part in documents.chunks():
+    for part in documents.chunks(at_once):
         vectors, sound = _vectors(part, record)
         rows.append(vectors, part.labels[sound], part.numbers[sound])
     return rows, None, 0

@@ -6,7 +6,10 @@ import numpy as np
 
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric
 
+# Rows compared at once: so many, but no more than make so many scores, or so many bytes where they are gathered.
 _BLOCK = 16_384
+_SCORES = 1 << 20
+_GATHERED_BYTES = 16 << 20
 # A few more than k survive the fast pass, whose rounding may swap near neighbours, and are then scored directly.
 _SPARE = 8
 # Above this share of allowed rows, reading all in order is cheaper than gathering some.
@@ -28,6 +31,22 @@ def _rough(queries: Floats, block: Floats, metric: Metric) -> Floats:
         products *= 2.0
         products -= np.einsum("nd,nd->n", block, block)
     return products
+
+
+def _rows_at_once(queries: int, dimension: int) -> int:
+    """Return how many rows are compared at once with so many queries."""
+    most = min(_SCORES // max(queries, 1), _GATHERED_BYTES // (4 * dimension))
+    return min(_BLOCK, max(most, 256))
+
+
+def _scored(queries: Floats, matrix: Floats, rows: Ints, metric: Metric) -> Floats:
+    """Score each query's own rows, some queries at a time."""
+    some = max(1, _GATHERED_BYTES // max(1, 4 * matrix.shape[1] * rows.shape[1]))
+    parts = [
+        score(queries[at : at + some], matrix[rows[at : at + some]], metric)
+        for at in range(0, len(queries), some)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(rows.shape, np.float32)
 
 
 def _best(rows: Ints, scores: Floats, keep: int) -> tuple[Ints, Floats]:
@@ -57,8 +76,9 @@ def top_k(
     keep = min(k + _SPARE, total)
     rows = np.zeros((len(queries), 0), np.int64)
     rough = np.zeros((len(queries), 0), np.float32)
-    for begin in range(0, total, _BLOCK):
-        end = min(begin + _BLOCK, total)
+    block_rows = _rows_at_once(*queries.shape)
+    for begin in range(0, total, block_rows):
+        end = min(begin + block_rows, total)
         part = np.arange(begin, end) if names is None else names[begin:end]
         block = matrix[begin:end] if names is None else matrix[part]
         scores = _rough(queries, block, metric)
@@ -66,7 +86,7 @@ def top_k(
             scores[:, ~allowed[begin:end]] = -np.inf
         found, scores = _best(np.broadcast_to(part, scores.shape), scores, keep)
         rows, rough = _best(np.hstack([rows, found]), np.hstack([rough, scores]), keep)
-    scores = score(queries, matrix[rows], metric)
+    scores = _scored(queries, matrix, rows, metric)
     if allowed is not None:
         scores[~allowed[rows]] = -np.inf
     return rank(rows, scores, min(k, count))

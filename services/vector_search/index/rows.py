@@ -8,14 +8,17 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from common import log
+from services.vector_search.index.memory import limit_bytes
 from services.vector_search.index.rows_file import RowsFile
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Metric = Literal["cosine", "dot", "l2"]
-# Rows that take more lie in a file beside the shard's, if it has a directory.
+# Rows that take more, or more than this share of what the process may have, lie in a file beside the shard's, if it has
+# a directory.
 IN_MEMORY_BYTES = 1 << 30
+_IN_MEMORY_SHARE = 8
 # Room that is made for more: memory is copied then, a file is not.
 _GROWTH, _FILE_GROWTH = 2.0, 1.25
 _log = log.get("vector_search")
@@ -28,6 +31,11 @@ def normalise(vectors: Floats) -> Floats:
     norms[norms == 0.0] = 1.0
     unit: Floats = (wide / norms).astype(np.float32)
     return unit
+
+
+def in_memory_bytes(limit: int) -> int:
+    """Return the most bytes of a shard's rows that a process keeps in memory that may have `limit` (0: not known)."""
+    return min(IN_MEMORY_BYTES, limit // _IN_MEMORY_SHARE) if limit else IN_MEMORY_BYTES
 
 
 def prepare(vectors: Floats, metric: Metric) -> Floats:
@@ -79,7 +87,8 @@ class VectorRows:
 
     def _matrix(self, capacity: int) -> Floats:
         """Return room for rows, in memory or in a file, which holds what an earlier room in it held."""
-        if self._directory is not None and capacity * self.dimension * 4 > IN_MEMORY_BYTES:
+        size = capacity * self.dimension * 4
+        if self._directory is not None and size > in_memory_bytes(limit_bytes()):
             try:
                 self._file = self._file or RowsFile(self._directory)
                 return self._file.mapped(capacity, self.dimension)

@@ -1,4 +1,4 @@
-"""V1, V1W and V2: rounds, verdicts and tables of known figures; settings; texts, data sets and the lean client."""
+"""V1, V1W, V1M and V2: rounds, verdicts and tables of known figures; settings; texts, data sets and the lean client."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from bench import search_hops, suite
 from bench.document import BenchOptions
 from bench.figures import targets
 from bench.figures.figure import NOT_THERE
+from bench.mesh.memory_groups import GroupUse
 from bench.pairs import Blocks
 from bench.peak import Speed
 from bench.rivals import search_servers
 from bench.rivals.pgvector_search import EXACT, WIDTHS, PgVectorServer
 from bench.rivals.search_servers import EFS, Setting
 from bench.rounds import Rounds, measure_rounds, order
-from bench.suites import v1, v1_servers, v1w, v2
+from bench.suites import v1, v1_servers, v1m, v1w, v2
 from bench.suites.v1_query import QueryFound
 from bench.suites.v1_servers import (
     LOADS,
@@ -282,9 +283,10 @@ def test_v1w_and_v2_are_judged() -> None:
     beside = v1w.BesideFound("c", [0.01] * 9, [0.02] * 9, 0, 0.97, 0.96, 500.0)
     cold = v1w.ColdFound("c", 1000, 96, 2.5, False, 9_000_000, 8_000_000, 700_000)
     kept = v1w.WritesKept(beside, v1w.ChurnFound("c", 300, 0.97, 0.955), {"cold": cold})
+    kept.budgets = _budgets({2.0: 1.5, 5.0: 4.0})
     body = v1w.describe(kept)
-    assert list(body.met.values()) == ["goal", "missed"]
-    assert body.tables[2]["rows"][0][3:] == ["9", "1000", "700", "384"]
+    assert list(body.met.values()) == ["goal", "missed", "goal"]
+    assert body.tables[3]["rows"][0][3:] == ["9", "1000", "700", "384"]
     found = {"tables": body.tables, "met": body.met}
     for figure in (figure for figure in targets.FIGURES if figure.row == "V1W"):
         assert figure.cells({**found, "hot_path": None})[4] != NOT_THERE
@@ -294,6 +296,94 @@ def test_v1w_and_v2_are_judged() -> None:
     assert set(v2.describe(v2.FiltersKept("c", {"random/1 %": good})).met.values()) == {"goal"}
     short = msgspec.structs.replace(good, short=1, recall=0.9)
     assert set(v2.describe(v2.FiltersKept("c", {"a/1 %": short})).met.values()) == {"missed"}
+
+
+def _budgets(took_ms: dict[float, float], searches: int = 100) -> v1w.BudgetsFound:
+    seen = {
+        budget: v1w.BudgetSeen(
+            [took] * searches, [2 * took] * searches, [64] * searches, [True] * searches, 0, 0.97
+        )
+        for budget, took in took_ms.items()
+    }
+    return v1w.BudgetsFound("c", seen, (0.5, 9.0))
+
+
+def test_time_budgets_are_judged_by_the_searches_that_were_to_fit() -> None:
+    """One of a hundred may be late; what was said not to fit counts nowhere, and no fitting one is no verdict."""
+    found = _budgets({2.0: 1.0, 10.0: 8.0})
+    (table,) = v1w.describe(v1w.WritesKept(budgets=found)).tables
+    assert table["rows"][1] == [
+        "10",
+        "100",
+        "0",
+        "100",
+        "100.00 %",
+        "0.00 %",
+        "0.80",
+        "0.80",
+        "64",
+        "0.9700",
+    ]
+
+    late = found.seen[2.0]
+    for count, word in ((1, "goal"), (2, "missed")):
+        late.took_ms[:count] = [3.0] * count
+        assert v1w.describe(v1w.WritesKept(budgets=found)).met == {"within their time budget": word}
+    late.fits[:2] = [False, False]
+    assert late.within(late.took_ms, 2.0) == 1.0
+    for seen in found.seen.values():
+        seen.fits = [False] * 100
+    body = v1w.describe(v1w.WritesKept(budgets=found))
+    assert (body.met, body.tables[0]["rows"][0][3:8]) == (
+        {"within their time budget": "not measured"},
+        ["0", "-", "-", "-", "-"],
+    )
+
+
+def _limits(served: dict[str, tuple[float, float]]) -> v1m.LimitsKept:
+    kept = v1m.LimitsKept("c", 1000, 1024)
+    for name, (share, recall) in served.items():
+        limit = int(share * kept.bytes) // len(v1m.SHARDS)
+        kept.cells[name] = v1m.LimitFound(share, limit, [0.01] * 9, 1.0, 0, recall, 5.0, 300_000)
+    return kept
+
+
+def test_v1m_names_the_least_memory_that_serves() -> None:
+    """Less than half of the rows' bytes is the goal; what was killed, failed or found too little does not serve."""
+    names = {share: v1m.cell_name(v1m.SERVED, share) for share in (0.0, 1.0, 0.49, 0.4)}
+    kept = _limits({name: (share, 0.97) for share, name in names.items()})
+    filled = v1m.cell_name(v1m.FILLED, 0.75)
+    kept.cells |= _limits({filled: (0.75, 0.96)}).cells
+    v1m.used(kept.cells[names[0.4]], {"a": GroupUse(9, 9, 1), "b": GroupUse(9, 8, 0)})
+    body = v1m.describe(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=v1m.LimitsKept))
+
+    assert list(body.met.values()) == ["goal", "missed"]
+    assert body.tables[1]["rows"] == [
+        ["serves", "0.49", "2007", "4096"],
+        ["is filled", "0.75", "3072", "4096"],
+    ]
+    assert body.notes == ["serves within 0.4: killed: out of memory"]
+    assert all(len(row) == len(body.tables[0]["columns"]) for row in body.tables[0]["rows"])
+    found = {"tables": body.tables, "met": body.met, "hot_path": None}
+    figures = [figure for figure in targets.FIGURES if figure.row == "V1M"]
+    assert [figure.cells(found)[4] for figure in figures] == [
+        "0.49: 2007 bytes a vector of 4096",
+        "0.75: 3072 bytes a vector of 4096",
+    ]
+    kept.cells[names[0.49]].failed = 1
+    assert list(v1m.describe(kept).met.values()) == ["missed", "missed"]
+    kept.cells[names[0.49]].failed, kept.cells[names[0.49]].recall = 0, 0.94
+    assert list(v1m.describe(kept).met.values()) == ["missed", "missed"]
+
+
+def test_v1m_says_what_it_lacks(tmp_path: Path) -> None:
+    """Without a cgroup that may be written nothing is measured, and the reason stands."""
+    assert "--cgroup DIR" in v1m.why_not(None)
+    body = v1m.run(BenchOptions(quick=True, cgroup=tmp_path, setup_dir=tmp_path / "setup"))
+
+    assert set(body.met.values()) == {"not measured"}
+    assert "expected a cgroup directory" in body.notes[0]
+    assert not (tmp_path / "setup").exists()
 
 
 def test_recall_beside_a_writer_is_of_the_rows_known_then(tmp_path: Path) -> None:

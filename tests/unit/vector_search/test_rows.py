@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.vector_search.index import rows as rows_module
-from services.vector_search.index.rows import VectorRows
+from services.vector_search.index.memory import limit_bytes, room_bytes
+from services.vector_search.index.rows import IN_MEMORY_BYTES, VectorRows, in_memory_bytes
 
 steps = st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=12)
 
@@ -46,6 +47,33 @@ def test_rows_in_a_file_are_as_those_in_memory(
         for view, matrix in seen:
             np.testing.assert_array_equal(view.matrix[: view.size], matrix)
         assert list(Path(folder).iterdir()) == []
+
+
+def test_rows_of_a_process_with_little_memory_lie_in_a_file_sooner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An eighth of what the process may have is the most in memory, and never more than is kept where it has much."""
+    assert in_memory_bytes(0) == in_memory_bytes(64 << 30) == IN_MEMORY_BYTES
+    assert in_memory_bytes(256 << 20) == 32 << 20
+
+    monkeypatch.setattr(rows_module, "limit_bytes", lambda: 80_000)
+    assert VectorRows(10, 250, tmp_path)._file is None
+    assert VectorRows(10, 251, tmp_path)._file is not None
+
+
+def test_pages_of_a_file_are_room(tmp_path: Path) -> None:
+    """Rows that lie in a file and were read take nothing of what a process may still have."""
+    vectors = np.ones((1 << 14, 1024), np.float32)
+    before = room_bytes()
+    assert before is not None
+    assert before <= limit_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "IN_MEMORY_BYTES", 100)
+        rows = VectorRows(1024, 1 << 14, tmp_path)
+        rows.append(vectors, np.arange(1 << 14), np.arange(1 << 14))
+    after = room_bytes()
+    assert after is not None
+    assert before - after < vectors.nbytes / 2
 
 
 def test_a_full_disk_leaves_the_rows_in_memory(

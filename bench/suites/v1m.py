@@ -1,0 +1,342 @@
+"""V1M: four shards in memory cgroups, the page cache counted: how little memory they serve with, and are filled in."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import uvloop
+from spillway_client import AsyncSpillway, ShardExplanation, SpillwayError
+
+from bench.document import BenchOptions, Body, origin
+from bench.hot_path import digest
+from bench.mesh import proc, processes
+from bench.mesh.local_mesh import LocalMesh
+from bench.mesh.memory_groups import GroupUse, MemoryGroups, MemoryGroupsError
+from bench.mesh.probe import MeshError
+from bench.mesh.processes import Service
+from bench.mesh.search_mesh import COLLECTION, WRITERS, SpillwayServer, fill
+from bench.partial import Partial
+from bench.rivals.search_servers import kept
+from bench.workloads import search_sets, vectors
+from bench.workloads.http_link import HttpError, HttpLinks
+from bench.workloads.search_sets import K, SearchSet, SetShape, search_set
+from loadgen import bodies, stats
+from loadgen.bodies import Request
+from loadgen.load import LoadRun
+from loadgen.target import Target, TargetAnswer
+from services.vector_search.index.search_path import LEAST_AUDITED
+
+SHARDS = [f"vector_search-{number}" for number in range(4)]
+SHAPE = SetShape("clustered", 400_000, 1024, "clustered")
+# The limits of all four together, over the rows' bytes as float32; 0: without limits.
+SHARES = (0.0, 1.0, 0.75, 0.6, 0.49)
+FILLED_SHARES = (0.49, 0.75, 1.0)
+# Of a smoke run: few rows beside what an empty process takes.
+QUICK_SHARES, QUICK_FILLED_SHARES = (0.0, 64.0, 16.0), (64.0,)
+HALF, RECALL = 0.5, 0.95
+CLIENTS = 4
+START_S, FILL_S = 300.0, 1200.0
+SERVED, FILLED = "serves", "is filled"
+
+
+class LimitFound(msgspec.Struct):
+    """What four shards did within a limit each, bytes (0: none).
+
+    `own` and `peak` are bytes of the four together: what the kernel cannot take back, at the end, and the most that it
+    counted, the page cache among it. `why` says what went wrong where nothing was measured.
+    """
+
+    share: float
+    limit: int
+    latencies_s: list[float] = []
+    seconds: float = 0.0
+    failed: int = 0
+    recall: float = 0.0
+    ready_s: float = 0.0
+    own: int = 0
+    peak: int = 0
+    kills: int = 0
+    why: str = ""
+    commit: str = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether every search was answered, and well enough, and nothing was killed."""
+        return not (self.why or self.failed or self.kills) and self.recall >= RECALL
+
+
+class LimitsKept(msgspec.Struct):
+    """All that V1M measured: by what was done and the share of the rows' bytes."""
+
+    set: str = ""
+    rows: int = 0
+    dimension: int = 0
+    cells: dict[str, LimitFound] = {}
+    absent: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The rows' bytes as float32."""
+        return 4 * self.rows * self.dimension
+
+
+class Searched(NamedTuple):
+    """A run of searches: seconds of each, seconds of all, how many failed, and recall@10."""
+
+    latencies_s: list[float]
+    seconds: float
+    failed: int
+    recall: float
+
+
+def run(options: BenchOptions) -> Body:
+    """Serve and fill at each share that is not kept yet; nothing is measured where groups cannot be made."""
+    partly = Partial(options, LimitsKept)
+    partly.kept.absent = why_not(options.cgroup)
+    if not partly.kept.absent:
+        uvloop.run(_run(partly, options))
+    return describe(partly.kept, partly.left)
+
+
+def why_not(parent: Path | None) -> str:
+    """Return why no memory group can be made below a directory; empty if one can."""
+    if parent is None:
+        return "no cgroup was named: `--cgroup DIR` is the directory of v1's memory hierarchy, or one of v2"
+    try:
+        with MemoryGroups(parent, dict.fromkeys(SHARDS, 1 << 30)):
+            return ""
+    except MemoryGroupsError as error:
+        return str(error)
+
+
+async def _run(partly: Partial[LimitsKept], options: BenchOptions) -> None:
+    shape = search_sets.QUICK if options.quick else SHAPE
+    rows = await asyncio.to_thread(search_set, shape, options.seed, options.setup_dir / "data")
+    found = partly.kept
+    found.set, (found.rows, found.dimension) = rows.name, rows.base.shape
+    for share in QUICK_SHARES if options.quick else SHARES:
+        name = cell_name(SERVED, share)
+        if options.only in name and name not in found.cells and partly.begins():
+            found.cells[name] = await _serves(rows, share, options)
+            partly.save()
+    for share in QUICK_FILLED_SHARES if options.quick else FILLED_SHARES:
+        name = cell_name(FILLED, share)
+        if options.only in name and name not in found.cells and partly.begins():
+            found.cells[name] = await _is_filled(rows, share, options)
+            partly.save()
+        if name in found.cells and found.cells[name].serves:
+            break  # more memory will do, too
+
+
+def cell_name(what: str, share: float) -> str:
+    """Return the name of what is measured at a share of the rows' bytes."""
+    return f"{what} {f'within {share:g}' if share else 'without limits'}"
+
+
+def limit_of(rows: SearchSet, share: float) -> int:
+    """Return the limit of each process, bytes, so that all together have a share of the rows' bytes; 0: none."""
+    return int(share * 4 * rows.base.size) // len(SHARDS)
+
+
+def services(options: BenchOptions) -> list[Service]:
+    """Return a router, an encoder that nobody asks, and a process of vector search for each shard."""
+    small = {"SPILLWAY_EXACT_BELOW": "1000"} if options.quick else {}
+    shards = [replace(processes.vector_search(name), env=small) for name in SHARDS]
+    return [processes.router(), processes.sim_worker(), *shards]
+
+
+@asynccontextmanager
+async def _mesh(
+    folder: Path, options: BenchOptions, groups: MemoryGroups | None
+) -> AsyncIterator[SpillwayServer]:
+    async with (
+        LocalMesh(folder, services(options), groups=groups) as mesh,
+        HttpLinks(mesh.url) as links,
+    ):
+        yield SpillwayServer(mesh, links)
+
+
+# -- serving
+
+
+async def _serves(rows: SearchSet, share: float, options: BenchOptions) -> LimitFound:
+    """Start on files of shards that were filled without limits, and search."""
+    folder = await _filled(rows, options)
+    return await _within(rows, share, options, folder, empty=False)
+
+
+async def _is_filled(rows: SearchSet, share: float, options: BenchOptions) -> LimitFound:
+    """Fill an empty mesh, wait for its graphs, and search."""
+    with tempfile.TemporaryDirectory(prefix="spillway-v1m-") as folder:
+        return await _within(rows, share, options, Path(folder), empty=True)
+
+
+async def _filled(rows: SearchSet, options: BenchOptions) -> Path:
+    """Return the directory of a mesh with the rows in four shards, filled if none of this code is kept."""
+    folder = kept(rows, f"shards-{digest((*WRITERS, 'bench/suites/v1m.py'))[:12]}", options)
+    if not (folder / "complete").exists():
+        for each in folder.parent.glob("shards-*"):
+            await asyncio.to_thread(shutil.rmtree, each)
+        folder.mkdir(parents=True)
+        async with _mesh(folder, options, None) as server:
+            await fill(server.mesh, rows, shards=len(SHARDS))
+            await _indexed(server.mesh, FILL_S)
+        (folder / "complete").touch()
+    return folder
+
+
+async def _within(
+    rows: SearchSet, share: float, options: BenchOptions, folder: Path, *, empty: bool
+) -> LimitFound:
+    """Measure a mesh whose shards have a limit each; what ends it is in `why`."""
+    found = LimitFound(share, limit_of(rows, share), commit=origin().commit)
+    limits = dict.fromkeys(SHARDS, found.limit) if share else {}
+    parent = options.cgroup if share else None
+    with MemoryGroups(parent, limits) if parent else nullcontext() as groups:
+        began = time.monotonic()
+        try:
+            async with _mesh(folder, options, groups) as server:
+                if empty:
+                    await fill(server.mesh, rows, shards=len(SHARDS))
+                await _indexed(server.mesh, FILL_S if empty else START_S)
+                found.ready_s = time.monotonic() - began
+                searched = await _searched(server, rows, options)
+                found.own = sum(proc.own_bytes(server.mesh.pid(name)) for name in SHARDS)
+            found.latencies_s, found.seconds, found.failed, found.recall = searched
+        except (MeshError, SpillwayError, HttpError, OSError, TimeoutError) as error:
+            found.why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        used(found, groups.use() if groups else {})
+    return found
+
+
+def used(found: LimitFound, groups: Mapping[str, GroupUse]) -> None:
+    """Note what the kernel counted; a kill is the reason for what else went wrong."""
+    found.peak = sum(each.peak for each in groups.values())
+    found.kills = sum(each.kills for each in groups.values())
+    if found.kills:
+        found.why = "killed: out of memory"
+
+
+async def _indexed(mesh: LocalMesh, timeout_s: float) -> None:
+    """Wait until every shard has a graph that lacks no more than waits for queries; MeshError once one has ended."""
+    async with (
+        asyncio.timeout(timeout_s),
+        AsyncSpillway(mesh.url, timeout_s=60, max_retries=0) as client,
+    ):
+        while True:
+            for name in SHARDS:
+                mesh.check_alive(name)
+            try:
+                told = (await client.collections.explain(COLLECTION)).shards
+            except SpillwayError:  # a shard is being opened
+                told = []
+            if len(told) == len(SHARDS) and all(_built(each) for each in told):
+                return
+            await asyncio.sleep(0.5)
+
+
+def _built(shard: ShardExplanation) -> bool:
+    return shard.path == "graph" and shard.newer < LEAST_AUDITED
+
+
+async def _searched(server: SpillwayServer, rows: SearchSet, options: BenchOptions) -> Searched:
+    """Keep some searches of one query open for a while, after others that count nowhere."""
+    seconds = float(options.rounds(30, 2))
+    requests = bodies.search(COLLECTION, rows.queries, queries=1, k=K)
+    numbers = {each.body: number for number, each in enumerate(requests)}
+    seen: dict[int, list[int]] = {}
+
+    def look(request: Request, answer: TargetAnswer) -> None:
+        if answer.status == 200:
+            seen[numbers[request.body]] = server.ids(answer.body)[0]
+
+    async with Target([server.mesh.url]) as target:
+        await LoadRun(target, requests).closed(CLIENTS, seconds=seconds / 3)
+        done = await LoadRun(target, requests, look).closed(CLIENTS, seconds=seconds)
+    asked = sorted(seen)
+    found = vectors.recall([seen[n] for n in asked], rows.truth(None)[asked]) if asked else 0.0
+    well = [sample.latency_s for sample in done.samples if sample.ok]
+    return Searched(well, done.seconds, len(done.samples) - len(well), found)
+
+
+# -- what is said
+
+
+def describe(found: LimitsKept, left: int = 0) -> Body:
+    """Turn what was measured into a table, verdicts and what a vector needs."""
+    body = Body(samples=msgspec.to_builtins(found), left=left)
+    half, filled = f"served by less than {HALF:g} of the rows' bytes", "filled in less than that"
+    if found.absent or not found.cells:
+        body.met[half] = body.met[filled] = "not measured"
+        if found.absent:
+            body.notes.append(f"Not measured: {found.absent}.")
+        return body
+    columns = [
+        "four shards", "bytes a vector", "limit of each (MB)", "recall@10", "queries/s", "p50 (ms)", "p99 (ms)",
+        "failed", "ready after (s)", "of their own (bytes a vector)", "peak of all (MB)", "killed",
+    ]  # fmt: skip
+    body.table(
+        f"{found.set} ({found.bytes / 1e6:,.0f} MB as float32): one query a request, {CLIENTS} in flight, over HTTP",
+        columns,
+        [[name, *_cells(found, each)] for name, each in found.cells.items()],
+    )
+    needs = []
+    for what, verdict in ((SERVED, half), (FILLED, filled)):
+        cells = [each for name, each in found.cells.items() if name.startswith(what)]
+        body.met[verdict] = reached(cells)
+        needs.append([what, *_least_cells(found, cells)])
+    body.table(
+        f"The least limits of those tried at which all is answered at recall@10 ≥ {RECALL:g}",
+        ["four shards", "of the rows' bytes", "bytes a vector", "float32 bytes"],
+        needs,
+    )
+    body.notes += [f"{name}: {each.why}" for name, each in found.cells.items() if each.why]
+    return body
+
+
+def reached(cells: Sequence[LimitFound]) -> str:
+    """Return whether one of the cells serves within less than half of the rows' bytes."""
+    tried = [each for each in cells if each.share]
+    if any(each.serves and each.share < HALF for each in tried):
+        return "goal"
+    return "missed" if tried else "not measured"
+
+
+def least(cells: Sequence[LimitFound]) -> LimitFound | None:
+    """Return the cell of the least memory that serves, None if none with a limit does."""
+    served = [each for each in cells if each.share and each.serves]
+    return min(served, key=lambda each: each.share, default=None)
+
+
+def _least_cells(found: LimitsKept, cells: Sequence[LimitFound]) -> list[str]:
+    needed, wide = least(cells), str(4 * found.dimension)
+    if needed is None:
+        return ["-", "-", wide]
+    return [f"{needed.share:g}", f"{_each(found, needed.limit):.0f}", wide]
+
+
+def _each(found: LimitsKept, limit: int) -> float:
+    return len(SHARDS) * limit / found.rows
+
+
+def _cells(found: LimitsKept, each: LimitFound) -> list[str]:
+    limits = (
+        [f"{_each(found, each.limit):.0f}", f"{each.limit / 1e6:.0f}"] if each.share else ["-", "-"]
+    )
+    use = [f"{each.peak / 1e6:,.0f}", str(each.kills)] if each.share else ["-", "-"]
+    if each.why or not each.latencies_s:
+        return [*limits, *["-"] * 7, *use]
+    times = stats.percentiles(each.latencies_s)
+    return [
+        *limits, f"{each.recall:.4f}", f"{len(each.latencies_s) / each.seconds:.0f}", f"{1e3 * times['p50']:.2f}",
+        f"{1e3 * times['p99']:.2f}", str(each.failed), f"{each.ready_s:.0f}", f"{each.own / found.rows:.0f}", *use,
+    ]  # fmt: skip
