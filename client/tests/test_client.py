@@ -340,6 +340,9 @@ async def test_search_shapes(server: Server) -> None:
     assert (one.data, one.path, one.applied) == ([expected], "exact", "1-0")
     assert [result.data for result in many] == [[expected], []]
     assert json.loads(server.bodies[0]) == {"vector": "AACAPwAAAEA=", "k": 1, "after": "0-1"}
+    for request in server.seen:  # nobody asks for its outcome again, so the server need not keep it
+        assert "Idempotency-Key" not in request.headers
+        assert request.headers["Spillway-Resume"] == "0"
 
 
 async def test_efforts_and_budgets(server: Server) -> None:

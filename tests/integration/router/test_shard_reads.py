@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import numpy as np
 import pytest
+from spillway_client import AsyncSpillway
 
 from common.bus import Bus
 from common.ids import ulid
@@ -137,6 +138,22 @@ async def test_a_call_by_text_embeds_first(
     found = await calls.search(http, path, {"text": "The cat sat on the mat", "k": 1})
     assert [hit["id"] for hit in found["data"]] == ["a"]
     assert found["request_id"].startswith("embed")
+
+
+async def test_the_sdk_searches_by_calls(
+    http: aiohttp.ClientSession, mesh: Mesh, calls: Calls
+) -> None:
+    """A search of the SDK goes straight to the shard, as one without any header does."""
+    async with (
+        collection(http, "calls-sdk", count=3) as path,
+        AsyncSpillway(mesh.url) as client,
+    ):
+        one = points(3)[1].tolist()
+        await calls.search(http, path, {"vector": one, "k": 1})
+        before = await calls.count(http)
+        found = await client.search("calls-sdk", vector=one, k=1)
+
+        assert ([hit.id for hit in found.data], await calls.count(http)) == (["d1"], before + 1)
 
 
 async def test_errors_are_those_of_a_job(http: aiohttp.ClientSession, calls: Calls) -> None:
