@@ -13,6 +13,7 @@ from typing import NamedTuple
 from common.clock import SYSTEM
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 _NAME = r"[a-z0-9][a-z0-9._-]{0,100}"
 _FAMILY = re.compile(rf"^({_NAME})/(\d{{1,4}})$")
 _JOB = re.compile(
@@ -48,7 +49,7 @@ def ulid(now_ms: int | None = None) -> str:
     value = (
         (now_ms if now_ms is not None else SYSTEM.unix_ns() // 1_000_000) << 80
     ) | int.from_bytes(os.urandom(10), "big")
-    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10)])
 
 
 def time_of(unique: str) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from common.devices import detect
 from common.errors import ConfigError
+from common.heap import keep_freed
+
+KEPT_MEBIBYTES = 256  # between batches; saves 3 % of an encoder's time
 
 
 def set_up_torch(device: str, threads: int) -> tuple[torch.device, int]:
@@ -20,20 +21,8 @@ def set_up_torch(device: str, threads: int) -> tuple[torch.device, int]:
         raise ConfigError(
             "device 'cuda': torch sees no CUDA device here; expected --device cpu, or auto"
         )
-    _keep_memory()
+    keep_freed(KEPT_MEBIBYTES)
     threads = threads or detect().usable_cores
     torch.set_num_threads(threads)
     on_gpu = device == "cuda" or (device == "auto" and available)
     return torch.device("cuda" if on_gpu else "cpu"), threads
-
-
-def _keep_memory(mebibytes: int = 256) -> None:
-    """Let malloc keep up to so much freed memory, rather than give a batch's buffers back and fault them in again.
-
-    Saves 3 % of an encoder's time; does nothing where the C library has no mallopt.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(trim_threshold, mebibytes << 20)
-        mallopt(mmap_threshold, mebibytes << 18)

@@ -255,9 +255,7 @@ def _collection_apis(
     bus, cards, pool, admission = core.bus, core.cards, core.pool, core.admission
     writes, timeout_s = bus.writes, config.max_timeout_s
     return [
-        CollectionsApi(receiver, records, bus, cards, admission, replies, core.layouts),
-        ReembedApi(receiver, records, limits, cards, planned, replies, bus.clock, timeout_s),
-        SearchApi(
+        SearchApi(  # first: routes are tried in this order, and none is asked for as often
             receiver,
             records,
             limits,
@@ -271,6 +269,8 @@ def _collection_apis(
             core.reads,
             core.layouts,
         ),
+        CollectionsApi(receiver, records, bus, cards, admission, replies, core.layouts),
+        ReembedApi(receiver, records, limits, cards, planned, replies, bus.clock, timeout_s),
         ShardsApi(receiver, records, bus),
         CollectionMapApi(receiver, records, replies, writes, core.layouts),
         DocumentsApi(receiver, records, pool, replies, writes, core.layouts),

@@ -14,9 +14,11 @@ from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
 from common.health import Health
+from common.heap import keep_freed
 from common.tasks import Supervisor
 from services.router.assembly import CLOSE_S, RouterProcess, assemble
 
+_KEPT_MEBIBYTES = 64  # a response of hits with their texts is some megabytes
 _log = log.get("router")
 
 
@@ -79,6 +81,7 @@ async def _drain(router: RouterProcess, health: Health, drain_s: float) -> None:
 
 async def serve(config: RouterConfig, instance: str, stopping: asyncio.Event) -> None:
     """Run the router until `stopping` is set, then drain; TaskEnded if a background task ended by itself."""
+    keep_freed(_KEPT_MEBIBYTES)
     async with Supervisor(stopping) as supervisor:
         await _serve(config, instance, stopping, supervisor)
 

@@ -13,17 +13,20 @@ from common.bus.startup import serve_on_bus, watch_bus
 from common.config import SearchConfig
 from common.devices import detect
 from common.health import Health
+from common.heap import keep_freed
 from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 
 SERVICE = "vector_search"
 # A search takes the interpreter several times; it must not wait 5 ms each time behind a write.
 _SWITCH_S = 0.0005
+_KEPT_MEBIBYTES = 64  # an answer of hits with their texts is some megabytes
 
 
 async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) -> None:
     """Run one replica until `stopping`; ConfigError if it cannot start, TaskEnded if a task ended by itself."""
     sys.setswitchinterval(_SWITCH_S)
+    keep_freed(_KEPT_MEBIBYTES)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files a collection
     directory = ReplicaDirectory(Path(config.data_dir) / "search" / (config.replica or instance))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
@@ -168,17 +167,10 @@ def _best(
     shown: Sequence[Sequence[bytes]], scores: Sequence[Sequence[float]], k: int
 ) -> tuple[list[bytes], list[float]]:
     """Return one query's best k hits of all shards and their scores; of equal ones the first shard's go first."""
-    every = [
-        pair
-        for row, near in zip(shown, scores, strict=True)
-        for pair in zip(row, near, strict=True)
-    ]
-    chosen = heapq.nlargest(k, every, key=_score)
-    return [hit for hit, _ in chosen], [score for _, score in chosen]
-
-
-def _score(pair: tuple[bytes, float]) -> float:
-    return pair[1]
+    hits = [hit for row in shown for hit in row]
+    near = [score for row in scores for score in row]
+    order = sorted(range(len(near)), key=near.__getitem__, reverse=True)[:k]
+    return [hits[place] for place in order], [near[place] for place in order]
 
 
 async def find(
