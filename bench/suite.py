@@ -40,8 +40,8 @@ SUITES = {
         Suite("R2", "Admission: use never exceeds depth"),
         Suite(
             "V1",
-            "Vector search against hnswlib, and against the servers that people run",
-            ("hnswlib", "pgvector", "chroma", "lancedb", "milvus-lite"),
+            "Vector search against libraries, and against the servers that people run",
+            ("hnswlib", "faiss", "usearch", "svs", "pgvector", "chroma", "lancedb", "milvus-lite"),
         ),
         Suite("V1W", "Search while rows come and go, after a cold start, and within time budgets"),
         Suite("V1M", "Four shards of vectors in little memory"),

@@ -64,7 +64,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
     ),
     "search": (
         Line("V1", "queries/s at recall@10 of 0.95", "vectors of 64 to 384",
-             "hnswlib (in process), pgvector, Chroma, LanceDB, Milvus Lite (servers)", "in process and over HTTP"),
+             "hnswlib, faiss, usearch, svs (in process), pgvector, Chroma, LanceDB, Milvus Lite (servers)",
+             "in process and over HTTP"),
         Line(
             "V1W", "search beside a writer, after churn, after a cold start, within time budgets",
             "vectors of 96 and 128", _ITSELF, HTTP,

@@ -59,11 +59,15 @@ class EngineProcess:
 
     async def ask(self, what: str, **work: Any) -> float:
         """Return the seconds that a piece of work took inside the engine."""
+        return float((await self.answer(what, **work))["seconds"])
+
+    async def answer(self, what: str, **work: Any) -> dict[str, Any]:
+        """Return all that the engine says of a piece of work."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({what: work}).encode() + b"\n")
         await self._process.stdin.drain()
-        return float((await self._line(900))["seconds"])
+        return await self._line(900)
 
     def rss_bytes(self) -> int:
         """Return what the process holds in memory."""

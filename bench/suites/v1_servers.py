@@ -213,9 +213,9 @@ async def tuned(
     return tried
 
 
-def candidates(tried: Sequence[Tried]) -> list[Tried]:
+def candidates(tried: Sequence[Tried], goal: float = RECALL) -> list[Tried]:
     """Return the settings that are exact enough, one of each ladder; if none is, the most exact one."""
-    enough = [each for each in tried if each.recall >= RECALL]
+    enough = [each for each in tried if each.recall >= goal]
     return enough or [max(tried, key=lambda each: each.recall)]
 
 

@@ -39,6 +39,7 @@ SHAPES = (
     SetShape("manuals of Python, PostgreSQL and Linux", 50_000, 384, "manuals"),
     SetShape("latent-48", 1_000_000, 96, "latent"),
 )
+GAUSSIAN = SetShape("gaussian", 50_000, 64, "gaussian")  # nothing is near anything
 QUICK = SetShape("clustered", 12_000, 128, "clustered")
 
 
@@ -123,6 +124,8 @@ def _source(shape: SetShape, count: int, seed: int, cache: Path, rng: np.random.
         return vectors.clustered(count, rng, shape.dimension)
     if shape.source == "latent":
         return vectors.latent(count, rng, shape.dimension)
+    if shape.source == "gaussian":
+        return vectors.gaussian(count, rng, shape.dimension)
     drawn: dict[str, Callable[[], list[str]]] = {
         "docstrings": partial(texts.package_docstrings, count, seed),
         "manuals": partial(texts.manuals, count, cache / "debian", seed),

@@ -6,7 +6,6 @@ import ast
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,6 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 TEST = 2000
 # Characters of one piece of a docstring: a sentence or two.
 PIECE = 160
-
-
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """Unit rows to store, unit queries drawn from the same source, and the true 10 nearest by dot product."""
-
-    name: str
-    base: Rows
-    queries: Rows
-    truth: Ids
 
 
 def unit(rows: Any) -> Rows:
@@ -122,13 +111,6 @@ def nearest(base: Rows, queries: Rows, k: int = 10) -> Ids:
         order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
         found.append(np.take_along_axis(best, order, axis=1))
     return np.concatenate(found).astype(np.int64)
-
-
-def split(name: str, rows: Rows, rng: np.random.Generator, test: int = TEST) -> DataSet:
-    """Hold out queries at random and compute their truth."""
-    order = rng.permutation(len(rows))
-    queries, base = rows[order[:test]], rows[order[test:]]
-    return DataSet(name, base, queries, nearest(base, queries))
 
 
 def recall(found: Any, truth: Ids) -> float:

@@ -209,7 +209,7 @@ def test_readme_quotes_only_rows_that_are_fresh(
     assert overview.NO_CLAIM in report.claims(tmp_path)
     document.save(tmp_path / "V1.json", found)
     told = report.claims(tmp_path)
-    assert "hnswlib (in process)" in told
+    assert "svs (in process)" in told
     assert f"{found['machine']['cores']} cores of" in told
     assert overview.NO_CLAIM not in told
     for wrong in ({**found, "hot_path": None}, {**found, "left": 2}):

@@ -15,17 +15,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import search_hops, suite
-from bench.document import BenchOptions
+from bench.document import BenchOptions, Body
 from bench.figures import targets
 from bench.figures.figure import NOT_THERE
 from bench.mesh.memory_groups import GroupUse
-from bench.pairs import Blocks
 from bench.peak import Speed
 from bench.rivals import search_servers
 from bench.rivals.pgvector_search import EXACT, WIDTHS, PgVectorServer
 from bench.rivals.search_servers import EFS, Setting
+from bench.rivals.vector_library import (
+    BUILDS,
+    FAISS,
+    HNSWLIB,
+    SVS,
+    USEARCH,
+    ladders,
+    recall_of,
+    search_s,
+)
 from bench.rounds import Rounds, measure_rounds, order
-from bench.suites import v1, v1_servers, v1m, v1w, v2
+from bench.suites import v1, v1_process, v1_process_tables, v1_servers, v1m, v1w, v2
+from bench.suites.v1_process import WAYS, Found, ProcessCell, ProcessKept, best_other
 from bench.suites.v1_query import QueryFound
 from bench.suites.v1_servers import (
     LOADS,
@@ -217,12 +227,110 @@ def test_recall_below_what_is_asked_counts_for_nobody() -> None:
     assert reached(cell) == "missed"
 
 
+def _process_cell(way: str, rates: dict[str, float], ours: float = 2.0) -> ProcessCell:
+    every = {OURS: ours, **rates}
+    sides = {name: Found({"build": "m24", "ef": 12}, 0.97) for name in every}
+    rounds = Rounds({name: [rate] * 20 for name, rate in every.items()}, 20, STILL)
+    return ProcessCell("clustered, 200k x 128", way, rounds, sides, "c0ffee")
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ({HNSWLIB: 1.3, FAISS: 2.0, USEARCH: 1.0}, ["goal", "goal"]),
+        ({HNSWLIB: 1.4, FAISS: 1.0, SVS: 2.1}, ["must", "missed"]),
+        ({HNSWLIB: 2.1}, ["missed"]),
+        ({USEARCH: 1.9}, ["goal"]),
+    ],
+)
+def test_level_in_process(rates: dict[str, float], words: list[str]) -> None:
+    """Half as much again as hnswlib (must: as much), and as much as the best of the others; each where it is there."""
+    body = Body()
+    kept = ProcessKept({"a": _process_cell(WAYS[0].name, rates)})
+    v1_process_tables.describe(kept, body)
+
+    assert list(body.met.values()) == [*words, "goal"]
+    assert body.tables[0]["rows"][0][-1] == " / ".join(words)
+    assert [rival.measured for rival in body.rivals] == [name in rates for name in BUILDS]
+
+
+def test_a_library_that_is_less_exact_does_not_count() -> None:
+    """Equal recall is ours and 0.95; a cell in which ours has less is missed."""
+    cell = _process_cell(WAYS[0].name, {HNSWLIB: 1.0, FAISS: 9.0, SVS: 1.0})
+    cell.sides |= {OURS: Found({}, 0.985), FAISS: Found({}, 0.972), SVS: Found({}, 0.976)}
+    assert (best_other(cell), v1_process.reached(cell, SVS, 1.0, 1.0)) == (SVS, "goal")
+    cell.sides[OURS] = Found({}, 0.94)
+    assert v1_process.reached(cell, SVS, 1.0, 1.0) == "missed"
+
+
+class _Library:
+    """Finds more with every step of a ladder."""
+
+    def __init__(self) -> None:
+        self.tried = list[str]()
+
+    async def ask(self, _what: str, *, setting: Setting) -> float:
+        self.tried.append(f"{setting['build']} {setting['ef']}")
+        return 0.0
+
+    async def answer(self, _what: str, **_work: int) -> dict[str, float]:
+        ef = int(self.tried[-1].split()[1])
+        return {"recall": min(1.0, 0.9 + ef / 1000), "seconds": 1.0}
+
+
+async def test_a_ladder_of_a_library_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """Each ladder is climbed to the recall asked; for more recall only what was not tried is tried."""
+    options = BenchOptions(setup_dir=tmp_path)
+    rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
+    search_servers.kept(rows, HNSWLIB, options).mkdir(parents=True)
+    library: Any = _Library()
+    first = await v1_process.tuned(library, HNSWLIB, rows, 0.95, options)
+    begun = len(library.tried)
+    more = await v1_process.tuned(library, HNSWLIB, rows, 0.96, options)
+
+    assert [each.setting["ef"] for each in candidates(first)] == [56] * len(BUILDS[HNSWLIB])
+    assert library.tried[begun:] == [f"{build} 64" for build in BUILDS[HNSWLIB]]
+    assert len(more) == len(first) + len(BUILDS[HNSWLIB])
+    assert await v1_process.tuned(library, HNSWLIB, rows, 0.95, options) == first
+
+
+def test_ladders_differ_in_their_last_name_alone() -> None:
+    """Every build of every library has its ladders, each of one build, with rising values of one name."""
+    for library, made in BUILDS.items():
+        found = ladders(library, tuple(made))
+        assert {ladder[0]["build"] for ladder in found} == set(made)
+        for ladder in found:
+            *same, rising = ladder[0]
+            assert len({tuple(step[name] for name in same) for step in ladder}) == 1
+            values = [step[rising] for step in ladder]
+            assert values == sorted(set(values))
+        assert set(v1_process.LARGE_BUILDS[library]) <= set(made)
+
+
+def test_recall_and_seconds_of_a_library() -> None:
+    """All queries are searched, so many at once; some first for nothing."""
+    rows = np.eye(16, dtype=np.float32)
+    truth = np.argsort(-rows, axis=1, kind="stable")[:, :10]
+    sizes = list[int]()
+
+    def search(queries: Any) -> Any:
+        sizes.append(len(queries))
+        return np.argsort(-queries, axis=1, kind="stable")[:, :10].astype(np.uint32)
+
+    assert recall_of(search, rows, truth) == 1.0
+    assert recall_of(search, rows[::-1], truth) < 1.0
+    sizes.clear()
+    assert search_s(search, rows[:10], 4) > 0
+    assert sizes == [4, 4, 4, 2]
+
+
 def _kept() -> v1.SearchKept:
     kept = v1.SearchKept()
-    blocks = Blocks([1.0] * 30, [1.6] * 30, all_pairs=[(1.0, 1.6)] * 30)
-    kept.process["process/clustered"] = v1.IndexFound(
-        50_000, 128, 0.97, 12, 0.97, 12, 24, [{"ef": 12}], {"batch": blocks, "single": blocks}
-    )
+    for way in WAYS:
+        speeds = {HNSWLIB: 1.0, FAISS: 1.5, USEARCH: 1.2, SVS: 0.9}
+        kept.process.cells[f"process/{way.name}"] = _process_cell(way.name, speeds)
+    setting = {"build": "m24", "ef": 12}
+    kept.process.tried[f"clustered, 200k x 128/{HNSWLIB}"] = [Tried(setting, 0.97, 9.0)]
     rates = {"pgvector": 0.4, "chroma": 0.3, "lancedb": 0.2, "milvus-lite": 0.1}
     for load in LOADS:
         kept.servers.cells[f"servers/{load.name}"] = _cell(load.name, rates)
@@ -247,7 +355,7 @@ def test_v1_tables_verdicts_and_figures_agree() -> None:
     assert {figure.met for figure in figures} <= set(body.met)
     assert all(NOT_THERE not in figure.ours(found) and figure.rival(found) for figure in figures)
     assert suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)}) == []
-    assert body.rivals[1].best == {"clustered, 50k x 128, passes all:": "ef 10"}
+    assert body.rivals[len(BUILDS)].best == {"clustered, 50k x 128, passes all:": "ef 10"}
 
 
 def test_v1_without_a_rival_says_so() -> None:
@@ -262,7 +370,8 @@ def test_v1_without_a_rival_says_so() -> None:
         {"(b) every other cell", "(b) recall@10 ≥ 0.95 served"},
     )
     assert body.notes[-1] == "(b) chroma was not measured: chroma is not set up"
-    assert len(suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)})) == 4
+    missing = suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)})
+    assert set(missing) == {*BUILDS, *RIVALS} - {PGVECTOR}
 
 
 def test_names_of_cells_are_what_only_asks_for() -> None:
@@ -276,6 +385,9 @@ def test_names_of_cells_are_what_only_asks_for() -> None:
     assert len(names) == len(search_sets.SHAPES) * len(LOADS) * len(BOUNDS)
     assert "servers/clustered, 50k x 128/256 a request/10 %" in names
     assert not any(v1.QUERY in name or "process/" in name for name in names)
+    inside = {v1_process.cell_name(shape, way) for shape in v1_process.SHAPES for way in WAYS}
+    assert len(inside) == len(v1_process.SHAPES) * len(WAYS)
+    assert not any(v1.QUERY in name or "servers/" in name for name in inside)
 
 
 def test_v1w_and_v2_are_judged() -> None:
