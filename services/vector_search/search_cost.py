@@ -1,4 +1,4 @@
-"""What searches of a shard cost, learned as they run, and the largest effort that fits into a time budget."""
+"""Cost of searches of a shard, learned as they run, and the largest effort that a time budget allows by that."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ FORBIDDEN = {
 }
 # The parts of `common` that the engine, which knows no bus, is built on.
 ENGINE_KNOWS = {
-    "clock", "cost", "devices", "errors", "ids", "log", "native", "pages", "types",
+    "clock", "cost", "devices", "errors", "heap", "ids", "log", "native", "pages", "types",
 }  # fmt: skip
 MOST_PUBLIC_METHODS = 20
 # How a docstring begins that tells a riddle instead of naming its subject.
