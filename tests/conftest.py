@@ -87,9 +87,18 @@ def pytest_timeout_set_timer() -> Generator[None, bool, bool]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact() -> None:
-    """When a test fails all timeouts are cancelled, for debuggers; in the gate what follows must end, too."""
+    """When a test fails all timeouts are cancelled, for debuggers; in the gate its teardown must end, too."""
     if os.environ.get("CI"):
         faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Let the limit of a failed test's teardown end with that test, or it ends the process in a later one."""
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -178,13 +178,15 @@ async def test_a_stopped_replica_is_hedged(spread: Mesh, http: aiohttp.ClientSes
     async with placed(http, "hedged", 3, replicas=2) as path:
 
         async def both() -> bool:
-            listed = await shards_of(http, path)
-            return all(
-                [each["state"] for each in one["replicas"]] == ["serving", "serving"]
-                for one in listed["data"]
+            listed = (await shards_of(http, path))["data"]
+            every = [[each["rows"] for each in one["replicas"]] for one in listed]
+            serve = [each["state"] == "serving" for one in listed for each in one["replicas"]]
+            whole = all(len(set(rows)) == 1 for rows in every)
+            return (
+                len(serve) == 6 and all(serve) and whole and sum(x[0] or 0 for x in every) == ROWS
             )
 
-        await until(both, "two serving replicas of each shard")
+        await until(both, "two serving replicas of each shard, with all rows")
         await search(http, path, 0)
         process = spread.search.process
         assert process is not None
