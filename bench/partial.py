@@ -29,10 +29,10 @@ class Partial(Generic[T]):
         if self._path is not None and self._path.exists():
             self.kept = msgspec.msgpack.decode(self._path.read_bytes(), type=kind)
 
-    def begins(self) -> bool:
-        """Return whether there is time to begin a piece of work; one that is not begun is left."""
+    def begins(self, pieces: int = 1) -> bool:
+        """Return whether there is time to begin a piece of work; if not, it and those begun with it are left."""
         late = time.monotonic() > self._end_s
-        self.left += late
+        self.left += pieces * late
         return not late
 
     def save(self) -> None:

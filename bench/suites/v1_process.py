@@ -41,10 +41,19 @@ from bench.rivals.vector_library import (
     search_s,
 )
 from bench.rounds import Rounds, measure_rounds
-from bench.suites.v1_servers import CELL_S, OURS, RECALL, ROUNDS, WORDS, Tried, candidates
+from bench.suites.v1_servers import (
+    CELL_S,
+    OURS,
+    RECALL,
+    ROUNDS,
+    WORDS,
+    Tried,
+    candidates,
+    rates,
+    set_of,
+)
 from bench.workloads import search_sets
-from bench.workloads.search_sets import TUNING, SearchSet, SetShape, name_of, search_set
-from bench.workloads.texts import NoTextsError
+from bench.workloads.search_sets import TUNING, SearchSet, SetShape, name_of
 from bench.workloads.vectors import TEST, Rows
 from loadgen import stats
 from services.vector_search.index.index import Index
@@ -121,15 +130,10 @@ async def measure(partly: Partial[Any], found: ProcessKept, options: BenchOption
             for way in WAYS
             if options.only in (name := cell_name(shape, way)) and name not in found.cells
         ]
-        if not todo or not partly.begins():
-            partly.left += max(len(todo) - 1, 0)
+        if not todo or not partly.begins(len(todo)):
             continue
-        try:
-            rows = await asyncio.to_thread(
-                search_set, shape, options.seed, options.setup_dir / "data"
-            )
-        except NoTextsError as error:
-            found.absent[name_of(shape)] = str(error)
+        rows = await set_of(shape, found.absent, options)
+        if rows is None:
             continue
         async with contextlib.AsyncExitStack() as stack:
             libraries = await _libraries(stack, rows, found, options)
@@ -139,10 +143,7 @@ async def measure(partly: Partial[Any], found: ProcessKept, options: BenchOption
                     continue
                 cell = await _cell(index, libraries, rows, way, found, options)
                 found.cells[cell_name(shape, way)] = cell
-                rates = ", ".join(
-                    f"{side} {cell.rounds.median(side):,.0f}/s" for side in cell.sides
-                )
-                print(f"{cell_name(shape, way)}: {rates}", flush=True)
+                print(f"{cell_name(shape, way)}: {rates(cell.rounds, cell.sides)}", flush=True)
                 partly.save()
 
 

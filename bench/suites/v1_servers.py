@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -128,14 +128,10 @@ async def measure(partly: Partial[Any], found: ServersKept, options: BenchOption
             for load in LOADS
             if options.only in (name := cell_name(shape, load, bound)) and name not in found.cells
         ]
-        if not todo or not _begins(partly, len(todo)):
+        if not todo or not partly.begins(len(todo)):
             continue
-        try:
-            rows = await asyncio.to_thread(
-                search_set, shape, options.seed, options.setup_dir / "data"
-            )
-        except NoTextsError as error:
-            found.absent[name_of(shape)] = str(error)
+        rows = await set_of(shape, found.absent, options)
+        if rows is None:
             continue
         async with contextlib.AsyncExitStack() as stack:
             servers = await _servers(stack, rows, found, options)
@@ -144,20 +140,25 @@ async def measure(partly: Partial[Any], found: ServersKept, options: BenchOption
                     continue
                 name = cell_name(shape, load, bound)
                 found.cells[name] = await _cell(servers, rows, load, bound, found, options)
-                print(f"{name}: {_said(found.cells[name])}", flush=True)
+                cell = found.cells[name]
+                print(f"{name}: {rates(cell.rounds, cell.sides)}", flush=True)
                 partly.save()
 
 
-def _begins(partly: Partial[Any], cells: int) -> bool:
-    """Return whether there is time for a data set; if not, all its cells are left."""
-    if partly.begins():
-        return True
-    partly.left += cells - 1
-    return False
+async def set_of(
+    shape: SetShape, absent: dict[str, str], options: BenchOptions
+) -> SearchSet | None:
+    """Return a data set; None, with the reason in `absent`, if its texts cannot be had."""
+    try:
+        return await asyncio.to_thread(search_set, shape, options.seed, options.setup_dir / "data")
+    except NoTextsError as error:
+        absent[name_of(shape)] = str(error)
+        return None
 
 
-def _said(cell: ServersCell) -> str:
-    return ", ".join(f"{side} {cell.rounds.median(side):,.0f}/s" for side in cell.sides)
+def rates(rounds: Rounds, sides: Iterable[str]) -> str:
+    """Return the medians of all sides in words."""
+    return ", ".join(f"{side} {rounds.median(side):,.0f}/s" for side in sides)
 
 
 # -- servers

@@ -56,8 +56,7 @@ async def _run(partly: Partial[FiltersKept], options: BenchOptions) -> None:
         for share in SHARES
         if (name := f"{kind}/{share * 100:g} %") not in partly.kept.filters and options.only in name
     ]
-    if not todo or not partly.begins():
-        partly.left += max(0, len(todo) - 1)
+    if not todo or not partly.begins(len(todo)):
         return
     shape = search_sets.QUICK if options.quick else search_sets.SHAPES[-1]
     cache = options.setup_dir / "data"

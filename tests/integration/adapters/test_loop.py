@@ -114,6 +114,15 @@ async def desk(bus: Bus) -> AsyncIterator[Desk]:
     await journal.stop()
 
 
+async def held(worker: Worker, desk: Desk) -> str:
+    """Close the model's gate and return a job that waits there, as the running batch."""
+    worker.model.gate.clear()
+    job = await desk.admit([1])
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.to_thread(worker.model.entered.wait)
+    return job
+
+
 @contextlib.asynccontextmanager
 async def running(bus: Bus) -> AsyncIterator[Worker]:
     """Run one worker and drain it at the end."""
@@ -136,10 +145,7 @@ async def test_results_and_isolation(bus: Bus, desk: Desk) -> None:
     """Jobs get their own vectors; a poisoned text and a NaN become dead letters, their neighbours do not."""
     dead, ok = ended("dead"), ended("ok")
     async with running(bus) as worker:
-        worker.model.gate.clear()
-        first = await desk.admit([1])
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(worker.model.entered.wait)
+        first = await held(worker, desk)
         good = [await desk.admit([n, n], [n]) for n in range(2, 8)]
         bad = [await desk.admit([POISON]), await desk.admit([NAN])]
         worker.model.gate.set()
@@ -199,10 +205,7 @@ async def test_refusals(bus: Bus, desk: Desk) -> None:
 async def test_cancelled_and_expired_work_is_not_computed(bus: Bus, desk: Desk) -> None:
     """What was cancelled or ran out of time behind a long batch ends while that runs, and never reaches the model."""
     async with running(bus) as worker:
-        worker.model.gate.clear()
-        first = await desk.admit([1])
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(worker.model.entered.wait)
+        first = await held(worker, desk)
         cancelled = await desk.admit([2])
         await until(lambda: len(worker.consumer.leases.held) == 2)
         assert await bus.control.cancel(cancelled) == "flagged"
@@ -224,10 +227,7 @@ def behind(worker: Worker, items: int) -> bool:
 async def test_the_next_batch_waits_at_the_device(bus: Bus, desk: Desk) -> None:
     """While a batch runs, all that arrives is queued behind it as one batch, which the device begins by itself."""
     async with running(bus) as worker:
-        worker.model.gate.clear()
-        jobs = [await desk.admit([1])]
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(worker.model.entered.wait)
+        jobs = [await held(worker, desk)]
         for n in range(2, 6):
             jobs.append(await desk.admit([n]))
             await until(partial(behind, worker, n - 1))
@@ -242,10 +242,7 @@ async def test_the_next_batch_waits_at_the_device(bus: Bus, desk: Desk) -> None:
 async def test_a_question_goes_before_a_batch_that_waits(bus: Bus, desk: Desk) -> None:
     """While a large job waits behind the running batch, the question of a search is the next batch."""
     async with running(bus) as worker:
-        worker.model.gate.clear()
-        jobs = [await desk.admit([1])]
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(worker.model.entered.wait)
+        jobs = [await held(worker, desk)]
         half = worker.loop._capacity.limits.tokens // 2
         jobs.append(await desk.admit([2] * half))
         await until(partial(behind, worker, 1))
@@ -261,10 +258,7 @@ async def test_a_question_goes_before_a_batch_that_waits(bus: Bus, desk: Desk) -
 async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:
     """A drained worker ends its running batch; another one does the rest, and no job is charged."""
     one = await Worker(bus).start()
-    one.model.gate.clear()
-    jobs = [await desk.admit([1])]
-    async with asyncio.timeout(WAIT_S):
-        await asyncio.to_thread(one.model.entered.wait)
+    jobs = [await held(one, desk)]
     jobs += [await desk.admit([n]) for n in range(2, 12)]
     await asyncio.sleep(0.2)
     stopping = asyncio.create_task(one.stop())
