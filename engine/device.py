@@ -140,7 +140,11 @@ class DeviceQueue:
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux of this thread only
         waiting: list[_Call] = []
         while self._take(waiting):
-            if not self._execute(waiting.pop(next_task([call.task for call in waiting]))):
+            # A task that was taken back must not hold its place before others of its kind.
+            waiting = [call for call in waiting if call.future in self._unbegun]
+            if waiting and not self._execute(
+                waiting.pop(next_task([call.task for call in waiting]))
+            ):
                 return
 
     def _take(self, waiting: list[_Call]) -> bool:

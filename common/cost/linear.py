@@ -47,7 +47,7 @@ class LinearCost(NamedTuple):
         """Return the model of a device that is `factor` times slower."""
         return LinearCost(*(factor * part for part in self))
 
-    def batch_tokens(self, overhead: float = 0.02) -> int:
+    def batch_tokens(self, overhead: float = 0.05) -> int:
         """Return the tokens of a batch whose fixed cost is at most `overhead` of it, within [1024, 8192].
 
         Larger batches would be hardly faster per token, and everything in them would wait for the last.

@@ -42,6 +42,7 @@ class LeaseReader:
         self._inbox: list[Lease] = []
         self._arrived = asyncio.Event()
         self._reading: asyncio.Task[list[Lease]] | None = None
+        self._reading_own: asyncio.Task[list[Lease]] | None = None
         self._asked = 0  # how many leases of the read in flight are kept
         self._in_redis = False  # the read in flight has not been answered
         self._awaited = False  # a caller waits in `read` for arrivals
@@ -128,14 +129,34 @@ class LeaseReader:
             await asyncio.sleep(0.2)
             return []
 
+    async def read_own(self, count: int) -> list[Lease]:
+        """Wait up to a second for leases of the own lane, and return at most `count` of them, whatever the room.
+
+        One task may call this while another one waits in `read`.
+        """
+        if not self._may_read():
+            await asyncio.sleep(FULL_S)
+            return []
+        self._reading_own = asyncio.create_task(self._read_own(count))
+        return await asyncio.shield(self._reading_own)
+
+    async def _read_own(self, count: int) -> list[Lease]:
+        lane = self._incarnation.lanes[:1]
+        try:
+            return await self._group_read(lane, count, BLOCK_MS, beside=True)
+        except BusDown:
+            await asyncio.sleep(0.2)
+            return []
+
     async def _group_read(
-        self, classes: Sequence[str], count: int, block: int | None
+        self, classes: Sequence[str], count: int, block: int | None, *, beside: bool = False
     ) -> list[Lease]:
+        """Lease entries of lanes; `beside` the read in flight, whose room they do not take."""
         lanes = {keys.lane(self._family, cls): cls for cls in classes}
         blocking = () if block is None else ("BLOCK", block)
         worker, generation = self._incarnation.name, self._incarnation.generation
         command = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *blocking, "STREAMS")
-        self._in_redis = True
+        self._in_redis = self._in_redis or not beside
         try:
             reply = await self._bus.connection.blocking(*command, *lanes, *([">"] * len(lanes)))
         except ResponseError as error:
@@ -145,7 +166,7 @@ class LeaseReader:
             await asyncio.sleep(0.2)
             return []
         finally:
-            self._in_redis = False
+            self._in_redis = self._in_redis and beside
         found = [
             (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
             for name, rows in reply or ()
@@ -155,7 +176,7 @@ class LeaseReader:
             self._draining or generation != self._incarnation.generation or self._leases.runs_alone
         )
         fit = [lease for lease, suspicions in found if not gone and suspicions < 2]
-        if self._reading is not None:
+        if self._reading is not None and not beside:
             fit = fit[: self._asked]
         unfit = [lease for lease, _ in found if lease not in fit]
         for lease in fit:
@@ -265,11 +286,12 @@ class LeaseReader:
         self._leases.wake()
 
     async def join(self) -> None:
-        """Wait for the read in flight; the leases of a late reply are handed over."""
-        if self._reading is not None:
-            with contextlib.suppress(BusDown, ResponseError):
-                await self._reading
-            self._reading = None
+        """Wait for the reads in flight; the leases of a late reply are handed over."""
+        for reading in (self._reading, self._reading_own):
+            if reading is not None:
+                with contextlib.suppress(BusDown, ResponseError):
+                    await reading
+        self._reading = self._reading_own = None
 
     def clear(self) -> None:
         """Forget arrived leases that nobody has read: they are no longer held."""

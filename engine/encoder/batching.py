@@ -86,12 +86,16 @@ def next_batch(
 
 
 def questions_before(
-    queue: Sequence[QuestionJob], batch: Sequence[int], limits: BatchLimits
+    queue: Sequence[QuestionJob],
+    batch: Sequence[int],
+    limits: BatchLimits,
+    end_ms: Callable[[int, int], float] = _at_once,
 ) -> list[int]:
     """Return the indices in `queue` of the questions that run before `batch`, which `next_batch` chose, as one batch.
 
     They take at most an eighth of the largest batch, so that the others hardly wait for them. None where `batch` is as
-    small itself, holds nothing but questions, or is a job marked alone.
+    small itself, holds nothing but questions, or is a job marked alone; nor where a job of `batch` would then be late,
+    by `end_ms` as in `next_batch`.
     """
     most = limits.tokens // _QUESTIONS
     jobs = [queue[index] for index in batch]
@@ -104,7 +108,9 @@ def questions_before(
         if job.question and tokens + job.tokens <= most:
             chosen.append(index)
             tokens += job.tokens
-    return chosen
+    every = [queue[index] for index in {*chosen, *batch}]
+    ends_ms = end_ms(sum(job.items for job in every), sum(job.tokens for job in every))
+    return chosen if ends_ms <= min(job.due_ms for job in jobs) else []
 
 
 def _groups(queue: Sequence[WaitingJob]) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ _LEAD_S, _LEAD_SHARE = 0.005, 0.1
 # Until then nothing read would be computed sooner: what arrives within this time is read in one call.
 _GATHER_S = 0.003
 _MAX_JOBS = 256
+_QUESTION_JOBS = 16  # read at once
 _WAIT_S = 1.0
 _DRIFT = 0.2  # a change of the depth by this share is logged
 _log = log.get("work")
@@ -132,8 +133,9 @@ class EmbeddingLoop:
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
         reader = asyncio.create_task(self._read(), name="read")
+        questions = asyncio.create_task(self._read_questions(), name="read questions")
         worker = asyncio.create_task(self._work(), name="work")
-        ended = await stop_or_end(stopping, reader, worker)
+        ended = await stop_or_end(stopping, reader, questions, worker)
         self._stopping = True
         self._arrived.set()
         self._room.set()
@@ -145,7 +147,7 @@ class EmbeddingLoop:
             await self._worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
-        await cancel(reader, worker)
+        await cancel(reader, questions, worker)
         for task in ended:
             task.result()  # a loop that ended by itself has raised
 
@@ -168,6 +170,15 @@ class EmbeddingLoop:
             left_s = self._choose_s - self._clock.monotonic()
             if left_s > 0:
                 await asyncio.sleep(min(_GATHER_S, left_s))
+
+    async def _read_questions(self) -> None:
+        """Read the own lane, which holds questions, whatever waits here: they go before it."""
+        while not self._stopping:
+            leases = await self._worker.reader.read_own(_QUESTION_JOBS)
+            if self._stopping:
+                return  # drain hands these over
+            for lease in leases:
+                await self._accept(lease)
 
     def _free_jobs(self) -> int:
         """Return how many jobs of the usual size one full batch beyond the running one still lacks."""
@@ -221,7 +232,10 @@ class EmbeddingLoop:
                         await self._worker.recovery.relieve()
                     await wait(self._arrived, _WAIT_S)
                 continue
-            await self._follow(running)
+            if not await self._follow(running):
+                await self._withdraw(running)
+                running = None
+                continue
             ran = await asyncio.shield(running.computing)
             ended, running, self._next = running, self._next, None
             self._ended_s = self._clock.monotonic()
@@ -232,54 +246,91 @@ class EmbeddingLoop:
                 self._begun(running)
             await self._conclude(ended, ran, seconds)
 
-    async def _follow(self, running: SubmittedBatch) -> None:
+    async def _follow(self, running: SubmittedBatch) -> bool:
         """Wait until a batch has ended; have the next one wait behind it, with all that arrives before it begins.
 
         While the batch takes longer than predicted, the next one is chosen anew at growing intervals: no job that has
-        expired or been cancelled long before waits at the device.
+        expired or been cancelled long before waits at the device. Returns False if the batch is taken back instead,
+        which the device has not begun, since questions go before it.
         """
         ended = running.computing
-        left_s = self._choose_s - self._clock.monotonic()
-        await asyncio.wait({ended}, timeout=max(0.0, left_s))
         pause_s, anew = _ASK_FIRST_S, True
         while not self._stopping:
             self._arrived.clear()
+            if self._gives_way(running):
+                return False
+            left_s = self._choose_s - self._clock.monotonic()
+            if left_s > 0:
+                await self._wait_for(ended, left_s)
+                if ended.done():
+                    self._choose_s = -math.inf
+                continue
             if self._next is None or (anew and self._take_back(self._next)):
                 self._next = await self._submit(running)
             if ended.done():
-                return
-            arrival = asyncio.create_task(self._arrived.wait())
-            events: set[asyncio.Future[Any]] = {ended, arrival}
-            await asyncio.wait(events, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-            arrival.cancel()
+                return True
+            await self._wait_for(ended, pause_s)
             if ended.done() and self._next is not None:
-                return
+                return True
             late = not self._arrived.is_set()
-            anew = late or (self._next is not None and self._changes(self._next, running))
+            anew = late or (self._next is not None and self._changes(self._next))
             pause_s *= 1 + late
         if self._next is not None and self._take_back(self._next):
             self._next = None
+        return True
 
-    def _changes(self, chosen: SubmittedBatch, running: SubmittedBatch) -> bool:
+    async def _wait_for(self, ended: asyncio.Future[Any], seconds: float) -> None:
+        """Wait until a batch has ended or a job has arrived, at most so long."""
+        arrival = asyncio.create_task(self._arrived.wait())
+        events: set[asyncio.Future[Any]] = {ended, arrival}
+        await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        arrival.cancel()
+
+    def _gives_way(self, running: SubmittedBatch) -> bool:
+        """Take back the batch that waits for other work of the device, if questions go before it; False if not."""
+        jobs, batch = [*running.jobs, *self._queue], range(len(running.jobs))
+        first = questions_before(jobs, batch, self._capacity.limits, self._ends(0.0))
+        return bool(first) and self._device.revoke(running.computing)
+
+    def _ends(self, wait_s: float) -> Callable[[int, int], float]:
+        """Return when (ms) a batch of so many texts and tokens is surely over, if it begins in `wait_s`."""
+        begin_ms = self._clock.now_ms() + 1000 * wait_s
+        return lambda items, tokens: begin_ms + 1000 * self._capacity.surely(items, tokens)
+
+    async def _withdraw(self, batch: SubmittedBatch) -> None:
+        """Return the jobs of a batch that was taken back to the queue, and those of the batch behind it."""
+        assert batch.asking is not None
+        if self._next is not None and self._take_back(self._next):
+            self._next = None
+        batch.span.end()
+        stopped = await batch.asking
+        batch.jobs = [job for job in batch.jobs if job.lease.job not in stopped]
+        self._return(batch)
+
+    def _changes(self, chosen: SubmittedBatch) -> bool:
         """Return whether jobs that arrived would go into the batch behind the running one, or before it."""
         if not chosen.full:
             return True
-        first = not (chosen.questions or running.questions)
-        return first and any(job.question for job in self._queue)
+        return not chosen.questions and any(job.question for job in self._queue)
 
     def _take_back(self, batch: SubmittedBatch) -> bool:
         """Return the jobs of a batch to the queue; False if the batch has begun."""
         if not self._device.revoke(batch.computing):
             return False
-        self._queue = deque(sorted([*batch.jobs, *self._queue], key=lambda job: job.read_s))
+        self._return(batch)
         return True
+
+    def _return(self, batch: SubmittedBatch) -> None:
+        self._queue = deque(sorted([*batch.jobs, *self._queue], key=lambda job: job.read_s))
 
     async def _submit(self, running: SubmittedBatch | None = None) -> SubmittedBatch | None:
         """Choose the next batch and queue it at the device, behind the `running` one; None if nothing is to be done."""
         begin_s = now_s = self._clock.monotonic()
         if running is not None:
             begin_s = max(now_s, running.began_s + running.predicted_s)
-        jobs = await self._form(begin_s - now_s, questions=running is None or not running.questions)
+        jobs = await self._form(
+            begin_s - now_s, after_questions=running is not None and running.questions
+        )
         if any(is_stale(job, now_s) for job in jobs):
             stopped = await self._ask(jobs)
             jobs = [job._replace(asked_s=now_s) for job in jobs if job.lease.job not in stopped]
@@ -287,34 +338,35 @@ class EmbeddingLoop:
             return None
         items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
         predicted_s = self._capacity.expected(items, tokens)
-        # Due with the first of its jobs, but no later than its predicted end: admission counts on batches that begin
-        # at once, and the jobs behind this batch wait for it.
+        # Due with the first of its jobs, but no later than its end if it began at once: admission counts on that, and
+        # the jobs behind this batch wait for it. Questions are short, and due at once: each is one part of a search.
         left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
+        alone_s = (
+            0.0 if all(job.question for job in jobs) else self._capacity.cost.seconds(items, tokens)
+        )
         computing = self._device.submit(
             run_jobs,
             self._model,
             jobs,
             kind=self._kind,
             predicted_s=predicted_s,
-            deadline_s=min(self._clock.monotonic() + left_s, begin_s + predicted_s),
+            deadline_s=min(self._clock.monotonic() + left_s, begin_s + alone_s),
         )
         return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
 
-    async def _form(self, wait_s: float, *, questions: bool) -> list[EncodeJob]:
+    async def _form(self, wait_s: float, *, after_questions: bool) -> list[EncodeJob]:
         """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and those of lost leases.
 
-        With `questions` those of searches may go first.
+        Questions go first; `after_questions` only where the others are still in time then.
         """
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._worker.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
-        begin_ms = now_ms + 1000 * wait_s
-        limits = self._capacity.limits
-        oldest = next_batch(
-            fresh, limits, lambda i, t: begin_ms + 1000 * self._capacity.surely(i, t)
-        )
-        first = questions_before(fresh, oldest, limits) if questions else []
+        limits, ends = self._capacity.limits, self._ends(wait_s)
+        oldest = next_batch(fresh, limits, ends)
+        after = (ends,) if after_questions else ()
+        first = questions_before(fresh, oldest, limits, *after)
         chosen = set(first or oldest)
         batch = [job for index, job in enumerate(fresh) if index in chosen]
         self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)

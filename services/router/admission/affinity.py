@@ -1,8 +1,8 @@
-"""Affinity: the worker that holds most pages of a prompt should compute it, where there is a choice of workers."""
+"""Affinity: the worker whose own lane a job should take, since it holds the prompt's pages or reads questions first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common.bus import Bus
@@ -21,6 +21,7 @@ class Preference(NamedTuple):
 
 
 NOBODY = Preference()
+_ALWAYS_S = 3600.0
 
 
 def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most: int) -> Preference:
@@ -40,11 +41,26 @@ def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most:
     return max(worth, key=lambda each: each.value_s, default=NOBODY)
 
 
-async def preferred(bus: Bus, family: Family, prompt: Prompt) -> Preference:
+def reads_first(classes: Sequence[str], workers: Mapping[str, WorkerRecord]) -> Preference:
+    """Return the only worker of the first class that is served: a question in its own lane passes the shared one.
+
+    NOBODY where several workers share the class: a question in the lane of one would wait while another is idle.
+    """
+    for cls in classes:
+        serving = [name for name, worker in workers.items() if cls in worker.classes]
+        if serving:
+            return Preference(serving[0], _ALWAYS_S) if len(serving) == 1 else NOBODY
+    return NOBODY
+
+
+async def preferred(bus: Bus, family: Family, classes: Sequence[str], prompt: Prompt) -> Preference:
     """Return the worker that holds the prompt's session, else the one that holds most of the prompt's prefix.
 
-    What workers have published may be out of date; admission checks which of them live. Raises BusDown.
+    For the question of a search it is the worker that reads its own lane first. What workers have published may be out
+    of date; admission checks which of them live. Raises BusDown.
     """
+    if prompt.question:
+        return reads_first(classes, await bus.workers.registered(family))
     workers = await bus.workers.registered(family) if prompt.session or prompt.marks else {}
     if len(workers) < 2:
         return NOBODY

@@ -239,13 +239,13 @@ class AdmissionController:
     ) -> Admission:
         """Admit `jobs`, all of one family, to lanes of `classes`, or refuse them all; a job that exists is adopted.
 
-        `prompt` is that of a generation, `origin` the request whose stage the jobs are, `spread` lets each job take a
-        lane of its own, and with `waits` a refusal asks for a notification when there is room. The objective of a lane
-        counts from `came_ms` (0: from now). Raises BusDown.
+        `prompt` is that of a generation, or QUESTION; `origin` the request whose stage the jobs are, `spread` lets each
+        job take a lane of its own, and with `waits` a refusal asks for a notification when there is room. The objective
+        of a lane counts from `came_ms` (0: from now). Raises BusDown.
         """
         family = family_of(jobs[0].id)
         self._used[family] = self._bus.clock.monotonic()
-        prefer = await self._preferred(family, prompt)
+        prefer = await self._preferred(family, classes, prompt)
         admission = await self._bus.admission.admit(
             jobs,
             classes=self.policy.classes(classes),
@@ -267,10 +267,12 @@ class AdmissionController:
         await self._note(jobs, admission)
         return admission
 
-    async def _preferred(self, family: Family, prompt: Prompt) -> Preference:
+    async def _preferred(
+        self, family: Family, classes: Sequence[str], prompt: Prompt
+    ) -> Preference:
         if own := self._own_consumers.get(family):
             return Preference(own, OWN_S)
-        return await preferred(self._bus, family, prompt)
+        return await preferred(self._bus, family, self.policy.classes(classes), prompt)
 
     async def _note(self, jobs: Sequence[NewJob], admission: Admission) -> None:
         """Adopt jobs that exist; count admitted jobs by lane, read from their records if there are several."""

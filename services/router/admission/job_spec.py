@@ -46,16 +46,18 @@ class Prompt(NamedTuple):
     """The parts of a prompt that admission needs; by `session` and `marks` it finds the worker that holds the pages.
 
     `session` makes the job the next turn after `version`; `marks` are every 8th page id of the prompt, which has
-    `tokens` tokens.
+    `tokens` tokens. A `question` is that of a search, and no worker holds pages of it.
     """
 
     session: str = ""
     version: int = 0
     marks: Sequence[PageId] = ()
     tokens: int = 0
+    question: bool = False
 
 
 NO_PROMPT = Prompt()
+QUESTION = Prompt(question=True)
 
 
 class JobSpec(NamedTuple):

@@ -18,7 +18,7 @@ from common.wire.results import EmbedResult
 from common.wire.search import MissingShard, SearchResult
 from common.wire.workflows import ResponseOptions, SearchPlan, SearchRequest
 from services.router.admission.controller import AdmissionController
-from services.router.admission.job_spec import JobSpec, RequestContext
+from services.router.admission.job_spec import QUESTION, JobSpec, RequestContext
 from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies, noted
@@ -226,7 +226,7 @@ class SearchApi:
         model = record.model or ""
         family = await self._cards.family(model, request.remote or "", next(self._turns))
         options = ResponseOptions(kind="embed", model=model, tokens=parcel.tokens)
-        spec = JobSpec(family, EMBED_CLASSES, parcel, options, parcel.tokens)
+        spec = JobSpec(family, EMBED_CLASSES, parcel, options, parcel.tokens, QUESTION)
         result = await self._replies.fetch(request, caller, spec)
         return cast("EmbedResult", result).vectors
 

@@ -12,6 +12,7 @@ from common.ids import Family
 from common.wire.registry import CollectionRecord
 from common.wire.results import EmbedResult
 from common.wire.workflows import ParcelsPlan, RequestResult
+from services.router.admission.job_spec import NO_PROMPT, QUESTION
 from services.router.admission.policy import EMBED_CLASSES
 from services.router.text.bodies import RequestLimits
 from services.router.text.requests import Parcel, parcels_of
@@ -79,5 +80,7 @@ async def embed(
         workflow, spec.name, (await workflow.context.cards.card(spec.name)).partitions
     )
     cut = parcels_of(spec, lists, limits, question=question)
-    _, results = await workflow.gather(stage, families, EMBED_CLASSES, cut, bulk=bulk)
+    _, results = await workflow.gather(
+        stage, families, EMBED_CLASSES, cut, bulk=bulk, prompt=QUESTION if question else NO_PROMPT
+    )
     return b"".join(cast("EmbedResult", result).vectors for result in results)

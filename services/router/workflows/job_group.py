@@ -11,7 +11,7 @@ from common.bus.events import Subscription
 from common.errors import DeadlineExceeded, Unavailable
 from common.ids import family_of
 from common.wire.results import Event, Result
-from services.router.admission.job_spec import RequestContext
+from services.router.admission.job_spec import Prompt, RequestContext
 from services.router.admission.queue import Ticket
 from services.router.admission.refusals import refusal
 from services.router.responses.outcomes import error_of, result_of
@@ -33,12 +33,13 @@ class JobGroup:
         jobs: Sequence[NewJob],
         classes: Sequence[str],
         *,
+        prompt: Prompt,
         own: Callable[[str], Awaitable[None]],
         report: Callable[[int], None],
     ) -> None:
         self._context, self._caller = context, caller
         self._jobs, self._classes = jobs, classes
-        self._own, self._report = own, report
+        self._prompt, self._own, self._report = prompt, own, report
         self._submitted = 0
         self._waiting: dict[asyncio.Task[Event], int] = {}
         self._subscriptions: list[Subscription] = []
@@ -51,7 +52,7 @@ class JobGroup:
         `run` then finds the jobs as existing ones.
         """
         admission = await self._context.admission.submit(
-            self._caller, self._jobs, self._classes, spread=True
+            self._caller, self._jobs, self._classes, prompt=self._prompt, spread=True
         )
         if admission.outcome == "refused":
             raise refusal(admission.reason, admission.retry_after_s)
@@ -100,7 +101,7 @@ class JobGroup:
         try:
             await self._own(job.id)
             admission = await self._context.admission.submit(
-                self._caller, [job], self._classes, waits=True
+                self._caller, [job], self._classes, prompt=self._prompt, waits=True
             )
         except Unavailable:
             return "refused"

@@ -10,7 +10,7 @@ from common.ids import Family, child_id
 from common.registry.sessions import Sessions
 from common.wire.results import Event, Result
 from common.worker.leases import Lease
-from services.router.admission.job_spec import RequestContext
+from services.router.admission.job_spec import NO_PROMPT, Prompt, RequestContext
 from services.router.text.requests import Parcel
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.job_group import JobGroup
@@ -75,12 +75,14 @@ class Workflow:
         *,
         bulk: bool | None = None,
         whole: bool = False,
+        prompt: Prompt = NO_PROMPT,
     ) -> tuple[list[str], list[Result]]:
         """Run one job per parcel (in families[i % n]) and return their ids and results, in order.
 
         Jobs enter as lanes have room, until the deadline; a repeated stage finds the jobs that exist. The first error
         ends the stage. `bulk` (by default: more than one parcel) leaves half of each lane to single requests. With
-        `whole` all jobs enter at once, each where it fits, or the request is refused.
+        `whole` all jobs enter at once, each where it fits, or the request is refused. `prompt` is as in
+        `AdmissionController.submit`.
         """
         share = BULK_SHARE if (len(parcels) > 1 if bulk is None else bulk) else 1.0
         jobs = [
@@ -94,7 +96,9 @@ class Workflow:
                 self.report(StageProgress(stage, done, len(jobs)))
 
         caller = self.caller(1.0 if whole else share)
-        group = JobGroup(self.context, caller, jobs, classes, own=self.own, report=report)
+        group = JobGroup(
+            self.context, caller, jobs, classes, prompt=prompt, own=self.own, report=report
+        )
         if whole:
             self.claim(*names)
             await group.submit_whole()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -39,7 +40,13 @@ class Desk:
     def __init__(self, bus: Bus, journal: Notifications) -> None:
         self.bus, self.journal = bus, journal
 
-    async def admit(self, *texts: list[int], seconds: float = WAIT_S, payload: bytes = b"") -> str:
+    async def admit(
+        self,
+        *texts: list[int],
+        seconds: float = WAIT_S,
+        payload: bytes = b"",
+        prefer: str | None = None,
+    ) -> str:
         job = job_id(FAMILY, ulid())
         tokens = sum(len(text) for text in texts)
         admission = await self.bus.admission.admit(
@@ -48,6 +55,7 @@ class Desk:
             router="r1",
             tenant="t",
             deadline_ms=self.bus.clock.now_ms() + int(seconds * 1000),
+            prefer=prefer,
         )
         assert admission.outcome == "admitted", admission
         return job
@@ -253,6 +261,43 @@ async def test_a_question_goes_before_a_batch_that_waits(bus: Bus, desk: Desk) -
 
         assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
         assert worker.model.batches == [[[1]], [[9, 9]], [[2] * half]]
+
+
+async def test_a_question_passes_a_full_worker(bus: Bus, desk: Desk) -> None:
+    """A question in the worker's own lane is the next batch, though the worker has no room for the lane before it."""
+    async with running(bus) as worker:
+        jobs = [await held(worker, desk)]
+        half = worker.loop._capacity.limits.tokens // 2
+        jobs += [await desk.admit([n] * half) for n in (2, 3, 4)]
+        await until(lambda: worker.loop._free_jobs() <= 0)
+        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
+        jobs.append(await desk.admit([9, 9], payload=asked, prefer=worker.consumer.name))
+        jobs.append(await desk.admit([5] * half))
+        await until(lambda: worker.loop._next is not None and worker.loop._next.questions)
+        assert jobs[-1] not in worker.consumer.leases.held  # there was no room
+        worker.model.gate.set()
+
+        assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
+        assert worker.model.batches[1] == [[9, 9]]
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_a_question_goes_before_a_batch_that_has_not_begun(bus: Bus, desk: Desk) -> None:
+    """While the device does other work, a batch that waits for it gives way to a question that arrives."""
+    async with running(bus) as worker:
+        gate = threading.Event()
+        other = worker.device.submit(gate.wait, kind="generate")
+        half = worker.loop._capacity.limits.tokens // 2
+        jobs = [await desk.admit([2] * half)]
+        await until(lambda: len(worker.consumer.leases.held) == 1 and not worker.loop._queue)
+        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
+        jobs.append(await desk.admit([9, 9], payload=asked, prefer=worker.consumer.name))
+        await until(partial(behind, worker, 1))
+        gate.set()
+        await other
+
+        assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
+        assert worker.model.batches == [[[9, 9]], [[2] * half]]
 
 
 async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:

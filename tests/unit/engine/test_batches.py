@@ -132,6 +132,18 @@ def test_a_question_does_not_wait_for_a_large_batch() -> None:
     assert questions_before([asked, asked], [0, 1], limits) == []
 
 
+def test_a_question_makes_no_batch_late() -> None:
+    """It runs first only if the batch, which would then be over later, still ends in time."""
+    queue = [Piece(8, 600, alone=False, due_ms=650), Piece(1, 12, alone=False, question=True)]
+
+    def end_ms(_items: int, tokens: int) -> float:
+        return float(tokens)
+
+    assert questions_before(queue, [0], BatchLimits(256, 1024), end_ms) == [1]
+    late = [queue[0]._replace(due_ms=605), queue[1]]
+    assert questions_before(late, [0], BatchLimits(256, 1024), end_ms) == []
+
+
 def test_empty_queue() -> None:
     """Nothing queued, nothing chosen."""
     assert next_batch([], BatchLimits(1, 1)) == []

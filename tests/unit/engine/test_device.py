@@ -172,6 +172,20 @@ async def test_a_task_can_be_taken_back(device: Device) -> None:
     assert device.ran == ["last"]
 
 
+async def test_a_task_taken_back_holds_no_place(device: Device) -> None:
+    """Behind a revoked task of its kind, a task that is due first runs first."""
+    begun = device.queue.submit(device.block)
+    await asyncio.to_thread(device.entered.wait)
+    late = device.queue.submit(device.ran.append, "late", kind="embed", deadline_s=30.0)
+    other = device.queue.submit(device.ran.append, "other", kind="generate", deadline_s=20.0)
+    soon = device.queue.submit(device.ran.append, "soon", kind="embed", deadline_s=10.0)
+    assert device.queue.revoke(late)
+    device.gate.set()
+    await asyncio.gather(begun, other, soon)
+
+    assert device.ran == ["soon", "other"]
+
+
 async def test_a_task_raises_at_its_caller(device: Device) -> None:
     """A task's error is raised where the task was submitted; the queue goes on."""
 
