@@ -15,8 +15,9 @@ from hypothesis.extra import numpy as arrays
 
 from services.vector_search.index import selection
 from services.vector_search.index.rows import Floats
-from services.vector_search.index.selection import queue_length, select, select_by_queues
+from services.vector_search.index.selection import ExactWay, queue_length, select, select_by_queues
 
+WAYS: tuple[ExactWay, ...] = ("reservoir", "heap")
 QUEUES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -61,8 +62,8 @@ def test_a_selection_is_what_sorting_finds() -> None:
     )  # fmt: skip
     def equal(distances: Floats, k: int, queues: int, length: int) -> None:
         exact = by_sorting(distances, k)
-        for way in ("reservoir", "heap"):
-            found = select(distances, k, way)  # type: ignore[arg-type]
+        for way in WAYS:
+            found = select(distances, k, way)
             assert (found.numbers.tolist(), found.distances.tolist()) == exact
         found = select_by_queues(distances, k, queues, length)
         assert (found.numbers.tolist(), found.distances.tolist()) == by_sorting(
@@ -117,8 +118,8 @@ def test_a_length_is_the_least_that_is_sure_enough(k: int, queues: int, identica
     length = queue_length(k, queues, identical)
 
     def bound(size: int) -> float:
-        tail = sum(math.comb(k, n) * (queues - 1) ** (k - n) for n in range(size + 1, k + 1))
-        return 1 - queues * (tail / queues**k)
+        ways = (math.comb(k, n) * int(queues - 1) ** (k - n) for n in range(size + 1, k + 1))
+        return float(1 - queues * (sum(ways) / queues**k))
 
     assert 1 <= length <= k
     assert bound(length) >= identical - 1e-9
