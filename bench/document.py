@@ -115,7 +115,7 @@ class Origin(NamedTuple):
 
 def origin() -> Origin:
     """Return the checkout's commit, and whether its code has changes."""
-    folders = ("common", "engine", "services", "loadgen", "bench", "chaos")
+    folders = ("common", "engine", "services", "loadgen", "planner", "bench", "chaos")
     return Origin(_git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", *folders)))
 
 

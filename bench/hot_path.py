@@ -57,10 +57,14 @@ _JOBS = (*_MESH, *_NO_SEARCH, *_NO_CHAT)
 _TALK = (*_CHAT, *_NO_SEARCH)
 _TURNS = (*_TALK, *_PAGES)
 _VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT)
+_INDEX = "services/vector_search/index"
+_SELECTION = tuple(
+    f"{_INDEX}/{name}" for name in ("selection.py", "native/selection.cpp", "native/selection.h")
+)
 
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
-    "V2": _VECTORS,
+    "V2": _VECTORS, "V4": _SELECTION, "V4R": ("planner",),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
+from cli.quantities import number, seconds
 from cli.trace import read
 from common.cost import fleet
 from common.cost.fleet import Fleet, FleetComparison, OfferedLoad, PricedDevice
@@ -51,14 +51,14 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print instances and costs; ConfigError names the flag, or the line of the trace, that cannot be used."""
-    slo_s = _seconds(args.slo)
+    slo_s = seconds("--slo", args.slo)
     accelerator = _device("--accelerator", args.accelerator)
     cpu = _device("--cpu", args.cpu)
-    devices = _number("--devices", args.devices, least=1)
+    devices = number("--devices", args.devices, least=1)
     if devices != int(devices):
         raise ConfigError(f"--devices is {args.devices!r}: expected a whole number")
-    price = _number("--price", args.price, least=1e-9) * devices
-    cpu_price = _number("--cpu-price", args.cpu_price, least=0)
+    price = number("--price", args.price, least=1e-9) * devices
+    cpu_price = number("--cpu-price", args.cpu_price, least=0)
     if not accelerator.depth(slo_s):
         alone_s = accelerator.alpha_s + accelerator.beta_s
         raise ConfigError(
@@ -83,28 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 # -- flags ----------------------------------------------------------------------------------------
-
-
-def _number(flag: str, text: str, *, least: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= 1e12:
-        raise ConfigError(f"{flag} is {text[:100]!r}: expected a number from {least:g}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]{1,20})\s*(ms|s)?", text.strip())
-    try:
-        value = float(found[1]) if found else 0.0
-    except ValueError:
-        value = 0.0
-    seconds = value / 1000 if found and found[2] == "ms" else value
-    if not 1e-3 <= seconds <= 86_400:
-        raise ConfigError(f"--slo is {text[:100]!r}: expected 1ms to 86400s, such as 1s or 500ms")
-    return seconds
 
 
 def _device(flag: str, text: str) -> PricedDevice:

@@ -72,6 +72,11 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         ),
         Line("V1M", "four shards in memory cgroups: what they serve within", "vectors of 1,024", _ITSELF, HTTP),
         Line("V2", "filtered search returns k whenever k match", "vectors of 96", _ITSELF, HTTP),
+        Line(
+            "V4", "approximate queues: answers like an exact selection's, and CPU time",
+            "synthetic lists, vectors of 384", "exact selections, the thesis", PROCESS,
+        ),
+        Line("V4R", "the ratio of generating to retrieving units", "-", "a simulation, the thesis", "simulated"),
     ),
     "engine": (
         Line("L1", "decode, one stream: tokens/s, share of the memory's bandwidth", _LARGE, _BOTH, PROCESS),

@@ -201,6 +201,28 @@ def _least_memory(found: Found, row: int) -> str:
     return "none of those tried" if share == "-" else f"{share}: {size} bytes a vector of {wide}"
 
 
+def _cells(found: Found, part: str, column: str) -> list[float]:
+    """Return the numbers that the columns of this name begin with, in the first table whose title holds `part`."""
+    return [
+        float(cell.split()[0].rstrip("%"))
+        for row in _rows(found, part)
+        for name, cell in row.items()
+        if name.startswith(column)
+    ]
+
+
+def _queues(found: Found) -> str:
+    rows = _rows(found, "CPU microseconds for a million candidates")
+    near = [row for row in rows if row["order"].startswith("near")]
+    ratios = [float(row["16 queues / best [95 %]"].split()[0]) for row in near]
+    return f"{min(ratios):.2f} to {max(ratios):.2f} of the best exact selection's, near lists first"
+
+
+def _simulated(found: Found) -> str:
+    ratios = _cells(found, "Figure 4.10", "formula / simulated")
+    return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
+
+
 def _short(found: Found) -> str:
     rows = found["tables"][0]["rows"]
     return f"{sum(int(row[4]) for row in rows)} of {sum(int(row[3]) for row in rows):,} queries"
@@ -342,6 +364,29 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure("V2", "filtered search: fewer than k though k match", "0", "0", _short, "k whenever k match"),
     Figure("V2", "filtered search: recall@10", "≥ 0.95", "≥ 0.95", _recall, "recall@10"),
+    Figure(
+        "V4", "approximate queues, 8 to 64 of the formula's length: answers like an exact selection's, fewest",
+        "≥ 99 %", "≥ 99 %", lambda f: f"{min(_cells(f, 'What the queues change', 'identical [')):.2f} %", "identical",
+    ),
+    Figure(
+        "V4", "approximate queues: points of R@10 and R@100 lost, most", "≤ 0.1", "≤ 0.1",
+        lambda f: f"{max(_cells(f, 'What the queues change', 'points lost')):.3f}", "recall",
+    ),
+    Figure("V4", "approximate queues, 16: CPU speed", "-", "-", _queues, "speed"),
+    Figure(
+        "V4R", "throughput by the formula beside a simulation, six ratios of the thesis", "± 5 %", "± 5 %",
+        _simulated, "throughput at the best ratio",
+    ),
+    Figure(
+        "V4R", "best ratio of 1,000 units, with the times that the thesis' ratios imply", "53.7 … 99.0 %", "the same",
+        lambda f: " ".join(row[4].removesuffix(" %") for row in _titled(f, "Figure 4.10")["rows"]),
+        "ratios of figure 4.10",
+    ),
+    Figure(
+        "V4R", "slowest of 128 nodes: growth of median and p99, one query, then 64", "shape", "shape",
+        lambda f: ", ".join(row[-2] for row in _titled(f, "Figure 4.7")["rows"]), "shape of figure 4.7",
+        lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
+    ),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),

@@ -239,6 +239,15 @@ def test_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _one_sentence(capsys.readouterr().err, "line 2")
 
 
+def test_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan's input that is none ends the command with status 2 and a sentence; an empty object lacks the times."""
+    path = tmp_path / "plan.json"
+    for what in spoil(path):
+        assert cli.main(["plan", "retrieval", "--units", "4", "--file", str(path)]) == 2, what
+        expected = "--inference is missing" if what == "a dict of nothing" else "plan.json"
+        _one_sentence(capsys.readouterr().err, expected)
+
+
 def test_results(tmp_path: Path) -> None:
     """A result file that is none is named when the tables are made from it."""
     page = "<!-- bench:E1 -->\nold\n<!-- /bench:E1 -->"

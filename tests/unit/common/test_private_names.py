@@ -18,7 +18,7 @@ from services.router.http.connection import ClientConnection
 ROOT = Path(__file__).parents[3]
 FILES = sorted(
     path
-    for folder in ("client/spillway_client", "common", "services", "cli", "loadgen")
+    for folder in ("client/spillway_client", "common", "services", "cli", "loadgen", "planner")
     for path in (ROOT / folder).rglob("*.py")
     if "aiohttp" in path.read_text()
 )

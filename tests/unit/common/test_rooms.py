@@ -15,10 +15,11 @@ SERVER = ("common", "engine", "services")
 HEAVY = frozenset({"torch", "numpy", "transformers", "hnswlib", "faiss"})
 # What a room never imports, neither at the top of a module nor within a function.
 FORBIDDEN = {
-    "common": {"engine", "services", "cli", "loadgen", "bench", "chaos", *HEAVY},
-    "engine": {"services", "cli", "loadgen", "bench", "chaos"},
-    "services": {"cli", "loadgen", "bench", "chaos"},
-    "loadgen": {"engine", "services", "cli", "bench", "chaos"},
+    "common": {"engine", "services", "cli", "loadgen", "planner", "bench", "chaos", *HEAVY},
+    "engine": {"services", "cli", "loadgen", "planner", "bench", "chaos"},
+    "services": {"cli", "loadgen", "planner", "bench", "chaos"},
+    "loadgen": {"engine", "services", "cli", "planner", "bench", "chaos"},
+    "planner": {"common", "engine", "services", "cli", "loadgen", "bench", "chaos", *HEAVY},
 }
 # The parts of `common` that the engine, which knows no bus, is built on.
 ENGINE_KNOWS = {

@@ -38,7 +38,7 @@ def test_documents_link_to_files_that_exist() -> None:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
         for name in re.findall(
-            r"`((?:common|engine|services|cli|loadgen|bench|chaos|client|scripts|docs|tests|deploy|k8s|models|examples)/[\w./-]+)`",
+            r"`((?:common|engine|services|cli|loadgen|planner|bench|chaos|client|scripts|docs|tests|deploy|k8s|models|examples)/[\w./-]+)`",
             text,
         ):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
