@@ -100,17 +100,22 @@ def fail(span: Span, error: str) -> None:
     span.set_status(trace.StatusCode.ERROR)
 
 
-@contextlib.contextmanager
 def span(
     name: str, kind: Kind = "internal", attributes: Attributes | None = None, *, ends: bool = True
-) -> Iterator[Span]:
+) -> contextlib.AbstractContextManager[Span]:
     """Make a span below the current one, current itself within the block, and end it with the block.
 
     If the span does not `ends`, its caller ends it after the block, or leaves it unsent; an error ends it always.
     """
     if not on():  # the span would be the current one again, and tell nobody
-        yield current()
-        return
+        return contextlib.nullcontext(current())
+    return _recorded(name, kind, attributes, ends=ends)
+
+
+@contextlib.contextmanager
+def _recorded(
+    name: str, kind: Kind, attributes: Attributes | None, *, ends: bool
+) -> Iterator[Span]:
     made = start(name, kind, current(), attributes=attributes)
     try:
         with use(made):

@@ -1,11 +1,14 @@
-"""Client of calls over framed TCP: one connection to one process, with any number of calls in flight."""
+"""Client of calls by frames: one connection to one process, with any number of calls in flight."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
+from common.transport import local_socket
+from common.transport.frame_writer import FrameWriter
 from common.transport.frames import CALL, ERROR, HELLO, RESULT, BadFrame, FrameReader, frame
 
 
@@ -21,23 +24,45 @@ class CallFailed(Exception):
         self.payload = payload
 
 
+class _Waiting(NamedTuple):
+    """A call without an answer, and its deadline by the loop's clock."""
+
+    answer: asyncio.Future[bytes]
+    due: float
+
+
 class CallClient(asyncio.Protocol):
-    """Sends calls to one process; `open` connects, and a client whose connection ended is of no more use."""
+    """Sends calls to one process; `open` connects, and a client whose connection ended is of no more use.
+
+    One timer keeps the deadlines of all calls: it is set for the earliest, and looks again when that has passed.
+    """
 
     def __init__(self, token: str) -> None:
         self._token = token
         self._reader = FrameReader(self._take)
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._writer: FrameWriter | None = None
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: dict[int, _Waiting] = {}
         self._last = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = math.inf
 
     @classmethod
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> CallClient:
-        """Connect to the process with this token; OSError (CallLost, TimeoutError too) if it is not there."""
+        """Connect to the process with this token; OSError (CallLost, TimeoutError too) if it is not there.
+
+        A process on this machine is reached by its Unix socket.
+        """
         loop = asyncio.get_running_loop()
+        make = partial(cls, token)
         async with asyncio.timeout(timeout_s):
-            _, client = await loop.create_connection(partial(cls, token), host, port)
+            local = local_socket.connected(token)
+            if local is None:
+                _, client = await loop.create_connection(make, host, port)
+            else:
+                _, client = await loop.create_unix_connection(make, sock=local)
             try:
                 await client._greeted
             except BaseException:
@@ -56,17 +81,20 @@ class CallClient(asyncio.Protocol):
         return len(self._waiting)
 
     def call(self, payload: bytes, left_ms: int) -> asyncio.Future[bytes]:
-        """Send a call that must be answered within `left_ms`; its future gives the result, CallFailed or CallLost.
+        """Send a call; its future gives the result, CallFailed or CallLost, or TimeoutError after `left_ms`.
 
         Cancelling the future leaves the answer unread. Raises CallLost if the connection has ended.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self._writer is None or not self.usable:
             raise CallLost("the connection has ended")
         self._last = number = self._last + 1 & 0xFFFFFFFF
-        sent = frame(CALL, number, payload, max(left_ms, 0))
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        self._transport.write(sent)
+        left_ms = max(left_ms, 0)
+        self._writer.write(frame(CALL, number, payload, left_ms))
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        due = self._loop.time() + left_ms / 1000
+        self._waiting[number] = _Waiting(answer, due)
+        if due < self._looks_at:
+            self._look_at(due)
         return answer
 
     def close(self) -> None:
@@ -79,7 +107,8 @@ class CallClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
-        self._transport.write(frame(HELLO, 0, self._token.encode()))
+        self._writer = FrameWriter(self._transport)
+        self._writer.write(frame(HELLO, 0, self._token.encode()))
 
     def data_received(self, data: bytes) -> None:
         """Take answers."""
@@ -87,10 +116,11 @@ class CallClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the calls that wait."""
-        self._transport = None
+        self._transport = self._writer = None
+        self._look_at(math.inf)
         lost = CallLost(f"the connection ended: {exc or 'closed by the other side'}")
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        for answer, _ in waiting.values():
             if not answer.done():
                 answer.set_exception(lost)
                 answer.exception()  # whoever waited may have left
@@ -104,11 +134,31 @@ class CallClient(asyncio.Protocol):
             return
         if kind not in (RESULT, ERROR):
             raise BadFrame(f"a frame of kind {kind} from a server")
-        answer = self._waiting.pop(call, None)
-        if answer is None or answer.done():
+        waiting = self._waiting.pop(call, None)
+        if waiting is None or waiting.answer.done():
             return
+        answer = waiting.answer
         if kind == RESULT:
             answer.set_result(payload)
         else:
             answer.set_exception(CallFailed(payload))
             answer.exception()
+
+    # -- deadlines
+
+    def _look_at(self, due: float) -> None:
+        """Set the timer for a time by the loop's clock, in place of what it was set for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = due
+        self._timer = None if due == math.inf else self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        """End the calls whose deadline has passed, which count as in flight until they are answered."""
+        now = self._loop.time()
+        left = [each for each in self._waiting.values() if not each.answer.done()]
+        for answer, due in left:
+            if due <= now:
+                answer.set_exception(TimeoutError("the deadline passed before the answer"))
+                answer.exception()  # whoever waited may have left
+        self._look_at(min((due for _, due in left if due > now), default=math.inf))

@@ -1,4 +1,4 @@
-"""Server of calls over framed TCP: takes calls on any number of connections and answers each once."""
+"""Server of calls by frames: takes calls on any number of connections and answers each once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from common.transport import local_socket
+from common.transport.frame_writer import FrameWriter
 from common.transport.frames import (
     CALL,
     ERROR,
@@ -23,6 +25,7 @@ from common.transport.frames import (
 )
 
 HELLO_S = 5.0
+_BACKLOG = 128
 
 
 class Call:
@@ -51,21 +54,26 @@ class CallServer:
     def __init__(self, take: Callable[[Call], None]) -> None:
         self.token = secrets.token_hex(16)
         self._take = take
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._connections: set[_Served] = set()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen and return the address; OSError if it cannot be used."""
+        """Listen there, and for callers on this machine; return the address. OSError if it cannot be used."""
         loop = asyncio.get_running_loop()
         made = partial(_Served, self._take, self.token, self._connections)
-        self._listener = await loop.create_server(made, host, port, backlog=128)
-        name = self._listener.sockets[0].getsockname()
+        listener = await loop.create_server(made, host, port, backlog=_BACKLOG)
+        self._listeners.append(listener)
+        if (local := local_socket.listening(self.token)) is not None:
+            self._listeners.append(
+                await loop.create_unix_server(made, sock=local, backlog=_BACKLOG)
+            )
+        name = listener.sockets[0].getsockname()
         return name[0], name[1]
 
     async def close(self) -> None:
         """Stop listening and close every connection; calls without an answer fail at their callers."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for each in list(self._connections):
             each.close()
 
@@ -77,13 +85,16 @@ class _Served(asyncio.Protocol):
         self._take_call, self._token, self._connections = take, token, connections
         self._reader = FrameReader(self._take, MAX_HELLO)
         self._known = False
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        self._writer = FrameWriter(self._transport)
         self._connections.add(self)
-        self._late = asyncio.get_running_loop().call_later(HELLO_S, self.close)
+        self._late = self._loop.call_later(HELLO_S, self.close)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed_from(self._transport, data)
@@ -100,7 +111,7 @@ class _Served(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._connections.discard(self)
-        self._transport = None
+        self._transport = self._writer = None
         if self._late is not None:
             self._late.cancel()
 
@@ -110,7 +121,7 @@ class _Served(asyncio.Protocol):
             self._transport.abort()
 
     def _take(self, kind: int, call: int, left_ms: int, payload: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._writer is None or self._transport is None or self._transport.is_closing():
             return
         if not self._known:
             if kind != HELLO or not hmac.compare_digest(payload, self._token.encode()):
@@ -119,13 +130,13 @@ class _Served(asyncio.Protocol):
             self._reader.most = MAX_PAYLOAD
             if self._late is not None:
                 self._late.cancel()
-            self._transport.write(frame(HELLO, 0, b""))
+            self._writer.write(frame(HELLO, 0, b""))
             return
         if kind != CALL:
             raise BadFrame(f"a frame of kind {kind} from a caller")
-        deadline = asyncio.get_running_loop().time() + left_ms / 1000
+        deadline = self._loop.time() + left_ms / 1000
         self._take_call(Call(payload, deadline, partial(self._answer, call)))
 
     def _answer(self, call: int, kind: int, payload: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(kind, call, payload))
+        if self._writer is not None:
+            self._writer.write(frame(kind, call, payload))

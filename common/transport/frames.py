@@ -48,20 +48,25 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """Take note of the next bytes; BadFrame if they cannot be a frame."""
-        self._kept += data
-        at, size = 0, len(self._kept)
+        stream: bytes | bytearray = data
+        if self._kept:
+            self._kept += data
+            stream = self._kept
+        at, size = 0, len(stream)
         while size - at >= HEAD.size:
-            length, call, left_ms, kind = HEAD.unpack_from(self._kept, at)
+            length, call, left_ms, kind = HEAD.unpack_from(stream, at)
             if length > self.most or kind > ERROR:
                 raise BadFrame(f"a frame of kind {kind} and {length} bytes")
             end = at + HEAD.size + length
             if end > size:
                 break
-            payload = bytes(memoryview(self._kept)[at + HEAD.size : end])
+            payload = bytes(memoryview(stream)[at + HEAD.size : end])
             at = end
             self._take(kind, call, left_ms, payload)
-        if at:
+        if stream is not data:
             del self._kept[:at]
+        elif at < size:
+            self._kept += memoryview(data)[at:]
 
     def feed_from(self, transport: asyncio.Transport | None, data: bytes) -> None:
         """Take note of the next bytes of a connection, and end the connection if they cannot be a frame."""

@@ -190,6 +190,7 @@ class MissingShard(msgspec.Struct, frozen=True):
 class SearchResult(Message, frozen=True, tag="search"):
     """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
 
+    Where the shard is the only one (`alone`), the objects of a query may be one piece of `shown`, joined by commas.
     `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`. Candidates that
     are not ranked yet have UNSCORED hits, no `scores`, the columns of their scores (a column of a search that was not
     made is empty), and in `rows` the float32 vectors of length 1 that maximal marginal relevance compares.

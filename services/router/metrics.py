@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from common.metrics import DURATION_S, PER_TOKEN_S, SHORT_S
@@ -51,3 +53,24 @@ PER_TOKEN = Histogram(
     buckets=PER_TOKEN_S,
 )
 STREAMS = Gauge("spillway_router_streams", "Open streams of generations.")
+
+
+# Finding a series by its labels takes longer than counting.
+
+
+@lru_cache(1024)
+def requests(route: str, model: str, status: int) -> Counter:
+    """Return the counter of requests of a route and model that were answered with a status."""
+    return REQUESTS.labels(route, model, str(status))
+
+
+@lru_cache(1024)
+def duration(route: str, model: str) -> Histogram:
+    """Return the histogram of the seconds of requests of a route and model."""
+    return DURATION.labels(route, model)
+
+
+@lru_cache(1024)
+def admitted(lane: str) -> Counter:
+    """Return the counter of what a lane has taken."""
+    return ADMITTED.labels(lane)

@@ -65,19 +65,15 @@ class ShardReads:
         if not any(left):
             return None
         clock = self._bus.clock
-        left_ms = deadline_ms - clock.now_ms()
         began_s = clock.monotonic()
         try:
             with tracing.span("search", "client"):
                 trace = tracing.traceparent(tracing.current())
                 asks = [
-                    _Ask(work.shard, encode(replace(work, trace=trace)), chosen)
+                    _Ask(work.shard, encode(replace(work, trace=trace) if trace else work), chosen)
                     for work, chosen in zip(works, left, strict=True)
                 ]
-                async with asyncio.timeout(left_ms / 1000):
-                    await self._asked(asks, left_ms)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the result") from error
+                await self._asked(asks, deadline_ms)
         finally:
             for ask in asks:
                 ask.leave()
@@ -129,16 +125,17 @@ class ShardReads:
 
     # -- calls
 
-    async def _asked(self, asks: Sequence[_Ask], left_ms: int) -> None:
+    async def _asked(self, asks: Sequence[_Ask], deadline_ms: int) -> None:
         """Ask the first process for each shard, and the next one where that fails or is late, until all are over.
 
         Calls to one process go out in one round. The usual case, one shard, needs neither a task nor a look at others.
+        A call ends at the deadline by itself.
         """
         for ask in asks:
-            ask.send(left_ms)
+            ask.send(self._left_ms(deadline_ms))
         if len(asks) == 1 and not asks[0].left and len(asks[0].sent) == 1:
             answer = next(iter(asks[0].sent))
-            with contextlib.suppress(CallFailed, CallLost):
+            with contextlib.suppress(CallFailed, CallLost, TimeoutError):
                 await answer
             asks[0].take(answer)
             return
@@ -152,7 +149,10 @@ class ShardReads:
                 waiting[answer].take(answer)
             for ask in asks:
                 if not ask.over and (not ask.sent or not done):
-                    ask.send(left_ms)
+                    ask.send(self._left_ms(deadline_ms))
+
+    def _left_ms(self, deadline_ms: int) -> int:
+        return deadline_ms - self._bus.clock.now_ms()
 
 
 class _Ask:
@@ -192,6 +192,8 @@ class _Ask:
             if error.http_status < 500 or isinstance(error, DeadlineExceeded):
                 raise error from None
             self.why = error.message
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the result") from None
         except (CallLost, BadMessage) as error:
             self.why = str(error)
 

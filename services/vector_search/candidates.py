@@ -118,4 +118,4 @@ def _scores(found: Candidates, place: int, work: SearchWork) -> HitScores | None
 
 
 def _unscored(hit: HitJson) -> bytes:
-    return f"{hit.before}null{hit.after}".encode()
+    return hit.whole(b"null")

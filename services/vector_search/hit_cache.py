@@ -16,7 +16,10 @@ _HIT_BYTES = 300
 
 
 class HitRows(NamedTuple):
-    """The hits of each query as JSON objects, their scores, and whether every found label still exists."""
+    """The hits of each query as JSON objects, their scores, and whether every found label still exists.
+
+    The objects of a work that is `alone` are joined by commas to one piece a query.
+    """
 
     shown: list[list[bytes]]
     scores: list[list[float]]
@@ -24,10 +27,14 @@ class HitRows(NamedTuple):
 
 
 class HitJson(NamedTuple):
-    """The JSON of a hit before its score and after it."""
+    """The JSON of a hit before its score, which begins with a comma, and after it."""
 
-    before: str
-    after: str
+    before: bytes
+    after: bytes
+
+    def whole(self, score: bytes) -> bytes:
+        """Return the hit with the JSON of a score."""
+        return b"".join((self.before, score, self.after))[1:]
 
 
 class HitCache:
@@ -50,10 +57,14 @@ class HitCache:
             near = [row >= work.min_score for row in scores]
             labels = [row[good] for row, good in zip(labels, near, strict=True)]
             scores = [row[good] for row, good in zip(scores, near, strict=True)]
-        keys = [(4 * row + how).tolist() for row in labels]
-        near_rows = [row.tolist() for row in scores]
+        if isinstance(labels, list) or isinstance(scores, list):
+            keys = [(4 * row + how).tolist() for row in labels]
+            near_rows = [row.tolist() for row in scores]
+        else:
+            keys, near_rows = (4 * labels + how).tolist(), scores.tolist()
+        shown = _joined if work.alone else _shown
         try:
-            return HitRows(_shown(self._kept, keys, near_rows), near_rows, complete=True)
+            return HitRows(shown(self._kept, keys, near_rows), near_rows, complete=True)
         except KeyError:
             known = self._look_up({key for row in keys for key in row}, work, how)
         complete = True
@@ -62,7 +73,7 @@ class HitCache:
             for place in reversed(gone):
                 complete = False
                 del row[place], near_row[place]
-        return HitRows(_shown(known, keys, near_rows), near_rows, complete=complete)
+        return HitRows(shown(known, keys, near_rows), near_rows, complete=complete)
 
     def json_of(self, labels: set[int], work: SearchWork) -> dict[int, HitJson]:
         """Return the hit of each label that still exists, without a score."""
@@ -94,17 +105,29 @@ class HitCache:
                 self._bytes -= _size(self._kept.pop(oldest))
 
 
+def _pieces(known: dict[int, HitJson], row: list[int], near: list[float]) -> list[bytes]:
+    """Return the JSON of one query's hits in three pieces each; KeyError if one is not known."""
+    pieces = [b""] * (3 * len(row))
+    if row:
+        pieces[::3], pieces[2::3] = zip(*map(known.__getitem__, row), strict=True)
+        pieces[1::3] = msgspec.json.encode(near)[1:-1].split(b",")
+    return pieces
+
+
+def _joined(
+    known: dict[int, HitJson], keys: list[list[int]], scores: list[list[float]]
+) -> list[list[bytes]]:
+    """Return the JSON of each query's hits as one piece, if it has hits; KeyError if one is not known."""
+    rows = [b"".join(_pieces(known, row, near))[1:] for row, near in zip(keys, scores, strict=True)]
+    return [[row] if row else [] for row in rows]
+
+
 def _shown(
     known: dict[int, HitJson], keys: list[list[int]], scores: list[list[float]]
 ) -> list[list[bytes]]:
-    """Return the JSON of each query's hits with its own scores; KeyError if one is not known."""
-    return [
-        [
-            f"{before}{score!r}{after}".encode()
-            for (before, after), score in zip(map(known.__getitem__, row), near, strict=True)
-        ]
-        for row, near in zip(keys, scores, strict=True)
-    ]
+    """Return the JSON of each of each query's hits; KeyError if one is not known."""
+    rows = [_pieces(known, row, near) for row, near in zip(keys, scores, strict=True)]
+    return [[b"".join(row[at : at + 3])[1:] for at in range(0, len(row), 3)] for row in rows]
 
 
 class _After(msgspec.Struct, gc=False):
@@ -118,9 +141,8 @@ class _After(msgspec.Struct, gc=False):
 def _around(hit: Hit) -> HitJson:
     text = msgspec.UNSET if hit.text is None else hit.text
     metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
-    after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata)).decode()
-    name = msgspec.json.encode(hit.id).decode()
-    return HitJson(f'{{"id":{name},"score":', f",{after[1:]}")
+    after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata))
+    return HitJson(b',{"id":%b,"score":' % msgspec.json.encode(hit.id), b"," + after[1:])
 
 
 def _size(hit: HitJson) -> int:

@@ -98,15 +98,16 @@ class QueryQueue(Generic[Q]):
         first = next((job for job in held if self._running[job.handle] < _AT_ONCE), None)
         if first is None:
             return []
+        key = first.key if len(held) > 1 else None
         queries = 0
         batch: list[Q] = []
         rest: list[Q] = []
         for job in held:
             fits = job is first or (
-                first.key is not None
-                and job.key == first.key
+                key is not None
                 and job.handle is first.handle
                 and queries + job.items <= MAX_QUERIES
+                and job.key == key
             )
             (batch if fits else rest).append(job)
             queries += job.items if fits else 0

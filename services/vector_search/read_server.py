@@ -42,10 +42,14 @@ class Read(NamedTuple):
     call: Call
     work: SearchWork | DocumentsWork
     handle: ShardHandle
-    key: bytes | None
     items: int
     span: Span
     arrived_s: float
+
+    @property
+    def key(self) -> bytes | None:
+        """What calls that may run as one have in common; made when there is more than one."""
+        return alike(self.work)
 
     def reply(self, outcome: Result | SpillwayError) -> None:
         """Answer with a result or an error."""
@@ -158,7 +162,7 @@ class ReadServer:
             trace = tracing.remote(work.trace if isinstance(work, SearchWork) else "")
             span = tracing.start("search", "server", trace, attributes=told)
         arrived_s = self._clock.perf_s()
-        self._queue.add(Read(call, work, handle, alike(work), items, span, arrived_s))
+        self._queue.add(Read(call, work, handle, items, span, arrived_s))
         if not self._due:  # what arrives in the same turn of the loop becomes one batch
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)

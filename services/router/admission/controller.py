@@ -108,7 +108,7 @@ class AdmissionController:
             found = await self._charged_read(caller, caller.key, request, ask)
         if found is not None:
             self._used[family] = self._bus.clock.monotonic()
-            metrics.ADMITTED.labels(lane_label(family, "call")).inc()
+            metrics.admitted(lane_label(family, "call")).inc()
         return found
 
     async def _charged_read(
@@ -283,11 +283,11 @@ class AdmissionController:
                 await self._bus.jobs.adopt(job.id, self.router)
             return
         if len(jobs) == 1:
-            metrics.ADMITTED.labels(lane_label(family_of(jobs[0].id), admission.lane)).inc()
+            metrics.admitted(lane_label(family_of(jobs[0].id), admission.lane)).inc()
             return
         for job in jobs:
             if (state := await self._bus.jobs.get(job.id)) is not None:
-                metrics.ADMITTED.labels(lane_label(family_of(job.id), state.lane)).inc()
+                metrics.admitted(lane_label(family_of(job.id), state.lane)).inc()
 
 
 def _seconds(worker: WorkerRecord, items: int, tokens: int) -> float:

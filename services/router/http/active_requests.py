@@ -10,23 +10,20 @@ from services.router import metrics
 
 
 class ActiveRequests:
-    """The number of requests whose response is not yet written."""
+    """The number of requests whose response is not yet written; a request is counted within `with active:`."""
 
     def __init__(self) -> None:
         self.count = 0
         self._quiet = asyncio.Event()
 
-    @contextlib.contextmanager
-    def handling(self) -> Iterator[None]:
-        """Count a request within the block."""
+    def __enter__(self) -> None:
         self.count += 1
         self._quiet.clear()
-        try:
-            yield
-        finally:
-            self.count -= 1
-            if self.count == 0:
-                self._quiet.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self._quiet.set()
 
     async def quiet(self) -> None:
         """Wait until no request is being handled."""

@@ -44,14 +44,14 @@ class RequestObserver:
         """Handle a request; a client that leaves before its response counts as 499."""
         request[BEGAN_S] = self._clock.perf_s()
         response: web.StreamResponse | None = None
-        with self._active.handling():
+        with self._active:
             try:
                 response = await _traced(request, handler)
             finally:
                 status = response.status if response is not None else 499
-                labels = _route(request), request.get(MODEL, "")
-                metrics.REQUESTS.labels(*labels, str(status)).inc()
-                metrics.DURATION.labels(*labels).observe(self._clock.perf_s() - request[BEGAN_S])
+                route, model = _route(request), request.get(MODEL, "")
+                metrics.requests(route, model, status).inc()
+                metrics.duration(route, model).observe(self._clock.perf_s() - request[BEGAN_S])
         if not response.prepared:
             response.headers["x-request-id"] = _id(request)
         return response

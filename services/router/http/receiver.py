@@ -42,6 +42,8 @@ class Receiver:
         most, limit_s = self._config.max_body_bytes, self._config.body_timeout_s
         if (request.content_length or 0) > most:
             raise _too_large(most)
+        if request.content.is_eof():  # it came with the head, as small ones do
+            return _at_hand(request, most)
         chunks: list[bytes] = []
         size = 0
         try:
@@ -122,6 +124,17 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
             f"{name} is {text[:40]!r}: expected 1 to {most}", code="invalid_value", param=name
         )
     return int(text)
+
+
+def _at_hand(request: web.Request, most: int) -> bytes:
+    """Return a body that has arrived."""
+    try:
+        raw = request.content.read_nowait()
+    except _BROKEN as error:
+        raise _broken(error) from None
+    if len(raw) > most:
+        raise _too_large(most)
+    return raw
 
 
 def _broken(error: Exception) -> InvalidRequest:

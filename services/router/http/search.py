@@ -25,7 +25,7 @@ from services.router.http.job_replies import JobReplies, noted
 from services.router.http.parcel_limits import ParcelLimits
 from services.router.http.receiver import MODEL, REQUEST_ID, Receiver
 from services.router.http.records import TenantRecords
-from services.router.http.replies import reply
+from services.router.http.whole_reply import WholeReply
 from services.router.layouts import Layouts
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses import json_bodies
@@ -121,7 +121,7 @@ class SearchApi:
         if caller.attached:
             ask, found = await self._read(request, caller, record, ask)
             if found is not None:
-                return reply(json_bodies.search(options, request[REQUEST_ID], found))
+                return WholeReply(json_bodies.search(options, request[REQUEST_ID], found))
         family = self._searches.search_family(record.id)
         most, _ = self._depths.of(family.name) or (QUERIES_AT_ONCE, 0)
         ask = self._begun(request, ask)

@@ -121,6 +121,8 @@ def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
 
     The path is the first shard's; the report is that of the shard that took longest, with the least effort of all.
     """
+    if len(shards) == len(shards[0]) == 1:
+        return shards[0][0]
     shown = [[row for result in results for row in result.shown] for results in shards]
     scores = [[row for result in results for row in result.scores] for results in shards]
     first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)

@@ -51,7 +51,7 @@ async def test_kills_leave_texts_and_documents_equal(tmp_path: Path) -> None:
         one = shard(tmp_path)
         assert int(one.applied.split("-")[0]) >= synced
         found = one.search(ask([], 10, mode="text", texts=["kiwi zinc"]))
-        assert (len(found.shown[0]), found.text_indexed) == (10, 1.0)
+        assert (len(found.hits[0]), found.text_indexed) == (10, 1.0)
         one.close()
         database = tmp_path / "0" / "documents.sqlite"
         assert indexed(database) == stored(database)

@@ -1,4 +1,4 @@
-"""Calls over framed TCP: a real server and real clients on loopback."""
+"""Calls by frames: a real server and real clients, by TCP on loopback and by the Unix socket of one machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.transport import local_socket
 from common.transport.call_client import CallClient, CallFailed, CallLost
 from common.transport.call_server import Call, CallServer
 from common.transport.frames import CALL, HELLO, frame
@@ -42,9 +43,13 @@ class Echo:
         return await CallClient.open("127.0.0.1", self.port, token or self.server.token, WAIT_S)
 
 
-@pytest.fixture
-async def echo() -> AsyncIterator[Echo]:
-    """A listening server."""
+@pytest.fixture(params=["tcp", "unix"])
+async def echo(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Echo]:
+    """A listening server, on this machine or as if on another one."""
+    if request.param == "tcp":
+        monkeypatch.setattr(local_socket, "connected", lambda _token: None)
     made = Echo()
     _, made.port = await made.server.start("127.0.0.1", 0)
     yield made
@@ -109,8 +114,44 @@ async def test_a_server_that_ends_fails_its_calls(echo: Echo) -> None:
         await echo.client()
 
 
-async def test_a_wildcard_is_reached_at_the_own_address() -> None:
+async def test_a_call_ends_at_its_deadline(echo: Echo) -> None:
+    """Calls that are not answered in time end in any order of deadlines, and count until they are answered."""
+    client = await echo.client()
+    async with asyncio.timeout(WAIT_S):
+        calls = [client.call(b"hold", left_ms) for left_ms in (60_000, 40, 20, -5)]
+        for late in calls[1:]:
+            with pytest.raises(TimeoutError):
+                await late
+        assert client.in_flight == 4
+        with pytest.raises(TimeoutError):
+            await client.call(b"hold", 10)
+        for held in echo.held:
+            held.reply(b"at last")
+        assert await calls[0] == b"at last"
+        await until(lambda: client.in_flight == 0)
+    client.close()
+
+
+async def test_frames_of_one_turn_arrive_in_order(echo: Echo) -> None:
+    """Calls and answers that are written together are taken one by one, as they were written."""
+    client = await echo.client()
+    payloads = [b"%d" % number * (number * 997) for number in range(60)]
+    async with asyncio.timeout(WAIT_S):
+        answers = await asyncio.gather(*[client.call(payload, 5000) for payload in payloads])
+    assert answers == payloads
+    client.close()
+
+
+async def test_the_name_of_a_local_socket_does_not_tell_the_token(echo: Echo) -> None:
+    """Everyone on the machine may read the names of its sockets."""
+    names = await asyncio.to_thread(Path("/proc/net/unix").read_text)
+    assert "@spillway-" in names
+    assert echo.server.token not in names
+
+
+async def test_a_wildcard_is_reached_at_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server on every address publishes reaches it, and is no loopback where there is a way out."""
+    monkeypatch.setattr(local_socket, "connected", lambda _token: None)
     echo = Echo()
     _, port = await echo.server.start("0.0.0.0", 0)
     client = await CallClient.open(own_address(), port, echo.server.token, WAIT_S)

@@ -51,6 +51,23 @@ def test_hits_say_where_the_passage_stands(tmp_path: Path) -> None:
     one.close()
 
 
+def test_an_only_shard_joins_its_hits(tmp_path: Path) -> None:
+    """A query's hits are one piece where nobody merges them, and say what they say one by one."""
+    rng = np.random.default_rng(2)
+    x, q = rng.standard_normal((40, DIMENSION)), rng.standard_normal((3, DIMENSION))
+    one = shard(tmp_path, "dot")
+    one.apply("1-0", write(0, [document(f'"{i},é', v) for i, v in enumerate(x)]))
+    one.sync()
+    best = np.sort(q @ x.T)[:, -7:]
+    for least in (None, float(np.median(best)), 1e9):
+        joined = one.search(ask(q, 7, min_score=least))
+        apart = one.search(ask(q, 7, min_score=least, alone=False))
+        assert joined.hits == apart.hits
+        assert [[hit.score for hit in row] for row in apart.hits] == apart.scores == joined.scores
+        assert [len(row) for row in joined.shown] == [min(1, len(row)) for row in apart.shown]
+    one.close()
+
+
 def test_an_upsert_replaces_all_chunks_and_k_is_clamped(tmp_path: Path) -> None:
     """After an upsert only the new chunks are found; k beyond what exists returns what exists."""
     one = shard(tmp_path)

@@ -1,0 +1,65 @@
+"""A JSON response that is sent in one piece, past aiohttp's general way of heads, which takes a tenth of a search."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+from functools import lru_cache
+
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import SERVER_SOFTWARE
+
+from common.clock import SYSTEM
+
+
+class WholeReply(web.Response):
+    """The response of status 200 to a POST; on a connection that is not kept it goes aiohttp's way."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body=body, content_type="application/json")
+        self._whole, self._sent = body, False
+
+    @property
+    def prepared(self) -> bool:
+        """Whether its head was sent."""
+        return self._sent or super().prepared
+
+    @property
+    def keep_alive(self) -> bool | None:
+        """Whether the connection is kept after it; None while that is not known."""
+        return True if self._sent else super().keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send all of it; ConnectionResetError if the client has left."""
+        plain = request.version == HttpVersion11 and request.keep_alive
+        if not plain or self.keep_alive is False:
+            return await super().prepare(request)
+        if self._sent:
+            return None
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        head = [f"{name}: {value}\r\n" for name, value in self.headers.items()]
+        transport.write(
+            b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n%b\r\n%b"
+            % (
+                "".join(head).encode(),
+                len(self._whole),
+                _fixed(SYSTEM.unix_ns() // 1_000_000_000),
+                self._whole,
+            )
+        )
+        self._sent = True
+        await request.writer.drain()
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Do nothing if all of it was sent."""
+        if not self._sent:
+            await super().write_eof(data)
+
+
+@lru_cache(1)
+def _fixed(second: int) -> bytes:
+    """Return the lines of a head that only the time changes."""
+    return f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n".encode()
