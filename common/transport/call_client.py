@@ -1,4 +1,4 @@
-"""Client of calls by frames: one connection to one process, with any number of calls in flight."""
+"""Client of calls over framed TCP: one connection to one process, with any number of calls in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from functools import partial
 from typing import NamedTuple, cast
 
-from common.transport import local_socket
 from common.transport.frame_writer import FrameWriter
 from common.transport.frames import CALL, ERROR, HELLO, RESULT, BadFrame, FrameReader, frame
 
@@ -51,18 +50,10 @@ class CallClient(asyncio.Protocol):
 
     @classmethod
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> CallClient:
-        """Connect to the process with this token; OSError (CallLost, TimeoutError too) if it is not there.
-
-        A process on this machine is reached by its Unix socket.
-        """
+        """Connect to the process with this token; OSError (CallLost, TimeoutError too) if it is not there."""
         loop = asyncio.get_running_loop()
-        make = partial(cls, token)
         async with asyncio.timeout(timeout_s):
-            local = local_socket.connected(token)
-            if local is None:
-                _, client = await loop.create_connection(make, host, port)
-            else:
-                _, client = await loop.create_unix_connection(make, sock=local)
+            _, client = await loop.create_connection(partial(cls, token), host, port)
             try:
                 await client._greeted
             except BaseException:

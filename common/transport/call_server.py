@@ -1,4 +1,4 @@
-"""Server of calls by frames: takes calls on any number of connections and answers each once."""
+"""Server of calls over framed TCP: takes calls on any number of connections and answers each once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from common.transport import local_socket
 from common.transport.frame_writer import FrameWriter
 from common.transport.frames import (
     CALL,
@@ -25,7 +24,6 @@ from common.transport.frames import (
 )
 
 HELLO_S = 5.0
-_BACKLOG = 128
 
 
 class Call:
@@ -54,26 +52,21 @@ class CallServer:
     def __init__(self, take: Callable[[Call], None]) -> None:
         self.token = secrets.token_hex(16)
         self._take = take
-        self._listeners: list[asyncio.Server] = []
+        self._listener: asyncio.Server | None = None
         self._connections: set[_Served] = set()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen there, and for callers on this machine; return the address. OSError if it cannot be used."""
+        """Listen and return the address; OSError if it cannot be used."""
         loop = asyncio.get_running_loop()
         made = partial(_Served, self._take, self.token, self._connections)
-        listener = await loop.create_server(made, host, port, backlog=_BACKLOG)
-        self._listeners.append(listener)
-        if (local := local_socket.listening(self.token)) is not None:
-            self._listeners.append(
-                await loop.create_unix_server(made, sock=local, backlog=_BACKLOG)
-            )
-        name = listener.sockets[0].getsockname()
+        self._listener = await loop.create_server(made, host, port, backlog=128)
+        name = self._listener.sockets[0].getsockname()
         return name[0], name[1]
 
     async def close(self) -> None:
         """Stop listening and close every connection; calls without an answer fail at their callers."""
-        for listener in self._listeners:
-            listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for each in list(self._connections):
             each.close()
 

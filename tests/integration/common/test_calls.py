@@ -1,4 +1,4 @@
-"""Calls by frames: a real server and real clients, by TCP on loopback and by the Unix socket of one machine."""
+"""Calls over framed TCP: a real server and real clients on loopback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from common.transport import local_socket
 from common.transport.call_client import CallClient, CallFailed, CallLost
 from common.transport.call_server import Call, CallServer
 from common.transport.frames import CALL, HELLO, frame
@@ -43,13 +42,9 @@ class Echo:
         return await CallClient.open("127.0.0.1", self.port, token or self.server.token, WAIT_S)
 
 
-@pytest.fixture(params=["tcp", "unix"])
-async def echo(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Echo]:
-    """A listening server, on this machine or as if on another one."""
-    if request.param == "tcp":
-        monkeypatch.setattr(local_socket, "connected", lambda _token: None)
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    """A listening server."""
     made = Echo()
     _, made.port = await made.server.start("127.0.0.1", 0)
     yield made
@@ -142,16 +137,8 @@ async def test_frames_of_one_turn_arrive_in_order(echo: Echo) -> None:
     client.close()
 
 
-async def test_the_name_of_a_local_socket_does_not_tell_the_token(echo: Echo) -> None:
-    """Everyone on the machine may read the names of its sockets."""
-    names = await asyncio.to_thread(Path("/proc/net/unix").read_text)
-    assert "@spillway-" in names
-    assert echo.server.token not in names
-
-
-async def test_a_wildcard_is_reached_at_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wildcard_is_reached_at_the_own_address() -> None:
     """What a server on every address publishes reaches it, and is no loopback where there is a way out."""
-    monkeypatch.setattr(local_socket, "connected", lambda _token: None)
     echo = Echo()
     _, port = await echo.server.start("0.0.0.0", 0)
     client = await CallClient.open(own_address(), port, echo.server.token, WAIT_S)
