@@ -45,11 +45,17 @@ class BloomVisited:
 
     def visit(self, node: int) -> bool:
         """Add a node; return whether it was surely new."""
-        places = [murmur2(node, seed) & self._mask for seed in range(self._hashes)]
-        new = not all(self._set[place] for place in places)
-        for place in places:
+        new = not self.holds(node)
+        for place in self._places(node):
             self._set[place] = 1
         return new
+
+    def holds(self, node: int) -> bool:
+        """Return whether a node was visited; of one that was not it says so wrongly now and then."""
+        return all(self._set[place] for place in self._places(node))
+
+    def _places(self, node: int) -> list[int]:
+        return [murmur2(node, seed) & self._mask for seed in range(self._hashes)]
 
 
 def murmur2(key: int, seed: int) -> int:
@@ -131,7 +137,7 @@ def traverse(
         after = []
         farthest = (-best[0][0], -best[0][1])
         while len(flying) < groups:
-            group = []
+            group: list[int] = []
             while queue and len(group) < candidates and queue[0] <= farthest:
                 group.append(heapq.heappop(queue)[1])
             if not group:

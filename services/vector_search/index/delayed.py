@@ -1,4 +1,4 @@
-"""How a walk through a graph keeps several groups of candidates in flight, and how large its filter of visited nodes is.
+"""How a walk through a graph keeps groups of candidates in flight, and how large its filter of visited nodes is.
 
 Delayed-synchronization traversal (Jiang, "Vector-Centric Machine Learning Systems", 2025, section 7.4).
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from services.vector_search.index.rows import Floats, Ints
 
-MOST_GROUPS = 16  # as delayed.h has room for
+MOST_GROUPS, MOST_HASHES = 16, 8  # as delayed.h has room for
 HASHES = 3
 FALSE_POSITIVES = 1e-4  # wanted of a filter that is as full as it gets
 
@@ -53,10 +51,10 @@ class Delay(NamedTuple):
                 f"groups {self.groups}, candidates {self.candidates}, together {self.together}: "
                 f"expected 1 to {MOST_GROUPS} groups, and at least 1 of the others"
             )
-        if self.bits and (self.bits < 64 or self.bits & (self.bits - 1) or self.hashes < 1):
-            raise ValueError(
-                f"bits {self.bits}, hashes {self.hashes}: expected 0, or a power of two from 64 on and a hash"
-            )
+        if self.bits and (self.bits < 64 or self.bits & (self.bits - 1)):
+            raise ValueError(f"bits {self.bits}: expected 0, or a power of two from 64 on")
+        if not 1 <= self.hashes <= MOST_HASHES:
+            raise ValueError(f"hashes {self.hashes}: expected 1 to {MOST_HASHES}")
         if self.helpers < 0 or (self.helpers and self.together > 1):
             raise ValueError(
                 f"helpers {self.helpers}, together {self.together}: expected helpers, or queries together"
@@ -77,5 +75,4 @@ class Walked(NamedTuple):
     @classmethod
     def of(cls, rows: Ints, scores: Floats, counts: Ints) -> Self:
         """Return it; `counts` has (hops, visited, waits) of each query."""
-        hops, visited, waits = np.ascontiguousarray(counts.T)
-        return cls(rows, scores, hops, visited, waits)
+        return cls(rows, scores, counts[:, 0], counts[:, 1], counts[:, 2])

@@ -85,6 +85,12 @@ def _aligned(shape: tuple[int, int], kind: Any) -> Any:
     return raw[begin : begin + size].view(kind).reshape(shape)
 
 
+@cache
+def _settings(delay: Delay) -> Ints:
+    """Return a delay as the kernel reads it; ValueError if it cannot be."""
+    return np.array(delay.checked(), np.int64)
+
+
 class _Shape(msgspec.Struct, frozen=True):
     """The sizes of a graph: row width in bytes, most links of a node on the lowest level and on those above."""
 
@@ -271,11 +277,14 @@ class NativeGraph:
             raise ValueError(f"{stored.dead} rows are deleted; expected none")
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
         walked = np.zeros((count, 3), np.int64)
-        laid, settings = self._now(stored.view), np.array(delay.checked(), np.int64)
-        flat = np.ascontiguousarray(queries, np.float32)
+        settings = _settings(delay)
+        if not rows.size:
+            return Walked.of(rows, scores, walked)
+        laid = self._now(stored.view)
         found = self._library.spillway_search_delayed(
-            laid.at, flat.ctypes.data, count, k, ef or self.ef, _SPARE, settings.ctypes.data,
-            self.threads, rows.ctypes.data, scores.ctypes.data, walked.ctypes.data,
+            laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef,
+            _SPARE, _address(settings), self.threads,
+            _ref(_first(rows)), _ref(_first(scores)), _ref(_first(walked)),  # type: ignore[arg-type]
         )  # fmt: skip
         return Walked.of(rows[:, :found], scores[:, :found], walked)
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -21,6 +22,7 @@ namespace {
 
 constexpr uint32_t kRing = 16;  // groups in flight at most
 constexpr uint32_t kBlock = 8;  // nodes that a thread scores at a time
+constexpr uint32_t kTogether = 16, kHashes = 8;  // nodes that a filter hashes at once, and its hashes at most
 
 // How a walk goes on: `groups` of `candidates` each in flight; a filter of `bits` (a power of two) with `hashes`, or 0.
 struct Delay {
@@ -56,18 +58,22 @@ class Visited {
 
   size_t visit_filter(const uint32_t* nodes, uint32_t count, uint32_t* fresh) {
     size_t size = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t node = read(nodes + i);
-      bool held = true;
-      for (uint32_t h = 0; h < hashes_; ++h) {
-        const uint32_t place = murmur2(node, h) & mask_;
-        uint64_t& word = words_[place >> 6];
-        const uint64_t bit = 1ull << (place & 63);
-        held = held && (word & bit);
-        word |= bit;
+    uint32_t some[kTogether] = {}, places[kHashes][kTogether];
+    for (uint32_t begin = 0; begin < count; begin += kTogether) {
+      const uint32_t many = std::min(kTogether, count - begin);
+      for (uint32_t i = 0; i < many; ++i) some[i] = read(nodes + begin + i);
+      for (uint32_t h = 0; h < hashes_; ++h)
+        for (uint32_t i = 0; i < kTogether; ++i) places[h][i] = murmur2(some[i], h) & mask_;
+      for (uint32_t i = 0; i < many; ++i) {
+        uint64_t held = 1;
+        for (uint32_t h = 0; h < hashes_; ++h) {
+          uint64_t& word = words_[places[h][i] >> 6];
+          held &= word >> (places[h][i] & 63);
+          word |= 1ull << (places[h][i] & 63);
+        }
+        fresh[size] = some[i];
+        size += held == 0;
       }
-      fresh[size] = node;
-      size += !held;
     }
     return size;
   }
@@ -196,11 +202,23 @@ struct Walked {
   int64_t hops, visited, waits;
 };
 
+// A candidate as a number: the nearer the greater, of two as near the lower node; the last bit tells that nobody has
+// followed it yet.
+using Key = uint64_t;
+inline Key key_of(float score, uint32_t node) {
+  score += 0.0f;  // there is one zero
+  uint32_t bits;
+  std::memcpy(&bits, &score, 4);
+  bits ^= uint32_t(int32_t(bits) >> 31) | 0x80000000u;
+  return Key(bits) << 32 | uint32_t(~(node << 2));
+}
+inline uint32_t node_of(Key key) { return ~uint32_t(key) >> 2; }
+
 // One query's way through the lowest level.
 class DelayedWalk {
  public:
   Query query;
-  std::vector<Candidate> best;  // best first; not followed yet: the candidates
+  std::vector<Candidate> found;  // best first, their scores left out
   Walked walked{};
 
   void begin(const Graph& g, uint32_t entry, size_t ef, const Delay& delay, Team* team) {
@@ -210,13 +228,13 @@ class DelayedWalk {
     picked_ = expanded_ = synced_ = 0;
     origin_ = team ? team->launched.load() : 0;
     const size_t most = size_t(delay.candidates) * size_t(g.links);
-    best.resize(ef + most);
+    best_.resize(ef + most);
     better_.resize(most);
     visited_.clear(g.slots, read(g.state + 2), delay.bits, delay.hashes);
     uint32_t none;
     visited_.visit(&entry, 1, &none);
     walked = {0, 1, 0};
-    best[0] = {query.score(g, entry), entry << 2 | 1};
+    best_[0] = key_of(query.score(g, entry), entry) & ~Key(1);
     size_ = 1, next_ = 1;
     Group& first = at(picked_++);
     first.picked.assign(1, entry);
@@ -241,10 +259,11 @@ class DelayedWalk {
       Group& group = at(picked_);
       group.picked.clear();
       for (; next_ < size_ && group.picked.size() < size_t(delay_.candidates); ++next_) {
-        if (best[next_].followed()) continue;
-        best[next_].mark |= 1;
-        group.picked.push_back(best[next_].node());
-        const uint32_t* links = graph_->at(best[next_].node(), 0);
+        if ((best_[next_] & 1) == 0) continue;
+        const uint32_t node = node_of(best_[next_]);
+        best_[next_] &= ~Key(1);
+        group.picked.push_back(node);
+        const uint32_t* links = graph_->at(node, 0);
         for (int64_t i = 0; i <= graph_->links; i += 16) _mm_prefetch(links + i, _MM_HINT_T0);
       }
       if (group.picked.empty()) break;
@@ -273,37 +292,36 @@ class DelayedWalk {
   }
 
   bool ended() const { return synced_ == picked_; }
-  void close() { best.resize(size_); }
+
+  void close() {
+    found.resize(size_);
+    for (size_t i = 0; i < size_; ++i) found[i] = {0.0f, node_of(best_[i]) << 2};
+  }
 
  private:
   Group& at(uint32_t number) { return ring_[(origin_ + number) % kRing]; }
 
-  static bool before(const Candidate& a, const Candidate& b) {
-    return a.score > b.score || (a.score == b.score && a.mark >> 2 < b.mark >> 2);
-  }
-
   void take(const Group& group) {
     size_t count = 0;
-    const bool full = size_ == ef_;
-    const float least = full ? best[size_ - 1].score : -INFINITY;
+    const Key least = size_ == ef_ ? best_[size_ - 1] : 0;
     for (size_t i = 0; i < group.count; ++i) {
-      better_[count] = {group.scores[i], group.nodes[i] << 2};
-      count += group.scores[i] >= least;
+      better_[count] = key_of(group.scores[i], group.nodes[i]);
+      count += better_[count] > least;
     }
     if (count == 0) return;
-    std::sort(better_.begin(), better_.begin() + long(count), before);
+    std::sort(better_.begin(), better_.begin() + long(count), std::greater<Key>());
     size_t end = size_;
     for (size_t i = count; i-- > 0;) {
-      const Candidate& mine = better_[i];
+      const Key mine = better_[i];
       size_t place = 0;
       for (size_t left = end; left > 0;) {  // without branches: which way it goes cannot be foreseen
         const size_t half = (left + 1) / 2;
-        const bool beyond = before(best[place + half - 1], mine);
+        const bool beyond = best_[place + half - 1] > mine;
         place += beyond ? half : 0;
         left = beyond ? left - half : half - 1;
       }
-      std::memmove(best.data() + place + i + 1, best.data() + place, (end - place) * sizeof(Candidate));
-      best[place + i] = mine;
+      std::memmove(best_.data() + place + i + 1, best_.data() + place, (end - place) * sizeof(Key));
+      best_[place + i] = mine;
       end = place;
     }
     size_ = std::min(ef_, size_ + count);
@@ -318,7 +336,7 @@ class DelayedWalk {
   std::unique_ptr<Group[]> own_;
   uint32_t origin_ = 0, picked_ = 0, expanded_ = 0, synced_ = 0;
   Visited visited_;
-  std::vector<Candidate> better_;
+  std::vector<Key> best_, better_;  // best first
 };
 
 }  // namespace

@@ -322,7 +322,7 @@ extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* quer
   const auto end = [&](DelayedWalk& walk, int64_t i, Scratch& scratch) {
     walk.close();
     walked[i] = walk.walked;
-    const int64_t found = rank(g, queries + i * g.dimension, k, spare, walk.best, rows + i * k, scores + i * k, scratch);
+    const int64_t found = rank(g, queries + i * g.dimension, k, spare, walk.found, rows + i * k, scores + i * k, scratch);
     for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
     }
   };
