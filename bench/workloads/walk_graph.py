@@ -78,6 +78,14 @@ def make(count: int, seed: int, folder: Path, begins: Callable[[], bool]) -> Wal
     return WalkGraph(graph, rows, queries, np.load(truth))
 
 
+def lowest(graph: NativeGraph) -> tuple[Ids, int]:
+    """Return the lowest level's links, (nodes, most links) with -1 where there is none, and the entry."""
+    nodes = int(graph._arrays.state[2])
+    near = graph._arrays.near[:nodes].astype(np.int64)
+    there = np.arange(near.shape[1] - 1) < near[:, :1]
+    return np.where(there, near[:, 1:], -1), int(graph._arrays.state[0])
+
+
 def _loaded(path: Path, rows: VectorRows) -> NativeGraph:
     if path.exists():
         graph = load_graph(path, DIMENSION, "dot", len(rows.view.live), 2)
