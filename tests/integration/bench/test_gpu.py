@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -144,13 +145,19 @@ def test_falcon_rehearsal_walks_by_the_rule(tmp_path: Path) -> None:
     links, entry = walk_graph.lowest(graph)
     vectors = torch.from_numpy(rows.view.matrix[:500])
     walks = falcon.StepWalks(vectors, torch.from_numpy(links), entry)
+
+    def linked(node: int) -> list[int]:
+        return [int(each) for each in links[node] if each >= 0]
+
+    def distances(query: torch.Tensor, some: list[int]) -> list[float]:
+        return [float(each) for each in -(vectors * query).sum(1)[some]]
+
+    queries = torch.from_numpy(drawn[500:])
     for pair in ((1, 1), (1, 4), (4, 1), (6, 2)):
-        nodes, visited, _ = walks.run(torch.from_numpy(drawn[500:]), 24, *pair)
-        for number, query in enumerate(drawn[500:]):
-            away = -(vectors * torch.from_numpy(query)).sum(1).numpy()
+        nodes, visited, _ = walks.run(queries, 24, *pair)
+        for number, query in enumerate(queries):
             walk = traverse(
-                lambda node: [each for each in links[node].tolist() if each >= 0],
-                lambda some, away=away: away[some].tolist(), entry,
+                linked, partial(distances, query), entry,
                 ef=24, groups=pair[0], candidates=pair[1], visited=ExactVisited(),
             )  # fmt: skip
             assert nodes[number].tolist() == [node for _, node in walk.found]
