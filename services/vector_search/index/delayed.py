@@ -1,4 +1,4 @@
-"""How a walk through a graph keeps groups of candidates in flight, and how large its filter of visited nodes is.
+"""Groups of candidates in flight in a walk through a graph, and the size of its filter of visited nodes.
 
 Delayed-synchronization traversal (Jiang, "Vector-Centric Machine Learning Systems", 2025, section 7.4).
 """
