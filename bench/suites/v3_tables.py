@@ -282,7 +282,7 @@ def _timed(ef: int, kept: WalksKept, body: Body) -> None:
         f"One query on this CPU, {kept.rows:,} x 96, ef {ef}, {queries:,} a side one after another and "
         f"{len(found.apart[BEST_FIRST])} that come 2 ms apart",
         ["walk, groups/candidates", "us p50 / p99", "of best-first's speed [95 %]", "2 ms apart: us p50",
-         "of best-first's speed [95 %]", "recall@10", "hops", "visited", "synchronizations"], rows,
+         "2 ms apart: of best-first's speed [95 %]", "recall@10", "hops", "visited", "synchronizations"], rows,
     )  # fmt: skip
     rows = [
         [
