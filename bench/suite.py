@@ -46,6 +46,7 @@ SUITES = {
         Suite("V1W", "Search while rows come and go, after a cold start, and within time budgets"),
         Suite("V1M", "Four shards of vectors in little memory"),
         Suite("V2", "Filtered search: k whenever k match"),
+        Suite("V3", "Delayed-synchronization traversal: simulated hardware, and this CPU"),
         Suite("V4", "Approximate hierarchical queues beside exact selections"),
         Suite("V4R", "The ratio of inference to retrieval units"),
         Suite("F1", "kill -9 of any process under load"),

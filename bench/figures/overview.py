@@ -73,6 +73,10 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("V1M", "four shards in memory cgroups: what they serve within", "vectors of 1,024", _ITSELF, HTTP),
         Line("V2", "filtered search returns k whenever k match", "vectors of 96", _ITSELF, HTTP),
         Line(
+            "V3", "delayed-synchronization traversal of the graph", "vectors of 96", "best-first search, the thesis",
+            "simulated, and in process",
+        ),
+        Line(
             "V4", "approximate queues: answers like an exact selection's, and CPU time",
             "synthetic lists, vectors of 384", "exact selections, the thesis", PROCESS,
         ),

@@ -18,6 +18,7 @@ import numpy as np
 
 from common import log
 from common.native.finder import find
+from services.vector_search.index.delayed import Delay, Walked
 from services.vector_search.index.graph import EF_CONSTRUCTION, Graph
 from services.vector_search.index.native.sources import TRAVERSE
 from services.vector_search.index.rows import Floats, Ints, Metric, RowsView, VectorRows
@@ -61,6 +62,9 @@ def kernel() -> Any:
     search = library.spillway_search
     search.argtypes = [_POINTER, _POINTER, *[_INT] * 6, _POINTER, _POINTER]
     search.restype = _INT
+    delayed = library.spillway_search_delayed
+    delayed.argtypes = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, *[_POINTER] * 3]
+    delayed.restype = _INT
     library.spillway_encode.argtypes = [_POINTER, _POINTER, _POINTER, _INT, _INT]
     library.spillway_encode.restype = None
     library.spillway_insert.argtypes = [_POINTER, _POINTER, _INT, _INT, _INT]
@@ -79,6 +83,12 @@ def _aligned(shape: tuple[int, int], kind: Any) -> Any:
     raw = np.zeros(size + _LANE, np.uint8)
     begin = -raw.ctypes.data % _LANE
     return raw[begin : begin + size].view(kind).reshape(shape)
+
+
+@cache
+def _settings(delay: Delay) -> Ints:
+    """Return a delay as the kernel reads it; ValueError if it cannot be."""
+    return np.array(delay.checked(), np.int64)
 
 
 class _Shape(msgspec.Struct, frozen=True):
@@ -256,6 +266,27 @@ class NativeGraph:
             ef or self.ef, _SPARE, stored.dead, self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
         )  # fmt: skip
         return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
+
+    def walk(self, queries: Floats, k: int, delay: Delay, ef: int | None = None) -> Walked:
+        """Search as `query`, by delayed synchronization; the same is found whichever threads do the work.
+
+        ValueError if a row is deleted, or `delay` cannot be.
+        """
+        stored, count = self._rows, len(queries)
+        if stored.dead:
+            raise ValueError(f"{stored.dead} rows are deleted; expected none")
+        rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
+        walked = np.zeros((count, 3), np.int64)
+        settings = _settings(delay)
+        if not rows.size:
+            return Walked.of(rows, scores, walked)
+        laid = self._now(stored.view)
+        found = self._library.spillway_search_delayed(
+            laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef,
+            _SPARE, _address(settings), self.threads,
+            _ref(_first(rows)), _ref(_first(scores)), _ref(_first(walked)),  # type: ignore[arg-type]
+        )  # fmt: skip
+        return Walked.of(rows[:, :found], scores[:, :found], walked)
 
     # -- files
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.engine import exactness
-from bench.gpu import chat, engine, pensieve, shapes, windve
+from bench.gpu import chat, engine, falcon, pensieve, shapes, windve
+from bench.simulation.delayed_traversal import ExactVisited, traverse
+from bench.workloads import walk_graph
 from engine.decoder.executor.torch_executor import TorchExecutor
+from services.vector_search.index.native_graph import kernel
 
 
 def _run(path: Path, *more: str) -> int:
@@ -120,3 +124,41 @@ def test_windve_rehearsal(tmp_path: Path) -> None:
     before = path.stat().st_mtime_ns
     assert windve.main([*words, "--minutes", "5"]) == 0
     assert path.stat().st_mtime_ns == before
+
+
+def test_falcon_rehearsal_walks_by_the_rule(tmp_path: Path) -> None:
+    """Queries in step find and visit what each does by the rule in plain Python; every cell is filled once."""
+    path = tmp_path / "falcon.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+    if kernel() is None:
+        pytest.skip("no AVX512-VNNI or no compiler here")
+    assert falcon.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert falcon.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert all(cell["recall"] >= 0.9 and cell["rounds"] > 0 for cell in cells.values())
+    before = path.read_text()
+    assert falcon.main(words) == 0
+    assert path.read_text() == before
+
+    drawn = walk_graph.deep_like(506, 3)
+    graph, rows = walk_graph.build(drawn[:500], 1)
+    links, entry = walk_graph.lowest(graph)
+    vectors = torch.from_numpy(rows.view.matrix[:500])
+    walks = falcon.StepWalks(vectors, torch.from_numpy(links), entry)
+
+    def linked(node: int) -> list[int]:
+        return [int(each) for each in links[node] if each >= 0]
+
+    def distances(query: torch.Tensor, some: list[int]) -> list[float]:
+        return [float(each) for each in -(vectors * query).sum(1)[some]]
+
+    queries = torch.from_numpy(drawn[500:])
+    for pair in ((1, 1), (1, 4), (4, 1), (6, 2)):
+        nodes, visited, _ = walks.run(queries, 24, *pair)
+        for number, query in enumerate(queries):
+            walk = traverse(
+                linked, partial(distances, query), entry,
+                ef=24, groups=pair[0], candidates=pair[1], visited=ExactVisited(),
+            )  # fmt: skip
+            assert nodes[number].tolist() == [node for _, node in walk.found]
+            assert int(visited[number]) == walk.visited

@@ -3,8 +3,6 @@
 //
 // One thread at a time calls `spillway_insert`, any number `spillway_search` meanwhile. A search may read a list of links
 // while it is written: whatever it sees are nodes of the graph, since words are written whole and counts after them.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,142 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "delayed.h"
+#include "graph.h"
+
 namespace {
-
-// As native_graph.py lays it out; a node is known by its row. A node's code x is its row divided by `scale`, rounded, plus
-// 128. Links are a count and then nodes; `upper` holds a node's links of levels 1 and above from slot `upper_at` on.
-struct Graph {
-  int64_t dimension, width, links, upper_links, slots, rows, l2;
-  int64_t* state;  // entry, levels (-1: no node), nodes: above all rows in the graph
-  uint32_t* near;
-  uint32_t* upper;
-  uint32_t* upper_at;
-  uint8_t* heights;
-  uint8_t* codes;
-  float* weights;  // of each node: scale, and what its score begins with (l2: minus half its square)
-  const float* matrix;
-  const bool* live;
-
-  uint32_t* at(uint32_t node, int64_t level) const {
-    return level == 0 ? near + int64_t(node) * (links + 1)
-                      : upper + (int64_t(upper_at[node]) + level - 1) * (upper_links + 1);
-  }
-  int64_t most(int64_t level) const { return level == 0 ? links : upper_links; }
-};
-
-inline uint32_t read(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-inline void write(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-inline int64_t read(const int64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-inline void write(int64_t* word, int64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-
-struct Candidate {
-  float score;
-  uint32_t mark;  // the node times four, plus two if it was deleted, plus one once its links were followed
-
-  uint32_t node() const { return mark >> 2; }
-  bool followed() const { return mark & 1; }
-  bool deleted() const { return mark & 2; }
-};
-
-inline __mmask16 within(const Graph& g, int64_t d) {
-  return g.dimension - d >= 16 ? 0xffff : __mmask16((1u << (g.dimension - d)) - 1);
-}
-
-struct Query {
-  std::vector<int8_t> code;
-  float scale = 0.0f;
-  int32_t offset = 0;  // what the 128 in every node's code adds
-
-  void set(const Graph& g, const float* q) {
-    code.assign(size_t(g.width), 0);
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t d = 0; d < g.dimension; d += 16)
-      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(within(g, d), q + d)));
-    const float largest = _mm512_reduce_max_ps(most);
-    scale = largest / 127.0f;
-    const __m512 by = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.dimension; d += 16) {
-      const __mmask16 in = within(g, d);
-      const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(in, q + d), by));
-      sum = _mm512_add_epi32(sum, x);
-      _mm_mask_storeu_epi8(code.data() + d, in, _mm512_cvtsepi32_epi8(x));
-    }
-    offset = 128 * _mm512_reduce_add_epi32(sum);
-  }
-
-  void set(const Graph& g, uint32_t node) {
-    code.resize(size_t(g.width));
-    scale = g.weights[2 * int64_t(node)];
-    const uint8_t* x = g.codes + int64_t(node) * g.width;
-    const __m512i middle = _mm512_set1_epi8(-128), ones = _mm512_set1_epi8(1);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.width; d += 64) {
-      const __m512i u = _mm512_loadu_si512(x + d);
-      sum = _mm512_dpbusd_epi32(sum, u, ones);
-      _mm512_storeu_si512(code.data() + d, _mm512_xor_si512(u, middle));
-    }
-    offset = 128 * (_mm512_reduce_add_epi32(sum) - 128 * int32_t(g.width));
-  }
-
-  float score(const Graph& g, uint32_t node) const {
-    const uint8_t* x = g.codes + int64_t(node) * g.width;
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.width; d += 64)
-      sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(x + d), _mm512_loadu_si512(code.data() + d));
-    return weighed(g, node, _mm512_reduce_add_epi32(sum));
-  }
-
-  // Four at once share the sums across lanes, which cost more than the products of a short row.
-  void score4(const Graph& g, const uint32_t* nodes, float* scores) const {
-    const uint8_t* x[4];
-    __m512i sum[4];
-    for (int i = 0; i < 4; ++i) {
-      x[i] = g.codes + int64_t(nodes[i]) * g.width;
-      sum[i] = _mm512_setzero_si512();
-    }
-    for (int64_t d = 0; d < g.width; d += 64) {
-      const __m512i q = _mm512_loadu_si512(code.data() + d);
-      for (int i = 0; i < 4; ++i) sum[i] = _mm512_dpbusd_epi32(sum[i], _mm512_loadu_si512(x[i] + d), q);
-    }
-    const __m512i a = halved(sum[0], sum[1]), b = halved(sum[2], sum[3]);
-    const __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    const __m256i d = _mm256_add_epi32(_mm512_castsi512_si256(c), _mm512_extracti64x4_epi64(c, 1));
-    alignas(16) int32_t dots[4];
-    _mm_store_si128(reinterpret_cast<__m128i*>(dots),
-                    _mm_add_epi32(_mm256_castsi256_si128(d), _mm256_extracti128_si256(d, 1)));
-    for (int i = 0; i < 4; ++i) scores[i] = weighed(g, nodes[i], dots[i]);
-  }
-
- private:
-  float weighed(const Graph& g, uint32_t node, int32_t dot) const {
-    const float* w = g.weights + 2 * int64_t(node);
-    return w[1] + w[0] * scale * float(dot - offset);
-  }
-
-  static __m512i halved(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-  }
-};
-
-inline void prefetch(const Graph& g, uint32_t node) {
-  const uint8_t* x = g.codes + int64_t(node) * g.width;
-  for (int64_t d = 0; d < g.width; d += 64) _mm_prefetch(x + d, _MM_HINT_T0);
-  _mm_prefetch(g.weights + 2 * int64_t(node), _MM_HINT_T0);
-}
-
-float exact(const Graph& g, const float* q, int64_t row) {
-  const float* x = g.matrix + row * g.dimension;
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t d = 0; d < g.dimension; d += 16) {
-    const __mmask16 in = within(g, d);
-    const __m512 a = _mm512_maskz_loadu_ps(in, x + d), b = _mm512_maskz_loadu_ps(in, q + d);
-    const __m512 gap = _mm512_sub_ps(a, b);
-    sum = g.l2 ? _mm512_fmadd_ps(gap, gap, sum) : _mm512_fmadd_ps(a, b, sum);
-  }
-  const float total = _mm512_reduce_add_ps(sum);
-  return g.l2 ? -std::sqrt(total) : total;
-}
 
 struct Scratch {
   Query query, other;
@@ -376,17 +242,11 @@ void encode(const Graph& g, const float* x, int64_t row) {
   g.weights[2 * row + 1] = g.l2 ? -0.5f * _mm512_reduce_add_ps(square) : 0.0f;
 }
 
-// Writes at most k rows and scores, best first; returns how many.
-int64_t search(const Graph& g, const float* q, int64_t k, int64_t ef, int64_t spare, bool deleted, int64_t* rows,
-               float* scores, Scratch& s) {
-  s.query.set(g, q);
-  const int64_t levels = read(g.state + 1);
-  if (levels < 0) return 0;
-  const uint32_t begin = descend(g, s.query, uint32_t(read(g.state)), levels, 0);
-  const size_t kept = size_t(std::max(ef, k));
-  deleted ? walk<true>(g, 0, begin, kept, s) : walk<false>(g, 0, begin, kept, s);
+// Scores the best of a walk exactly; writes at most k rows and scores, best first, and returns how many.
+int64_t rank(const Graph& g, const float* q, int64_t k, int64_t spare, const std::vector<Candidate>& best, int64_t* rows,
+             float* scores, Scratch& s) {
   s.scored.clear();
-  for (const Candidate& candidate : s.best) {
+  for (const Candidate& candidate : best) {
     const int64_t row = candidate.node();
     if (row >= g.rows || !g.live[row]) continue;  // newer than the matrix that is read here, or deleted
     for (int64_t d = 0; d < g.dimension; d += 16)
@@ -400,6 +260,18 @@ int64_t search(const Graph& g, const float* q, int64_t k, int64_t ef, int64_t sp
                     [](const auto& a, const auto& b) { return a.first > b.first; });
   for (int64_t i = 0; i < found; ++i) scores[i] = s.scored[i].first, rows[i] = s.scored[i].second;
   return found;
+}
+
+// Writes at most k rows and scores, best first; returns how many.
+int64_t search(const Graph& g, const float* q, int64_t k, int64_t ef, int64_t spare, bool deleted, int64_t* rows,
+               float* scores, Scratch& s) {
+  s.query.set(g, q);
+  const int64_t levels = read(g.state + 1);
+  if (levels < 0) return 0;
+  const uint32_t begin = descend(g, s.query, uint32_t(read(g.state)), levels, 0);
+  const size_t kept = size_t(std::max(ef, k));
+  deleted ? walk<true>(g, 0, begin, kept, s) : walk<false>(g, 0, begin, kept, s);
+  return rank(g, q, k, spare, s.best, rows, scores, s);
 }
 
 }  // namespace
@@ -430,6 +302,64 @@ extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int
                scratch);
     for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
     }
+  });
+  return least;
+}
+
+// Searches as `spillway_search`, by delayed synchronization, among rows none of which is deleted; writes how far each
+// query walked. A walk is helped by `helpers` threads, or else a thread has `together` walks in turn.
+extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* queries, int64_t count, int64_t k,
+                                           int64_t ef, int64_t spare, const Delay* delay, int64_t threads,
+                                           int64_t* rows, float* scores, Walked* walked) {
+  const Graph& g = *graph;
+  if (read(g.state + 1) < 0) return 0;
+  std::atomic<int64_t> least{k};
+  const auto begin = [&](DelayedWalk& walk, int64_t i, Team* team) {
+    walk.query.set(g, queries + i * g.dimension);
+    const uint32_t entry = descend(g, walk.query, uint32_t(read(g.state)), read(g.state + 1), 0);
+    walk.begin(g, entry, size_t(std::max(ef, k)), *delay, team);
+  };
+  const auto end = [&](DelayedWalk& walk, int64_t i, Scratch& scratch) {
+    walk.close();
+    walked[i] = walk.walked;
+    const int64_t found = rank(g, queries + i * g.dimension, k, spare, walk.found, rows + i * k, scores + i * k, scratch);
+    for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
+    }
+  };
+  if (delay->helpers > 0) {
+    static Team* const team = new Team;  // its threads outlive everything
+    static DelayedWalk* const walk = new DelayedWalk;
+    thread_local Scratch scratch;
+    std::lock_guard<std::mutex> guard(team->one);
+    team->grow(delay->helpers);
+    for (int64_t i = 0; i < count; ++i) {
+      team->wake();
+      begin(*walk, i, team);
+      while (walk->step()) {
+      }
+      end(*walk, i, scratch);
+    }
+    return least;
+  }
+  share((count + delay->together - 1) / delay->together, threads, 1, [&](Scratch& scratch, int64_t part) {
+    thread_local std::vector<DelayedWalk> walks;
+    const int64_t first = part * delay->together, size = std::min(delay->together, count - first);
+    if (int64_t(walks.size()) < size) walks = std::vector<DelayedWalk>(size_t(size));
+    if (size == 1) {
+      begin(walks[0], first, nullptr);
+      while (walks[0].step()) {
+      }
+      end(walks[0], first, scratch);
+      return;
+    }
+    for (int64_t i = 0; i < size; ++i) begin(walks[i], first + i, nullptr);
+    for (int64_t left = size; left > 0;) {
+      for (int64_t i = 0; i < size; ++i)
+        if (!walks[i].ended()) walks[i].pick();
+      left = 0;
+      for (int64_t i = 0; i < size; ++i) walks[i].expand(), left += !walks[i].ended();
+    }
+    for (int64_t i = 0; i < size; ++i) end(walks[i], first + i, scratch);
   });
   return least;
 }
