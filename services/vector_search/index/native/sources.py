@@ -1,6 +1,6 @@
-"""The C++ source of the graph search, and the processors its build needs.
+"""The C++ sources of the searches of a graph and of inverted lists, and the processors their builds need.
 
-`python -m services.vector_search.index.native.sources` builds the library beside the source.
+`python -m services.vector_search.index.native.sources` builds the libraries beside the sources.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ TRAVERSE = KernelSource(
     AVX512 | {"avx512_vnni"},
     ("-march=x86-64-v4", "-mavx512vnni"),
 )
+SCAN_LISTS = KernelSource(
+    Path(__file__).parent / "scan_lists.cpp",
+    AVX512 | {"avx512vbmi"},
+    ("-march=x86-64-v4", "-mavx512vbmi"),
+)
 
 if __name__ == "__main__":
-    sys.exit(build_beside((TRAVERSE,)))
+    sys.exit(build_beside((TRAVERSE, SCAN_LISTS)))
