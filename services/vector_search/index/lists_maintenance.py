@@ -20,6 +20,7 @@ from services.vector_search.index.quantizer import Quantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
+    SAMPLE_BYTES,
     Trainer,
     TrainingFailed,
     TrainingWork,
@@ -132,7 +133,9 @@ class ListsMaintenance:
 
     def _trained(self, view: RowsView, rows: Ints) -> Quantizer:
         lists = lists_for(len(rows))
-        enough = max(ENOUGH_ROWS, LEAST_PER_LIST * lists)
+        enough = min(
+            max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
+        )
         sample = np.ascontiguousarray(view.matrix[np.sort(rows[:enough])])
         work = TrainingWork(
             metric=self._metric,
