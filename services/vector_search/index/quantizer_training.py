@@ -57,6 +57,7 @@ def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = boo
     subspaces, part = subspaces_of(work.dimension)
     width = subspaces * part
     unlike = _unlike(sample)
+    del sample
     lists = max(1, min(work.lists, len(unlike) // LEAST_PER_LIST))
     # A rotation cannot be learned from fewer rows than dimensions, nor words from fewer rows than there are.
     count = max(len(unlike), WORDS, width)
@@ -148,16 +149,18 @@ def _give(process: subprocess.Popen[bytes], header: bytes, sample: Floats) -> No
     process.stdin = None
 
 
+def _given(work: TrainingWork) -> Floats:
+    """Read the sample, which nobody else keeps."""
+    data = sys.stdin.buffer.read(4 * work.sample * work.dimension)
+    return np.frombuffer(data, np.float32).reshape(work.sample, work.dimension)
+
+
 def main() -> None:
     """Train what the input asks for; where memory runs out, this is the process to end."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    source = sys.stdin.buffer
-    work = msgspec.json.decode(source.readline(), type=TrainingWork)
-    data = source.read(4 * work.sample * work.dimension)
-    sample = np.frombuffer(data, np.float32).reshape(work.sample, work.dimension)
-    del data
-    sys.stdout.buffer.write(train(work, sample).to_bytes())
+    work = msgspec.json.decode(sys.stdin.buffer.readline(), type=TrainingWork)
+    sys.stdout.buffer.write(train(work, _given(work)).to_bytes())
 
 
 if __name__ == "__main__":
