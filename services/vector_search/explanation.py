@@ -54,18 +54,25 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
 
 
 def _building(index: Index, stats: IndexStats) -> str:
-    if index.now.kind == "graph" and stats.path == "exact":
-        return "; it is being built, and every row is compared until then"
-    return ""
+    """Return what is still being built, and why it is not, if training failed."""
+    now = index.now
+    told = ""
+    if now.kind != "exact" and stats.path == "exact":
+        told = "; it is being built, and every row is compared until then"
+    if index.problem:
+        told += f"; the last training of lists failed: {index.problem}"
+    return told
 
 
 def _filtered(
     matching: int, stats: IndexStats, plan: EffortPlan, cost: SearchCost
 ) -> dict[str, Any]:
     if plan.path == "filtered-exact":
-        why = f"comparing the {matching:,} rows that match takes less than walking further to find enough of them"
+        why = f"comparing the {matching:,} rows that match takes less than looking further to find enough of them"
         if stats.path == "exact":
             why = f"the {matching:,} rows that match are compared one by one"
+    elif plan.path == "filtered-ivfpq":
+        why = f"{matching:,} rows match: reading more lists finds enough of them sooner than comparing all"
     else:
         why = f"{matching:,} rows match: walking the graph far enough finds enough of them sooner than comparing all"
     return {

@@ -11,7 +11,11 @@ DELETED_RATIO = Gauge("spillway_index_deleted_ratio", "Deleted rows / all rows",
 RECALL_RATIO = Gauge(
     "spillway_index_recall_ratio", "Recall of sampled queries against exact search", ["index"]
 )
-EF = Gauge("spillway_index_ef", "Candidates the graph search keeps", ["index"])
+EF = Gauge(
+    "spillway_index_ef",
+    "Effort of a search: candidates that a graph search keeps, or lists that are read",
+    ["index"],
+)
 LOG_BYTES = Gauge(
     "spillway_index_log_bytes", "Bytes of the write log since the last snapshot", ["index"]
 )
@@ -46,7 +50,16 @@ COMPACTIONS = Counter("spillway_index_compactions_total", "Indexes rebuilt and s
 
 BY_PATH = {
     path: SEARCHES.labels(path=path)
-    for path in ("exact", "graph", "filtered-exact", "filtered-graph", "scan", "text")
+    for path in (
+        "exact",
+        "graph",
+        "ivfpq",
+        "filtered-exact",
+        "filtered-graph",
+        "filtered-ivfpq",
+        "scan",
+        "text",
+    )
 }
 for _what in ("write", "vector", "manifest", "snapshot", "shard"):
     DAMAGED.labels(what=_what)

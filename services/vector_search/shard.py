@@ -57,7 +57,7 @@ _LEARN_EVERY = 16  # searches without a time budget: the others need not pay for
 MAX_K = 10_000
 DATABASE = "documents.sqlite"
 _WALKED = frozenset(
-    {"graph", "scan"}
+    {"graph", "ivfpq", "scan"}
 )  # ways of searches without a filter: their queries are audited
 
 
@@ -128,10 +128,12 @@ class Shard:
 
     def _load(self, threads: int) -> None:
         saved = snapshot.load(self.directory, self.record.dimension, self.record.metric, threads)
-        rows, graph, indexed = snapshot.load_rows(
+        rows, structure, indexed = snapshot.load_rows(
             self._documents, self.record, saved, self.directory
         )
-        self._index.restore(rows, graph, indexed, saved.recall if saved else 1.0)
+        self._index.restore(rows, structure, indexed, saved.recall if saved else 1.0)
+        found = self._index.now.snapshot()
+        self._snapshot_version = found.version if found else ""
         self._snapshot_rows = indexed
 
     def _replay(self) -> None:
@@ -423,7 +425,7 @@ class Shard:
         """Measure the recall of recent queries and publish it; raises the effort where it fell short."""
         recall = self._index.now.audit()
         effort = self._index.now.stats().effort
-        if self._index.now.kind == "graph" and self._remembered:
+        if self._index.now.kind != "exact" and self._remembered:
             self._compared = min(self._remembered, AUDITED)
             self._audited_s = self._clock.now_ms() / 1000
         metrics.RECALL_RATIO.labels(index=self._name).set(recall)
@@ -444,7 +446,7 @@ class Shard:
 
     @property
     def audit_due(self) -> bool:
-        """True once enough queries have come for a first audit of the graph."""
+        """True once enough queries have come for a first audit of the graph or lists."""
         return self._index.now.audit_due
 
     @property
@@ -483,20 +485,20 @@ class Shard:
         if saved is None:
             return False
         low, high = self._snapshot_rows / _GRAPH_GROWTH, self._snapshot_rows * _GRAPH_GROWTH
-        if low < len(saved.labels) < high:
+        if low < len(saved.labels) < high and saved.version == self._snapshot_version:
             return False
         try:
             snapshot.save(self.directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
-        self._snapshot_rows = len(saved.labels)
+        self._snapshot_rows, self._snapshot_version = len(saved.labels), saved.version
         return True
 
     @property
     def settled(self) -> bool:
-        """Whether the shard has the graph that its rows want, and all its texts are indexed."""
-        built = self._index.now.stats().path == self._index.choice().kind
-        return built and not self._documents.texts.pending
+        """Whether the shard has the graph or lists that its rows want or can have, and all its texts are indexed."""
+        built = self._index.now.stats().path == self._index.choice().kind or self._index.problem
+        return bool(built) and not self._documents.texts.pending
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

@@ -1,6 +1,6 @@
-"""Snapshots of the graph, so that a start need not build it again, and the rows that a start makes from them.
+"""Snapshots of the graph or the lists, so that a start need not build them again, and the rows that a start makes.
 
-The documents' database is its own snapshot once checkpointed; the graph is only a faster way to the same vectors.
+The documents' database is its own snapshot once checkpointed; a graph is only a faster way to the same vectors.
 Files are written beside, synced, renamed, and named with their checksum in a manifest that is replaced last.
 """
 
@@ -18,6 +18,7 @@ import xxhash
 from common.wire.registry import CollectionRecord
 from services.vector_search import metrics
 from services.vector_search.documents import Documents, StoredChunks
+from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, load_graph
 from services.vector_search.index.port import IndexSnapshot
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, prepare
@@ -46,10 +47,10 @@ class Manifest(msgspec.Struct, frozen=True):
     kind: str = "graph"
 
 
-class SavedGraph(NamedTuple):
-    """A graph and the label of each of its rows."""
+class SavedStructure(NamedTuple):
+    """A graph or lists, the label of each of the rows they cover, and their recall."""
 
-    graph: SearchGraph
+    structure: SearchGraph | InvertedLists
     labels: Ints
     recall: float
 
@@ -141,11 +142,11 @@ def link(directory: Path, target: Path) -> None:
             path.unlink()
 
 
-def load(directory: Path, dimension: int, metric: Metric, threads: int) -> SavedGraph | None:
-    """Load the newest snapshot; None if there is none or it is damaged (the graph is then built again)."""
+def load(directory: Path, dimension: int, metric: Metric, threads: int) -> SavedStructure | None:
+    """Load the newest snapshot; None if there is none or it is damaged (what it holds is then built again)."""
     manifest = read_manifest(directory)
     clean(directory, manifest)
-    if manifest is None or manifest.kind != "graph":
+    if manifest is None or manifest.kind not in {"graph", "ivfpq"}:
         return None
     graph_path, labels_path = directory / manifest.graph, directory / manifest.labels
     try:
@@ -157,6 +158,11 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
             metrics.DAMAGED.labels(what="snapshot").inc()
             return None
         labels = np.load(labels_path)
+        if manifest.kind == "ivfpq":
+            lists = InvertedLists.load(graph_path)
+            if (lists.quantizer.dimension, lists.quantizer.metric) != (dimension, metric):
+                raise ValueError(f"{graph_path.name} is of another collection")
+            return SavedStructure(lists, labels, manifest.recall)
         capacity = int(manifest.rows * 1.25) + 1
         graph = load_graph(graph_path, dimension, metric, capacity, threads)
     except (OSError, ValueError, RuntimeError):
@@ -165,16 +171,16 @@ def load(directory: Path, dimension: int, metric: Metric, threads: int) -> Saved
     if graph is None:
         return None
     graph.set_ef(manifest.ef)
-    return SavedGraph(graph, labels, manifest.recall)
+    return SavedStructure(graph, labels, manifest.recall)
 
 
 def load_rows(
     documents: Documents,
     record: CollectionRecord,
-    saved: SavedGraph | None,
+    saved: SavedStructure | None,
     directory: Path | None = None,
-) -> tuple[VectorRows, SearchGraph | None, int]:
-    """Return the rows, kept in `directory` if there are many, the graph if it fits them, and how many it covers.
+) -> tuple[VectorRows, SearchGraph | InvertedLists | None, int]:
+    """Return the rows, kept in `directory` if there are many, the graph or lists if they fit them, over how many.
 
     A chunk whose vector is damaged is left out of searches and counted.
     """
@@ -182,9 +188,9 @@ def load_rows(
     at_once = max(1, _PART_BYTES // (4 * record.dimension))
     if saved is not None and _fits(saved, stored):
         rows = _beside(documents.chunks(at_once), record, saved.labels, directory)
-        if isinstance(saved.graph, NativeGraph):
-            saved.graph.over(rows)
-        return rows, saved.graph, len(saved.labels)
+        if isinstance(saved.structure, NativeGraph):
+            saved.structure.over(rows)
+        return rows, saved.structure, len(saved.labels)
     rows = VectorRows(record.dimension, max(1024, len(stored)), directory)
     for part in documents.chunks(at_once):
         vectors, sound = _vectors(part, record)
@@ -192,8 +198,8 @@ def load_rows(
     return rows, None, 0
 
 
-def _fits(saved: SavedGraph, stored: Ints) -> bool:
-    """Return whether every stored label up to the graph's last is one of the graph's."""
+def _fits(saved: SavedStructure, stored: Ints) -> bool:
+    """Return whether every stored label up to the last that is covered is one of those."""
     if not len(saved.labels):
         return False
     old = stored[stored <= saved.labels[-1]]

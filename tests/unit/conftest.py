@@ -14,7 +14,7 @@ import pytest
 from bench.simulation.virtual_loop import VirtualLoop
 from common.native.finder import find
 from engine.kernels.sources import DECODER, ENCODER
-from services.vector_search.index.native.sources import SELECTION, TRAVERSE
+from services.vector_search.index.native.sources import SCAN_LISTS, SELECTION, TRAVERSE
 
 # Audit events of the interpreter, by which a process is started or another one is spoken to.
 OUTSIDE = frozenset({
@@ -60,6 +60,7 @@ def _built() -> None:
     find(ENCODER)
     find(TRAVERSE)
     find(SELECTION)
+    find(SCAN_LISTS)
     next(filter(None, map(find, DECODER)), None)
 
 

@@ -8,13 +8,18 @@ from services.vector_search.index.port import Kind
 
 # A graph stays until the rows have shrunk to this share of what it is built for, so that it is not built twice.
 _SHRUNK = 0.8
+# A structure is built anew beside itself, so it takes its memory twice; a graph leaves as much once more for the
+# training of lists that take its place. What is not there yet has some to spare.
+_TIMES: dict[Kind, float] = {"graph": 3.0, "ivfpq": 2.0}
+_SPARE = 1.25
 
 
 class IndexFacts(NamedTuple):
-    """What the choice of a kind depends on. `room_bytes` is memory that a structure may still take, None if unknown.
+    """What the choice of a kind depends on.
 
-    `graph_bytes` is what a graph over the live rows takes beside them. `recall_goal` is the share of true neighbours
-    that a search must find.
+    `graph_bytes` and `lists_bytes` are what a graph, or codes in lists, over the live rows take beside them;
+    `room_bytes` is memory that either may take, what the one in use takes among it, None if unknown. `recall_goal` is
+    the share of true neighbours that a search must find.
     """
 
     live: int
@@ -22,6 +27,7 @@ class IndexFacts(NamedTuple):
     exact_below: int
     recall_goal: float
     graph_bytes: int
+    lists_bytes: int
     room_bytes: int | None = None
     now: Kind = "exact"
 
@@ -42,20 +48,29 @@ def choose_kind(facts: IndexFacts) -> KindChoice:
     if facts.live < (limit if facts.now == "exact" else max(_SHRUNK * limit, 1)):
         why = f"{rows}, fewer than {limit:,}: comparing every one is quick and always right"
         return KindChoice("exact", why)
-    if facts.now == "exact" and facts.room_bytes is not None:
-        short = facts.graph_bytes - facts.room_bytes
-        if short > 0:
-            return KindChoice(
-                "exact",
-                f"{rows}: a graph needs {_size(facts.graph_bytes)} beside them, and the process has "
-                f"{_size(max(facts.room_bytes, 0))} left",
-            )
+    if not _fits(facts.graph_bytes, facts, "graph"):
+        why = (
+            f"{rows}: a graph needs {_size(facts.graph_bytes)} beside them and twice as much to be built anew or "
+            f"replaced, codes in lists {_size(facts.lists_bytes)} twice, and the process has "
+            f"{_size(max(facts.room_bytes or 0, 0))} for either"
+        )
+        if facts.now == "ivfpq" or _fits(facts.lists_bytes, facts, "ivfpq"):
+            return KindChoice("ivfpq", why)
+        if facts.now == "exact":
+            return KindChoice("exact", why)
     many = "at least" if facts.live >= limit else "not far below"
     return KindChoice(
         "graph",
         f"{rows}, {many} {limit:,}: a graph finds {facts.recall_goal:.0%} of the true neighbours "
         "and looks at few of the rows",
     )
+
+
+def _fits(size: int, facts: IndexFacts, kind: Kind) -> bool:
+    """Return whether there is memory for a structure of a kind."""
+    if facts.room_bytes is None:
+        return True
+    return size * _TIMES[kind] * (1.0 if facts.now == kind else _SPARE) <= facts.room_bytes
 
 
 def _size(count: int) -> str:

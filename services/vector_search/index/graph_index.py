@@ -216,7 +216,7 @@ class GraphIndex:
             if matching is None:
                 return exact_plan(queries, k, size, None), way
             return filtered_plan(queries, k, size, matching), way
-        walked = _one_after_another(queries, self._threads)
+        walked = one_after_another(queries, self._threads)
         kept, tail = walked * max(ef, k, way.fetch), size - moment.covered
         factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
         if matching is not None:
@@ -300,7 +300,7 @@ def _asked(plan: EffortPlan, graph: SearchGraph) -> int | None:
     return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 
 
-def _one_after_another(queries: int, threads: int) -> int:
+def one_after_another(queries: int, threads: int) -> int:
     """Return how many queries of a batch the busiest of the threads walks."""
     shares = math.ceil(queries / _TOGETHER)
     return min(queries, _TOGETHER * math.ceil(shares / max(1, min(threads, shares))))

@@ -1,7 +1,7 @@
 """The index of one shard: of the kind that fits it now, and of another once that fits better.
 
-The kinds share the rows, so a change of kind loses no write: the new kind answers at once, exactly where it has no
-structure yet, and builds that beside the searches.
+The kinds share the rows, so a change of kind loses no write. From exact search the new kind takes over at once, and
+builds its structure beside the searches; a structure that there is goes on answering until the other one is built.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from services.vector_search.index import search_path
 from services.vector_search.index.chooser import IndexFacts, KindChoice, choose_kind
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.graph_index import GraphIndex
+from services.vector_search.index.inverted_lists import InvertedLists, lists_bytes
+from services.vector_search.index.ivfpq_index import IvfpqIndex
+from services.vector_search.index.lists_maintenance import lists_for
 from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.native_graph import SearchGraph, graph_bytes
 from services.vector_search.index.port import Effort, Kind, Neighbours, VectorIndex
+from services.vector_search.index.quantizer_training import Trainer, train_apart
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 
@@ -34,12 +38,15 @@ class Index:
         threads: int,
         clock: Clock = SYSTEM,
         room: Callable[[], int | None] = room_bytes,
+        trainer: Trainer = train_apart,
     ) -> None:
         self.metric: Metric = metric
         self._dimension, self._exact_below = dimension, exact_below
         self._threads, self._clock, self._room = threads, clock, room
+        self._trainer = trainer
         self._state = IndexState(dimension)
         self._closed = False
+        self._next: VectorIndex | None = None  # builds what takes the place of `now`
         self.now = self._of("exact")
 
     @property
@@ -47,20 +54,49 @@ class Index:
         """The rows of the shard, deleted ones among them until they are dropped."""
         return self._state.view.rows
 
+    @property
+    def lists(self) -> InvertedLists | None:
+        """The lists over the older rows, if there are any."""
+        return self._state.view.lists
+
     def _of(self, kind: Kind) -> VectorIndex:
         if kind == "graph":
-            return GraphIndex(self._state, self.metric, threads=self._threads, clock=self._clock)
+            return self._graph_index()
+        if kind == "ivfpq":
+            return self._ivfpq_index()
         return ExactIndex(self._state, self.metric, threads=self._threads, clock=self._clock)
 
+    def _graph_index(self) -> GraphIndex:
+        return GraphIndex(self._state, self.metric, threads=self._threads, clock=self._clock)
+
+    def _ivfpq_index(self) -> IvfpqIndex:
+        return IvfpqIndex(
+            self._state,
+            self.metric,
+            threads=self._threads,
+            clock=self._clock,
+            trainer=self._trainer,
+        )
+
     def restore(
-        self, rows: VectorRows, graph: SearchGraph | None, indexed: int, recall: float = 1.0
+        self,
+        rows: VectorRows,
+        structure: SearchGraph | InvertedLists | None,
+        indexed: int,
+        recall: float = 1.0,
     ) -> None:
-        """Take over what was loaded at start: the rows, the graph over the first `indexed`, and its recall."""
-        self._state.view = IndexView(rows, graph, indexed)
-        if graph is not None:
-            kind = GraphIndex(self._state, self.metric, threads=self._threads, clock=self._clock)
-            kind.restored(indexed, recall)
-            self.now = kind
+        """Take over what was loaded at start: rows, the graph or lists over the first `indexed`, and their recall."""
+        if isinstance(structure, InvertedLists):
+            self._state.view = IndexView(rows, None, 0, structure)
+            lists = self._ivfpq_index()
+            lists.restored(indexed, recall)
+            self.now = lists
+        else:
+            self._state.view = IndexView(rows, structure, indexed)
+            if structure is not None:
+                graph = self._graph_index()
+                graph.restored(indexed, recall)
+                self.now = graph
         self._change()
 
     def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:
@@ -75,35 +111,67 @@ class Index:
         """Change the kind if another fits better, or do one bounded piece of its work; True if there may be more."""
         if self._change():
             return True
-        return self.now.maintain()
+        if self._next is None:
+            return self.now.maintain()
+        more = self._next.maintain()
+        if self._next.stats().path == "exact":
+            return more
+        self._use(self._next)
+        return True
 
     def choice(self) -> KindChoice:
         """Return the kind that fits the rows there are now, and why."""
         live = self.rows.live_count
-        small = live < self._exact_below
+        small, room = live < self._exact_below and self.now.kind == "exact", None
+        if not small and (room := self._room()) is not None:
+            room += sum(size for what, size in self.now.stats().bytes.items() if what != "rows")
         facts = IndexFacts(
             live=live,
             dimension=self._dimension,
             exact_below=self._exact_below,
             recall_goal=search_path.RECALL_GOAL,
             graph_bytes=graph_bytes(live, self._dimension),
-            room_bytes=None if small or self.now.kind == "graph" else self._room(),
+            lists_bytes=lists_bytes(live, self._dimension, lists_for(live)),
+            room_bytes=room,
             now=self.now.kind,
         )
         return choose_kind(facts)
 
+    @property
+    def problem(self) -> str:
+        """Why the last training of lists failed, "" if none did."""
+        lists = self._next or self.now
+        return lists.problem if isinstance(lists, IvfpqIndex) else ""
+
     def _change(self) -> bool:
+        """Begin to use another kind if one fits better; True if that answers from now on."""
         kind = self.choice().kind
         if kind == self.now.kind:
+            if self._next is not None:
+                self._use(self.now)
             return False
-        if kind == "exact":
+        if "exact" in (kind, self.now.kind):
+            self._use(self._of(kind))
+            return True
+        if self._next is None:
+            self._next = self._of(kind)
+            if self._closed:
+                self._next.close()
+        return False
+
+    def _use(self, kind: VectorIndex) -> None:
+        """Answer by a kind, and forget what others have built."""
+        if kind.kind != "graph":
             self._state.drop_graph()
-        self.now = self._of(kind)
+        if kind.kind != "ivfpq":
+            self._state.take_lists(None)
+        self.now, self._next = kind, None
         if self._closed:
-            self.now.close()
-        return True
+            kind.close()
 
     def close(self) -> None:
         """Stop background work in progress at its next step."""
         self._closed = True
-        self.now.close()
+        for kind in (self.now, self._next):
+            if kind is not None:
+                kind.close()

@@ -57,7 +57,7 @@ class IndexMaintenance:
     def step(self) -> bool:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
-        rows, graph, indexed = view
+        rows, graph, indexed = view.rows, view.graph, view.indexed
         live, count = rows.live_count, rows.view.size
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = self._with_graph and live > 0

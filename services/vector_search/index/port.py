@@ -4,13 +4,9 @@ How much of an index a search looks at is its *effort*: more finds more of the t
 
 - *exact* compares every row; its only effort is "exact".
 - *graph* walks a graph over the older rows and compares the newer ones; its effort is how many candidates a walk keeps.
-
-A kind of inverted lists (IVF-PQ) fits as it stands. Its `maintain` trains centroids and codebooks from a sample once
-there are enough rows, beside the searches, then encodes row after row, and trains anew when lists have grown uneven;
-until a row is in a list it is compared one by one, as the graph does. Its effort is how many lists are read (nprobe);
-the factors of its plans are the lists, the codes in them, and the rows that are read back from the disk to be compared
-exactly. It holds codes in memory and rows on the disk, so `stats` counts both, and what `snapshot` saves are centroids,
-codebooks and lists.
+- *ivfpq* reads the inverted lists nearest to a query: codes of the older rows, in memory, of which the best are
+  compared by their rows, which may lie on the disk, and the newer rows one by one; its effort is how many lists are
+  read.
 """
 
 from __future__ import annotations
@@ -20,9 +16,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from services.vector_search.index.rows import Flags, Floats, Ints
 
-Kind = Literal["exact", "graph"]
+Kind = Literal["exact", "graph", "ivfpq"]
 Effort = int | Literal["exact"]
-Path = Literal["exact", "graph", "filtered-exact", "filtered-graph", "scan"]
+Path = Literal[
+    "exact", "graph", "ivfpq", "filtered-exact", "filtered-graph", "filtered-ivfpq", "scan"
+]
 
 
 class EffortPlan(NamedTuple):
@@ -77,13 +75,17 @@ class IndexStats(NamedTuple):
 
 
 class IndexSnapshot(NamedTuple):
-    """What a start needs to search at once: `save` writes the structure over the rows of `labels` to a file."""
+    """What a start needs to search at once: `save` writes the structure over the rows of `labels` to a file.
+
+    `version` names what codes were made with, "" where there are none: another one is to be saved.
+    """
 
     kind: Kind
     labels: Ints
     effort: int
     recall: float
     save: Callable[[str], None]
+    version: str = ""
 
 
 class VectorIndex(Protocol):

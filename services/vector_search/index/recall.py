@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-import numpy as np
-
 from services.vector_search.index import exact, search_path
 from services.vector_search.index.native_graph import SearchGraph
+from services.vector_search.index.recent_queries import RecentQueries
 from services.vector_search.index.rows import Floats, Ints
 from services.vector_search.index.search_path import AUDITED
 from services.vector_search.index.state import IndexView
@@ -21,20 +18,17 @@ class RecallAudit:
 
     def __init__(self) -> None:
         self.recall = 1.0
-        self._recent: deque[Floats] = deque(maxlen=AUDITED)
-        self._place = 0
+        self._recent = RecentQueries()
         self._audited = False
 
     def remember(self, queries: Floats) -> None:
         """Keep one query of a batch: another place of every batch, so that a repeated request is not all there is."""
-        place = self._place = (self._place + 1) % max(len(queries), 1)
-        self._recent.append(queries[place : place + 1])
+        self._recent.remember(queries)
 
     @property
     def recent(self) -> Floats:
         """The queries that are remembered, the latest last."""
-        kept = list(self._recent)
-        return np.vstack(kept) if kept else np.zeros((0, 0), np.float32)
+        return self._recent.all()
 
     def renew(self) -> None:
         """Have the next graph audited as soon as enough queries have come."""
@@ -42,7 +36,7 @@ class RecallAudit:
 
     def due(self, view: IndexView) -> bool:
         """Return whether enough queries have come for the first audit of this graph."""
-        return not self._audited and len(self._recent) == AUDITED and view.graph is not None
+        return not self._audited and self._recent.full and view.graph is not None
 
     def audit(self, view: IndexView) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""

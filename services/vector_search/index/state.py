@@ -1,4 +1,4 @@
-"""The state of an index: rows and the graph over the older ones, swapped as one."""
+"""The state of an index: rows, and the graph or the lists over the older ones, swapped as one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Ints, RowsView, VectorRows
 
 
 class IndexView(NamedTuple):
-    """One moment of an index: rows, and the graph over the first `indexed` of them."""
+    """One moment of an index: rows, and the graph over the first `indexed` of them, or lists, or neither.
+
+    Both are there while one takes the place of the other.
+    """
 
     rows: VectorRows
     graph: SearchGraph | None
     indexed: int
+    lists: InvertedLists | None = None
 
 
 class IndexState:
@@ -41,9 +46,14 @@ class IndexState:
                 self.unmarked += gone[gone < view.indexed].tolist()
 
     def drop_graph(self) -> None:
-        """Forget the graph and its copy; what is searched from now on are the rows."""
+        """Forget the graph."""
         with self.lock:
-            self.view, self.unmarked = IndexView(self.view.rows, None, 0), []
+            self.view, self.unmarked = self.view._replace(graph=None, indexed=0), []
+
+    def take_lists(self, lists: InvertedLists | None) -> None:
+        """Put lists over the rows there are in the place of the old ones, or none."""
+        with self.lock:
+            self.view = self.view._replace(lists=lists)
 
     def take_unmarked(self, most: int) -> Ints:
         """Return up to `most` rows that are to be marked deleted in the graph; they are forgotten here."""
@@ -52,11 +62,17 @@ class IndexState:
         return np.array(taken, np.int64)
 
     def swap(
-        self, rows: VectorRows, graph: SearchGraph | None, before: RowsView, kept: Ints
+        self,
+        rows: VectorRows,
+        graph: SearchGraph | None,
+        before: RowsView,
+        kept: Ints,
+        lists: InvertedLists | None = None,
     ) -> int:
         """Put rebuilt rows in the place of the old ones, with what was written meanwhile; return how many are indexed.
 
-        `kept` are the rows of `before`, a moment of the old ones, that were copied, in order; the graph covers them.
+        `kept` are the rows of `before`, a moment of the old ones, that were copied, in order; the graph covers them, or
+        lists the first of them.
         """
         indexed = len(kept) if graph else 0
         with self.lock:
@@ -66,7 +82,7 @@ class IndexState:
             rows.append(now.matrix[late], now.labels[late], now.numbers[late])
             gone = rows.kill(now.labels[kept[~now.live[kept]]])
             self.unmarked = gone[gone < indexed].tolist()
-            self.view = IndexView(rows, graph, indexed)
+            self.view = IndexView(rows, graph, indexed, lists)
         return indexed
 
     def take_graph(self, graph: SearchGraph | None, before: RowsView, kept: Ints) -> int:
@@ -74,5 +90,5 @@ class IndexState:
         with self.lock:
             rows = self.view.rows
             self.unmarked = kept[~rows.view.live[kept]].tolist()
-            self.view = IndexView(rows, graph, before.size)
+            self.view = self.view._replace(graph=graph, indexed=before.size)
         return before.size

@@ -13,12 +13,14 @@ from common.wire.message import decode, encode
 from common.wire.search import DocumentsWork, SearchReport, SearchResult, SearchWork
 from services.vector_search.index import exact
 from services.vector_search.index.index import Index
+from services.vector_search.index.quantizer_training import train
 from services.vector_search.query_batch import alike, execute, reported
 from services.vector_search.shard_handle import ShardHandle
 from tests.support.vectors import DIMENSION, ask, document, settle, shard, write
 
 NONE = np.zeros(0, np.int64)
 ROWS = 1500
+ROOM = 300_000  # bytes that are too few for a graph over those rows, but not for their codes
 
 
 def vectors(count: int, seed: int) -> Any:
@@ -28,7 +30,7 @@ def vectors(count: int, seed: int) -> Any:
 
 
 def index(exact_below: int, rows: Any, **more: Any) -> Index:
-    made = Index(DIMENSION, "dot", exact_below=exact_below, threads=2, **more)
+    made = Index(DIMENSION, "dot", exact_below=exact_below, threads=2, trainer=train, **more)
     labels = np.arange(len(rows))
     made.publish(rows, labels, labels, NONE)
     while made.maintain():
@@ -36,7 +38,7 @@ def index(exact_below: int, rows: Any, **more: Any) -> Index:
     return made
 
 
-@pytest.fixture(params=["exact", "graph"])
+@pytest.fixture(params=["exact", "graph", "ivfpq"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -44,8 +46,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def made(kind: str) -> Index:
     """An index of each kind over the same rows."""
-    found = index(ROWS + 1 if kind == "exact" else 500, vectors(ROWS, 1))
-    assert found.now.kind == kind
+    room = {"room": lambda: ROOM} if kind == "ivfpq" else {}
+    found = index(ROWS + 1 if kind == "exact" else 500, vectors(ROWS, 1), **room)
+    assert (found.now.kind, found.now.stats().path) == (kind, kind)
     return found
 
 
@@ -139,11 +142,11 @@ def test_a_shard_grows_into_a_graph_and_back() -> None:
 
 
 def test_an_index_without_room_stays_exact() -> None:
-    """Where the process has no memory left for a graph, every row is compared, and the reason is told."""
+    """Where the process has no memory for a graph nor for codes, every row is compared, and the reason is told."""
     made = index(500, vectors(ROWS, 1), room=lambda: 1000)
 
     assert made.now.kind == "exact"
-    assert "and the process has 1,000 bytes left" in made.choice().why
+    assert "and the process has 1,000 bytes for either" in made.choice().why
 
 
 def test_a_closed_index_builds_no_more() -> None:

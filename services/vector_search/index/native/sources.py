@@ -1,4 +1,4 @@
-"""The C++ sources of the graph search and of selections, and the processors their builds need.
+"""The C++ sources of the searches of a graph and of inverted lists, and of selections, with the processors they need.
 
 `python -m services.vector_search.index.native.sources` builds the libraries beside the sources.
 """
@@ -16,6 +16,11 @@ TRAVERSE = KernelSource(
     ("-march=x86-64-v4", "-mavx512vnni"),
 )
 SELECTION = KernelSource(Path(__file__).parent / "selection.cpp", AVX512, ("-march=x86-64-v4",))
+SCAN_LISTS = KernelSource(
+    Path(__file__).parent / "scan_lists.cpp",
+    AVX512 | {"avx512vbmi"},
+    ("-march=x86-64-v4", "-mavx512vbmi"),
+)
 
 if __name__ == "__main__":
-    sys.exit(build_beside((TRAVERSE, SELECTION)))
+    sys.exit(build_beside((TRAVERSE, SELECTION, SCAN_LISTS)))

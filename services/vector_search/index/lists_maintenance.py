@@ -1,0 +1,178 @@
+"""The background work of inverted lists: train a quantizer, put rows into the lists, train anew, drop deleted rows.
+
+Whatever is made is made beside the searches and swapped in; what fails leaves in use what there was.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+
+from common import log
+from common.clock import Clock
+from services.vector_search import metrics
+from services.vector_search.index import search_path
+from services.vector_search.index.inverted_lists import InvertedLists, code
+from services.vector_search.index.lists_recall import ListsRecall
+from services.vector_search.index.quantizer import Quantizer
+from services.vector_search.index.quantizer_training import (
+    ENOUGH_ROWS,
+    LEAST_PER_LIST,
+    SAMPLE_BYTES,
+    Trainer,
+    TrainingFailed,
+    TrainingWork,
+)
+from services.vector_search.index.rows import Ints, Metric, RowsView, VectorRows
+from services.vector_search.index.state import IndexState
+
+_COMPACT_RATIO, _COMPACT_ROWS = 0.3, 256
+_COPIED_AT_ONCE = 2000
+# Rows that are coded before lists with them are made.
+_CODED_AT_ONCE = 32_768
+# Rows that wait, at least, until there are lists with them: so many, or such a share of those in lists.
+_WAITING_ROWS, _WAITING_SHARE = 1024, 1 / 256
+_MOST_LISTS = 4096
+# A quantizer is trained anew once there are so many times the rows it was trained for, or so many times as many but
+# lists so uneven.
+_OUTGROWN, _OUTGROWN_UNEVEN, _UNEVEN = 4.0, 1.5, 3.0
+# The effort is chosen anew when the lists have grown by this factor.
+_TUNED_GROWTH = 1.2
+_RETRY_S = 60.0
+_log = log.get("vector_search")
+
+
+def lists_for(rows: int) -> int:
+    """Return how many lists so many rows have: a power of two near one and a half times their root.
+
+    There are fewer where less than 39 rows would be in each.
+    """
+    wanted = 1 << round(math.log2(max(1.5 * math.sqrt(rows), 1.0)))
+    return max(1, min(wanted, rows // LEAST_PER_LIST, _MOST_LISTS))
+
+
+class ListsMaintenance:
+    """Does the background work of one index of lists; one thread calls `step`.
+
+    `problem` says why the last training failed, "" if it did not; it is tried again after a minute.
+    """
+
+    def __init__(
+        self,
+        state: IndexState,
+        recall: ListsRecall,
+        metric: Metric,
+        *,
+        threads: int,
+        clock: Clock,
+        trainer: Trainer,
+    ) -> None:
+        self._state, self._recall, self._metric = state, recall, metric
+        self._threads, self._clock, self._train = threads, clock, trainer
+        self._closing = threading.Event()
+        self._tuned_at = 0  # how many rows the lists covered when the effort was chosen
+        self._again_s = 0.0
+        self.problem = ""
+
+    def restored(self, covered: int) -> None:
+        """Note that saved lists over so many rows were taken over, whose effort fits them."""
+        self._tuned_at = covered
+
+    def close(self) -> None:
+        """Stop what is in progress at its next step."""
+        self._closing.set()
+
+    def step(self) -> bool:
+        """Do one bounded piece of work, if there is any; True if there may be more."""
+        view = self._state.view
+        rows, lists = view.rows, view.lists
+        wanted = lists is None or _outgrown(lists, rows.live_count)
+        due = wanted and rows.live_count and self._clock.perf_s() >= self._again_s
+        if due and self._build(rows):
+            return True
+        if lists is None or self._closing.is_set():
+            return False
+        if rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO:
+            return self._compact(rows, lists)
+        behind = rows.view.size - lists.covered
+        if behind < max(_WAITING_ROWS, int(_WAITING_SHARE * lists.covered)):
+            return False
+        self._extend(lists, rows.view)
+        return True
+
+    def _build(self, rows: VectorRows) -> bool:
+        """Train a quantizer, put all rows into lists, and swap them in; False if nothing came of it."""
+        view = rows.view
+        kept = np.flatnonzero(view.live[: view.size].copy())
+        order = np.random.default_rng(len(kept)).permutation(kept)
+        held_out = np.sort(order[: min(search_path.AUDITED, len(kept) // 4)])
+        try:
+            quantizer = self._trained(view, order[len(held_out) :])
+        except (TrainingFailed, MemoryError) as error:
+            if self._closing.is_set():
+                return False
+            self.problem = str(error) or "not enough memory"
+            self._again_s = self._clock.perf_s() + _RETRY_S
+            _log.warning("quantizer_not_trained", why=self.problem)
+            return False
+        self.problem = ""
+        lists = InvertedLists.empty(quantizer)
+        for at in range(0, len(kept), _CODED_AT_ONCE):
+            if self._closing.is_set():
+                return False
+            part = kept[at : at + _CODED_AT_ONCE]
+            lists = lists.with_more(code(quantizer, view, part), int(part[-1]) + 1)
+        lists = lists.with_more(code(quantizer, view, kept[:0]), view.size)
+        lists = self._recall.tune(lists, view, view.matrix[held_out], held_out=held_out)
+        self._tuned_at = lists.covered
+        self._state.take_lists(lists)
+        self._recall.renew()
+        return True
+
+    def _trained(self, view: RowsView, rows: Ints) -> Quantizer:
+        lists = lists_for(len(rows))
+        enough = min(
+            max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
+        )
+        sample = np.ascontiguousarray(view.matrix[np.sort(rows[:enough])])
+        work = TrainingWork(
+            metric=self._metric,
+            lists=lists,
+            rows=len(rows),
+            sample=len(sample),
+            dimension=view.matrix.shape[1],
+            threads=self._threads,
+        )
+        return self._train(work, sample, self._closing.is_set)
+
+    def _extend(self, lists: InvertedLists, view: RowsView) -> None:
+        """Put some of the rows that wait into lists; by some of them the effort is chosen if the lists grew much."""
+        end = min(view.size, lists.covered + _CODED_AT_ONCE)
+        fresh = np.arange(lists.covered, end)[view.live[lists.covered : end].copy()]
+        lists = lists.with_more(code(lists.quantizer, view, fresh), end)
+        if lists.covered > _TUNED_GROWTH * self._tuned_at and len(fresh):
+            some = fresh[:: -(-len(fresh) // search_path.AUDITED)]
+            lists = self._recall.tune(lists, view, view.matrix[some], held_out=some)
+            self._tuned_at = lists.covered
+        self._state.take_lists(lists)
+
+    def _compact(self, rows: VectorRows, lists: InvertedLists) -> bool:
+        """Copy the live rows, give the lists their new numbers, and swap both in."""
+        before = rows.view
+        kept = np.flatnonzero(before.live[: before.size].copy())
+        made = rows.empty(max(1024, len(kept)))
+        for at in range(0, len(kept), _COPIED_AT_ONCE):
+            if self._closing.is_set():
+                return False
+            part = kept[at : at + _COPIED_AT_ONCE]
+            made.append(before.matrix[part], before.labels[part], before.numbers[part])
+        self._state.swap(made, None, before, kept, lists.renumbered(kept))
+        metrics.COMPACTIONS.inc()
+        return True
+
+
+def _outgrown(lists: InvertedLists, live: int) -> bool:
+    grown = live / max(lists.quantizer.trained, 1)
+    return grown >= _OUTGROWN or (grown >= _OUTGROWN_UNEVEN and lists.unevenness > _UNEVEN)

@@ -1,0 +1,277 @@
+// The scan of inverted lists: of a query's nearest lists every code is scored by tables, the best exactly by their rows.
+// Built by common/native/library.py for processors with AVX512-VBMI; called by services/vector_search/index/inverted_lists.py.
+//
+// Codes lie in blocks of 64 rows, a subspace after another: a table of 256 scores, rounded to 8 bits, is looked up for 64
+// rows by two permutations of bytes. Everything that is read here is never written to, but for the marks of live rows.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "best_kept.h"
+
+namespace {
+
+constexpr int64_t kBlock = 64, kWords = 256;
+enum Metric : int64_t { kDot, kCosine, kL2 };
+
+// As inverted_lists.py lays it out. A row is about its list's centroid plus a word of each subspace, both rotated.
+struct Lists {
+  int64_t dimension, width, subspaces, part, lists, metric;
+  const float* rotation;   // width x dimension
+  const float* centroids;  // lists x width
+  const float* halves;     // of each centroid: half its square
+  const float* words;      // subspaces x part x 256
+  const int64_t* starts;   // the first block of each list, and the end
+  const uint8_t* codes;    // blocks x subspaces x 64: row i of a block at byte 2 i, row 32 + i at 2 i + 1
+  const int32_t* rows;     // blocks x 64, -1 where there is none
+  const float* norms;      // but for dot: blocks x 64, half the square of what the code stands for
+};
+
+struct Asked {
+  const float* matrix;  // the rows themselves
+  const bool* keep;     // of each row: whether it may be found
+  int64_t k, probes, rescored;
+};
+
+struct Scratch {
+  std::vector<float> rotated, near, table;
+  std::vector<uint8_t> rounded;
+  std::vector<std::pair<float, int64_t>> order;
+  BestKept best;
+};
+
+float dot(const float* a, const float* b, int64_t count) {
+  __m512 sum = _mm512_setzero_ps();
+  int64_t d = 0;
+  for (; d + 16 <= count; d += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(a + d), _mm512_loadu_ps(b + d), sum);
+  if (d < count) {
+    const __mmask16 in = __mmask16((1u << (count - d)) - 1);
+    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, a + d), _mm512_maskz_loadu_ps(in, b + d), sum);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+// The products of one vector with `count` others that lie one after another. Four at once: their sums do not wait for
+// each other, and are added up across lanes together.
+void products(const float* rows, int64_t count, int64_t width, const float* q, float* out) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const float* x = rows + i * width;
+    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t d = 0; d < width; d += 16) {
+      const __mmask16 in = width - d >= 16 ? 0xffff : __mmask16((1u << (width - d)) - 1);
+      const __m512 part = _mm512_maskz_loadu_ps(in, q + d);
+      for (int j = 0; j < 4; ++j) sum[j] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, x + j * width + d), part, sum[j]);
+    }
+    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[1]), _mm512_unpackhi_ps(sum[0], sum[1]));
+    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(sum[2], sum[3]), _mm512_unpackhi_ps(sum[2], sum[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+  for (; i < count; ++i) out[i] = dot(rows + i * width, q, width);
+}
+
+float distance(const float* a, const float* b, int64_t count) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t d = 0; d < count; d += 16) {
+    const __mmask16 in = count - d >= 16 ? 0xffff : __mmask16((1u << (count - d)) - 1);
+    const __m512 gap = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, a + d), _mm512_maskz_loadu_ps(in, b + d));
+    sum = _mm512_fmadd_ps(gap, gap, sum);
+  }
+  return std::sqrt(_mm512_reduce_add_ps(sum));
+}
+
+// A table of the products of the query with every word, rounded to 8 bits: product = least + scale * rounded.
+struct Rounding {
+  float scale, least;  // `least` summed over the subspaces
+};
+
+Rounding tables(const Lists& g, Scratch& s) {
+  const int64_t m = g.subspaces;
+  s.table.resize(size_t(m * kWords));
+  s.rounded.resize(size_t(m * kWords));
+  std::vector<float> lows(size_t(m), 0.0f);
+  float widest = 0.0f, least = 0.0f;
+  for (int64_t j = 0; j < m; ++j) {
+    const float* q = s.rotated.data() + j * g.part;
+    const float* words = g.words + j * g.part * kWords;
+    float* table = s.table.data() + j * kWords;
+    __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY);
+    for (int64_t w = 0; w < kWords; w += 16) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t d = 0; d < g.part; ++d)
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), _mm512_loadu_ps(words + d * kWords + w), sum);
+      _mm512_storeu_ps(table + w, sum);
+      low = _mm512_min_ps(low, sum);
+      high = _mm512_max_ps(high, sum);
+    }
+    lows[size_t(j)] = _mm512_reduce_min_ps(low);
+    widest = std::max(widest, _mm512_reduce_max_ps(high) - lows[size_t(j)]);
+    least += lows[size_t(j)];
+  }
+  const float scale = widest > 0.0f ? widest / 255.0f : 1.0f, by = 1.0f / scale;
+  for (int64_t j = 0; j < m; ++j) {
+    const __m512 low = _mm512_set1_ps(lows[size_t(j)]), times = _mm512_set1_ps(by);
+    for (int64_t w = 0; w < kWords; w += 16) {
+      const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s.table.data() + j * kWords + w), low), times);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(s.rounded.data() + j * kWords + w),
+                       _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
+    }
+  }
+  return {scale, least};
+}
+
+// Sums up the tables for `kCount` blocks; sums[2 b] are those of the first 32 rows of block b, sums[2 b + 1] of the others.
+template <int kCount>
+void sum_up(const Lists& g, const uint8_t* table, const uint8_t* codes, __m512i* sums) {
+  const int64_t block = g.subspaces * kBlock;
+  const __m512i low_bytes = _mm512_set1_epi16(0xff);
+  for (int b = 0; b < 2 * kCount; ++b) sums[b] = _mm512_setzero_si512();
+  for (int64_t j = 0; j < g.subspaces; ++j) {
+    const uint8_t* t = table + j * kWords;
+    const __m512i t0 = _mm512_loadu_si512(t), t1 = _mm512_loadu_si512(t + 64);
+    const __m512i t2 = _mm512_loadu_si512(t + 128), t3 = _mm512_loadu_si512(t + 192);
+    for (int b = 0; b < kCount; ++b) {
+      const __m512i code = _mm512_loadu_si512(codes + b * block + j * kBlock);
+      const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), _mm512_permutex2var_epi8(t0, code, t1),
+                                                   _mm512_permutex2var_epi8(t2, code, t3));
+      sums[2 * b] = _mm512_add_epi16(sums[2 * b], _mm512_and_si512(found, low_bytes));
+      sums[2 * b + 1] = _mm512_add_epi16(sums[2 * b + 1], _mm512_srli_epi16(found, 8));
+    }
+  }
+}
+
+// Offers the rows of a block that may be among the best.
+void select(const Lists& g, const Asked& asked, int64_t block, const __m512i* sums, float scale, float bias,
+            BestKept& best) {
+  const __m512 times = _mm512_set1_ps(scale), plus = _mm512_set1_ps(bias);
+  const int32_t* rows = g.rows + block * kBlock;
+  for (int64_t part = 0; part < 4; ++part) {
+    const __m512i half = sums[part / 2];
+    const __m256i words = part % 2 ? _mm512_extracti64x4_epi64(half, 1) : _mm512_castsi512_si256(half);
+    __m512 scores = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words)), times, plus);
+    if (g.norms) scores = _mm512_sub_ps(scores, _mm512_loadu_ps(g.norms + block * kBlock + part * 16));
+    uint32_t above = _mm512_cmp_ps_mask(scores, _mm512_set1_ps(best.least), _CMP_GT_OQ);
+    if (above == 0) continue;
+    alignas(64) float score[16];
+    _mm512_store_ps(score, scores);
+    for (; above; above &= above - 1) {
+      const int at = __builtin_ctz(above);
+      const int32_t row = rows[part * 16 + at];
+      if (row >= 0 && asked.keep[row]) best.offer(score[at], row);
+    }
+  }
+}
+
+void scan(const Lists& g, const Asked& asked, int64_t list, const Rounding& rounding, float bias, Scratch& s) {
+  const uint8_t* table = s.rounded.data();
+  const int64_t size = g.subspaces * kBlock;
+  int64_t block = g.starts[list];
+  const int64_t end = g.starts[list + 1];
+  __m512i sums[8];
+  for (; block + 4 <= end; block += 4) {
+    sum_up<4>(g, table, g.codes + block * size, sums);
+    for (int b = 0; b < 4; ++b) select(g, asked, block + b, sums + 2 * b, rounding.scale, bias, s.best);
+  }
+  for (; block < end; ++block) {
+    sum_up<1>(g, table, g.codes + block * size, sums);
+    select(g, asked, block, sums, rounding.scale, bias, s.best);
+  }
+}
+
+// Puts the nearest lists into s.order, nearest first, each with the product of query and centroid.
+void nearest_lists(const Lists& g, int64_t probes, Scratch& s) {
+  s.near.resize(size_t(g.lists));
+  s.order.resize(size_t(g.lists));
+  products(g.centroids, g.lists, g.width, s.rotated.data(), s.near.data());
+  for (int64_t i = 0; i < g.lists; ++i) {
+    s.order[size_t(i)] = {s.near[size_t(i)] - (g.metric == kDot ? 0.0f : g.halves[i]), i};
+  }
+  const auto end = s.order.begin() + ptrdiff_t(std::min(probes, g.lists));
+  const auto nearer = [](const auto& a, const auto& b) { return a.first > b.first; };
+  std::nth_element(s.order.begin(), end, s.order.end(), nearer);
+  s.order.resize(size_t(end - s.order.begin()));
+  std::sort(s.order.begin(), s.order.end(), nearer);
+}
+
+// Leaves in s.best the best of the nearest lists by their codes.
+void find(const Lists& g, const Asked& asked, const float* q, Scratch& s) {
+  s.rotated.resize(size_t(g.width));
+  products(g.rotation, g.width, g.dimension, q, s.rotated.data());
+  nearest_lists(g, asked.probes, s);
+  const Rounding rounding = tables(g, s);
+  s.best.begin(size_t(asked.rescored));
+  for (const auto& [_, list] : s.order) scan(g, asked, list, rounding, s.near[size_t(list)] + rounding.least, s);
+}
+
+// Writes at most k rows and scores, best first; returns how many.
+int64_t search(const Lists& g, const Asked& asked, const float* q, int64_t* rows, float* scores, Scratch& s) {
+  find(g, asked, q, s);
+  std::vector<Scored>& found = s.best.finish();
+  // In the order in which they lie on the disk.
+  std::sort(found.begin(), found.end(), [](const Scored& a, const Scored& b) { return a.row < b.row; });
+  constexpr size_t kAhead = 4;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (i + kAhead < found.size()) {
+      const float* coming = asked.matrix + int64_t(found[i + kAhead].row) * g.dimension;
+      for (int64_t d = 0; d < g.dimension; d += 16) _mm_prefetch(coming + d, _MM_HINT_T0);
+    }
+    const float* x = asked.matrix + int64_t(found[i].row) * g.dimension;
+    found[i].score = g.metric == kL2 ? -distance(x, q, g.dimension) : dot(x, q, g.dimension);
+  }
+  const int64_t count = std::min(asked.k, int64_t(found.size()));
+  std::partial_sort(found.begin(), found.begin() + count, found.end(), [](const Scored& a, const Scored& b) {
+    return a.score > b.score || (a.score == b.score && a.row < b.row);
+  });
+  for (int64_t i = 0; i < count; ++i) scores[i] = found[size_t(i)].score, rows[i] = found[size_t(i)].row;
+  return count;
+}
+
+// Calls work(scratch, i) for 0 <= i < count on `threads` threads, this one among them.
+template <typename Work>
+void share(int64_t count, int64_t threads, int64_t together, const Work& work) {
+  std::atomic<int64_t> begun{0};
+  auto run = [&] {
+    thread_local Scratch scratch;
+    for (int64_t at; (at = begun.fetch_add(together)) < count;)
+      for (int64_t i = at; i < std::min(at + together, count); ++i) work(scratch, i);
+  };
+  std::vector<std::thread> others;
+  for (int64_t t = 1; t < std::min(threads, (count + together - 1) / together); ++t) others.emplace_back(run);
+  run();
+  for (auto& other : others) other.join();
+}
+
+}  // namespace
+
+// Searches `count` queries; found[i] of rows[i * k ...] are written.
+extern "C" void spillway_scan_lists(const Lists* lists, const float* matrix, const bool* keep, const float* queries,
+                                    int64_t count, int64_t k, int64_t probes, int64_t rescored, int64_t threads,
+                                    int64_t* rows, float* scores, int64_t* found) {
+  const Asked asked{matrix, keep, k, probes, std::max(k, rescored)};
+  share(count, threads, 8, [&](Scratch& scratch, int64_t i) {
+    found[i] = search(*lists, asked, queries + i * lists->dimension, rows + i * k, scores + i * k, scratch);
+  });
+}
+
+// Writes the candidates of `count` queries and their scores by the codes, best first.
+extern "C" void spillway_list_candidates(const Lists* lists, const bool* keep, const float* queries, int64_t count,
+                                         int64_t k, int64_t probes, int64_t threads, int64_t* rows, float* scores,
+                                         int64_t* found) {
+  const Asked asked{nullptr, keep, k, probes, k};
+  share(count, threads, 8, [&](Scratch& scratch, int64_t i) {
+    find(*lists, asked, queries + i * lists->dimension, scratch);
+    std::vector<Scored>& best = scratch.best.finish();
+    std::sort(best.begin(), best.end(), [](const Scored& a, const Scored& b) { return a.score > b.score; });
+    found[i] = int64_t(best.size());
+    for (size_t j = 0; j < best.size(); ++j) rows[i * k + int64_t(j)] = best[j].row, scores[i * k + int64_t(j)] = best[j].score;
+  });
+}
