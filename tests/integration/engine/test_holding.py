@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from common.registry.sessions import Sessions
 from common.wire.registry import WorkerRecord
 from common.wire.sessions import SessionRecord
 from engine.decoder.kv.prefix_index import PrefixIndex
-from services.router.admission.affinity import NOBODY, Preference, choose, preferred
+from services.router.admission.affinity import NOBODY, Preference, choose, preferred, reads_first
 from services.router.admission.job_spec import Prompt
 from tests.faults.engine.test_failover import SIM, live, process
 from tests.integration.engine.test_sessions import asked, made, now
@@ -58,7 +59,7 @@ async def holder(desk: Desk, record: SessionRecord, work_: Any) -> dict[str, Any
     prompt = work_.prompts[0]
     marks = marks_of(page_ids(root_id(work_.fingerprint, work_.scope), prompt))
     asked = Prompt(record.id if record else "", 0, marks, len(prompt))
-    found = await preferred(desk.bus, FAMILY, asked)
+    found = await preferred(desk.bus, FAMILY, ("gpu",), asked)
     return {"prefer": found.worker, "value_s": found.value_s}
 
 
@@ -220,6 +221,18 @@ def test_the_choice(tokens: dict[str, int], workers: dict[str, WorkerRecord], mo
     else:
         assert found.worker in worth
         assert found == Preference(found.worker, max(worth.values()))
+
+
+@given(st.dictionaries(NAMES, st.sampled_from(["gpu", "cpu"])))
+def test_who_reads_questions_first(classes: dict[str, str]) -> None:
+    """The only worker of the first class that is served; nobody where several share that class."""
+    workers = {
+        name: msgspec.structs.replace(worker(1.0), classes=[cls]) for name, cls in classes.items()
+    }
+    first = [name for name, cls in classes.items() if cls == "gpu"] or list(classes)
+
+    found = reads_first(["gpu", "cpu"], workers).worker
+    assert found == (first[0] if len(first) == 1 else None)
 
 
 CHAIN = st.integers(0, 3).flatmap(lambda kind: st.integers(0, 40).map(lambda n: (kind, n)))
