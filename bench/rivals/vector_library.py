@@ -116,8 +116,8 @@ class Faiss:
         count, dimension = rows.shape
         lists = 1 << round(np.log2(4 * count**0.5))
         name = made_with["factory"].format(lists=lists, half=dimension // 2)
-        index = faiss.index_factory(dimension, name, faiss.METRIC_INNER_PRODUCT)
-        inner = faiss.downcast_index(index.base_index) if "RFlat" in name else index
+        index: Any = faiss.index_factory(dimension, name, faiss.METRIC_INNER_PRODUCT)
+        inner: Any = faiss.downcast_index(index.base_index) if "RFlat" in name else index
         if name.startswith("HNSW"):
             inner.hnsw.efConstruction = 200
         index.train(rows)

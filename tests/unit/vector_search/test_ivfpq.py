@@ -533,9 +533,11 @@ def test_a_shard_with_lists_reports_explains_and_opens_again(
     vectors.settle(one)
     assert one.settled
     plain = one.search(ask(rows[:1]))
+    assert plain.report is not None
     assert (plain.path, plain.report.kind) == ("ivfpq", "ivfpq")
     assert plain.report.effort == one.stats()["effort"]
     most = one.search(ask(rows[:1], budget_ms=60_000.0)).report
+    assert most is not None
     assert (most.effort, most.fits) == (lists_for(2000 - 256), True)
     assert one.search(ask(rows[:1], effort="exact")).path == "exact"
     assert one.search(ask(rows[:1], filter={"n": {"$lt": 1500}})).path == "filtered-ivfpq"
