@@ -10,14 +10,19 @@ const SPACE = 2 ** 32; // of the hashes that divide documents among shards
 const PATHS = {
   exact: "every chunk is compared",
   graph: "the graph is walked, chunks it lacks are compared",
+  ivfpq: "the codes of the nearest lists are scored, the best and chunks in no list are compared",
   "filtered-exact": "the chunks that the filter allows are compared",
   "filtered-graph": "the graph is walked, what the filter forbids is left out",
+  "filtered-ivfpq": "more lists are read, what the filter forbids is left out",
   scan: "slow: a filter left too little of what the graph found, so all allowed chunks were compared",
 };
 const KINDS = {
   exact: "Every search compares its query with every chunk, and so finds all true neighbours: there are too few for a graph to be faster.",
   graph: "A search walks a graph over the chunks and keeps the best candidates on its way; newer chunks are compared one by one until the graph has them.",
+  ivfpq: "A search reads the lists that are nearest to its query: short codes of the chunks, of which the best are compared; newer chunks are compared one by one until they are in a list.",
 };
+// What is built over the chunks, by the path of a search.
+const BUILT = { graph: "graph", ivfpq: "lists" };
 const absent = new Set(); // routes that this router does not have
 
 // What a route answers, null where the router has none of that kind.
@@ -88,9 +93,9 @@ export class Collection {
     const searches = Object.values(stats.searches ?? {}).reduce((sum, n) => sum + n, 0);
     const scans = stats.searches?.scan ?? 0;
     chunks.set(count(stats.chunks), many(stats.documents, "document"));
-    recall.set(stats.index === "graph" ? stats.recall.toFixed(3) : "1", audit(stats), stats.index === "graph" && stats.recall < 0.95);
+    recall.set(BUILT[stats.index] ? stats.recall.toFixed(3) : "1", audit(stats), BUILT[stats.index] && stats.recall < 0.95);
     slow.set(count(scans), searches ? `of ${many(searches, "query")}` : "no search yet", scans > 0);
-    newer.set(count(stats.newer ?? 0), stats.index === "graph" ? "not in the graph yet" : "there is no graph");
+    newer.set(count(stats.newer ?? 0), BUILT[stats.index] ? `not in the ${BUILT[stats.index]} yet` : "there is no graph");
     deleted.set(percent(stats.deleted_ratio ?? 0), "of the rows");
     disk.set(bytes(stats.bytes), `${bytes(stats.log_bytes ?? 0)} of it in the log`);
   }
@@ -115,14 +120,14 @@ export class Collection {
 
 // When the recall was measured, in a few words.
 function audit({ index, audited_at: at }) {
-  if (index !== "graph") return "all are compared";
-  return at ? `audited ${ago(at)}` : "when the graph was built";
+  if (!BUILT[index]) return "all are compared";
+  return at ? `audited ${ago(at)}` : `when the ${BUILT[index]} ${index === "graph" ? "was" : "were"} built`;
 }
 
 function audited({ index, recall, ef, compared, audited_at: at }) {
-  if (index !== "graph") return "There is nothing to audit: an exact search is what audits compare with.";
-  const measured = at ? `The last audit, ${ago(at)}, compared ${many(compared, "recent query")} with exact searches` : "When the graph was built, chunks that were left out of it were searched for; no recent query has been compared with an exact search yet";
-  return `${measured}: ${percent(recall)} of the true neighbours were found, with ${count(ef)} candidates kept (ef).`;
+  if (!BUILT[index]) return "There is nothing to audit: an exact search is what audits compare with.";
+  const measured = at ? `The last audit, ${ago(at)}, compared ${many(compared, "recent query")} with exact searches` : `When the ${BUILT[index]} ${index === "graph" ? "was" : "were"} built, chunks were searched for as if they were not there; no recent query has been compared with an exact search yet`;
+  return `${measured}: ${percent(recall)} of the true neighbours were found, with ${index === "graph" ? `${count(ef)} candidates kept (ef)` : many(ef, "list") + " read"}.`;
 }
 
 class PathTable {

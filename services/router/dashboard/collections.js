@@ -151,7 +151,7 @@ class CollectionRow {
     else this.link.removeAttribute("aria-current");
     text(this.model, error ?? model ?? "vectors only");
     const words = stats
-      ? [count(stats.documents), count(stats.chunks), null, stats.index, stats.index === "graph" ? stats.recall.toFixed(3) : "1", count(stats.searches?.scan ?? 0), count(stats.newer ?? 0), percent(stats.deleted_ratio ?? 0), bytes(stats.bytes)]
+      ? [count(stats.documents), count(stats.chunks), null, stats.index, stats.index === "exact" ? "1" : stats.recall.toFixed(3), count(stats.searches?.scan ?? 0), count(stats.newer ?? 0), percent(stats.deleted_ratio ?? 0), bytes(stats.bytes)]
       : ["…", "…", null, "…", "…", "…", "…", "…", "…"];
     words[2] = `${dimension}, ${metric}`;
     words.forEach((word, i) => text(this.made[i + 1], word));

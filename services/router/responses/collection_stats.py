@@ -8,6 +8,9 @@ from typing import Any
 
 _SUMMED = ("documents", "chunks", "bytes", "log_bytes", "torn_tails", "newer", "compared")
 
+# What is built over the chunks of some shards tells more than that others compare all.
+_BUILT = ("graph", "ivfpq")
+
 
 def collection_stats(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the statistics of all shards as those of one: sums, and where there is none, the worst of them.
@@ -32,9 +35,8 @@ def collection_stats(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if "deleted_ratio" in stats:
         stats["deleted_ratio"] = _deleted_ratio(shards)
     if "index" in stats:
-        stats["index"] = (
-            "graph" if any(s.get("index") == "graph" for s in shards) else stats["index"]
-        )
+        paths = {shard.get("index") for shard in shards}
+        stats["index"] = next((path for path in _BUILT if path in paths), stats["index"])
     return stats
 
 

@@ -70,7 +70,7 @@ class Coded(NamedTuple):
     codes: Bytes
 
 
-class Candidates(NamedTuple):
+class FoundRows(NamedTuple):
     """The rows found for each query, best first, and their scores, as (queries, most).
 
     Of each query there are `found`; the others are row -1 and score -inf.
@@ -254,7 +254,7 @@ class InvertedLists:
         probes: int,
         compared: int,
         threads: int,
-    ) -> Candidates:
+    ) -> FoundRows:
         """Find the k best of the rows that `keep` marks, scored exactly, in the `probes` nearest lists of each query.
 
         The `compared` best by their codes are scored.
@@ -273,7 +273,7 @@ class InvertedLists:
 
     def candidates(
         self, keep: Flags, queries: Floats, most: int, *, probes: int, threads: int
-    ) -> Candidates:
+    ) -> FoundRows:
         """Return the best of the rows that `keep` marks by their codes alone, in the `probes` nearest lists."""
         made = _empty(len(queries), most)
         library = kernel()
@@ -320,8 +320,8 @@ class InvertedLists:
             yield rows[taken].astype(np.int64), scores[taken].astype(np.float32)
 
     def _by_numpy(
-        self, view: RowsView, keep: Flags, queries: Floats, made: Candidates, probes: int, most: int
-    ) -> Candidates:
+        self, view: RowsView, keep: Flags, queries: Floats, made: FoundRows, probes: int, most: int
+    ) -> FoundRows:
         k = made.rows.shape[1]
         for i, (rows, rough) in enumerate(self._scanned(keep, queries, probes)):
             best = np.argsort(-rough, kind="stable")[:most]
@@ -408,13 +408,13 @@ def code(quantizer: Quantizer, view: RowsView, rows: Ints) -> Coded:
     return Coded(rows, lists, codes)
 
 
-def _empty(queries: int, most: int) -> Candidates:
-    return Candidates(
+def _empty(queries: int, most: int) -> FoundRows:
+    return FoundRows(
         np.full((queries, most), -1, np.int64),
         np.full((queries, most), -np.inf, np.float32),
         np.zeros(queries, np.int64),
     )
 
 
-def _put(made: Candidates, i: int, rows: Ints, scores: Floats) -> None:
+def _put(made: FoundRows, i: int, rows: Ints, scores: Floats) -> None:
     made.rows[i, : len(rows)], made.scores[i, : len(rows)], made.found[i] = rows, scores, len(rows)

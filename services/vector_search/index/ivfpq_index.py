@@ -22,7 +22,7 @@ from services.vector_search.index.exact_index import (
     rows_bytes,
 )
 from services.vector_search.index.graph_index import one_after_another
-from services.vector_search.index.inverted_lists import Candidates, InvertedLists
+from services.vector_search.index.inverted_lists import FoundRows, InvertedLists
 from services.vector_search.index.lists_maintenance import ListsMaintenance
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.lists_tuning import codes_s, probes_ladder
@@ -276,7 +276,7 @@ class IvfpqIndex:
         keep: Flags,
         lists: InvertedLists,
         way: _Way,
-    ) -> Candidates:
+    ) -> FoundRows:
         """Return k rows of each query, or all that the lists hold."""
         probes = way.probes
         while True:

@@ -38,7 +38,7 @@ _MOST_LISTS = 4096
 # lists so uneven.
 _OUTGROWN, _OUTGROWN_UNEVEN, _UNEVEN = 4.0, 1.5, 3.0
 # The effort is chosen anew when the lists have grown by this factor.
-_TUNED_GROWTH = 1.3
+_TUNED_GROWTH = 1.2
 _RETRY_S = 60.0
 _log = log.get("vector_search")
 
@@ -88,9 +88,10 @@ class ListsMaintenance:
         view = self._state.view
         rows, lists = view.rows, view.lists
         wanted = lists is None or _outgrown(lists, rows.live_count)
-        if wanted and rows.live_count and self._clock.perf_s() >= self._again_s:
-            return self._build(rows)
-        if lists is None:
+        due = wanted and rows.live_count and self._clock.perf_s() >= self._again_s
+        if due and self._build(rows):
+            return True
+        if lists is None or self._closing.is_set():
             return False
         if rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO:
             return self._compact(rows, lists)
@@ -101,7 +102,7 @@ class ListsMaintenance:
         return True
 
     def _build(self, rows: VectorRows) -> bool:
-        """Train a quantizer, put all rows into lists, and swap them in."""
+        """Train a quantizer, put all rows into lists, and swap them in; False if nothing came of it."""
         view = rows.view
         kept = np.flatnonzero(view.live[: view.size].copy())
         order = np.random.default_rng(len(kept)).permutation(kept)
@@ -144,14 +145,15 @@ class ListsMaintenance:
         return self._train(work, sample, self._closing.is_set)
 
     def _extend(self, lists: InvertedLists, view: RowsView) -> None:
-        """Put some of the rows that wait into lists; they choose the effort first if the lists grew much since."""
+        """Put some of the rows that wait into lists; by some of them the effort is chosen if the lists grew much."""
         end = min(view.size, lists.covered + _CODED_AT_ONCE)
         fresh = np.arange(lists.covered, end)[view.live[lists.covered : end].copy()]
+        lists = lists.with_more(code(lists.quantizer, view, fresh), end)
         if lists.covered > _TUNED_GROWTH * self._tuned_at and len(fresh):
-            some = fresh[:: max(1, len(fresh) // search_path.AUDITED)]
-            lists = self._recall.tune(lists, view, view.matrix[some])
+            some = fresh[:: -(-len(fresh) // search_path.AUDITED)]
+            lists = self._recall.tune(lists, view, view.matrix[some], held_out=some)
             self._tuned_at = lists.covered
-        self._state.take_lists(lists.with_more(code(lists.quantizer, view, fresh), end))
+        self._state.take_lists(lists)
 
     def _compact(self, rows: VectorRows, lists: InvertedLists) -> bool:
         """Copy the live rows, give the lists their new numbers, and swap both in."""

@@ -20,7 +20,9 @@ from services.vector_search.index.rows import Floats, Metric
 # Rows of a sample that faiss wants at least for every centroid, and rows that are enough for words and rotation.
 LEAST_PER_LIST = 39
 ENOUGH_ROWS = 32_768
-_OPQ_ROUNDS, _ROUNDS = 8, 10
+_ROUNDS = 10
+# Rotations are learned in so many rounds, from so many rows; the time of a round is cubic in the dimensions.
+_TURNS, _LEAST_TURNS, _TURNS_AT, _TURNED_ROWS = 8, 2, 2048, 16_384
 _CHECK_S = 0.2
 # How much of what a failed training wrote to its error output is told.
 _TOLD = 300
@@ -53,12 +55,15 @@ def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = boo
     width = subspaces * part
     unlike = _unlike(sample)
     lists = max(1, min(work.lists, len(unlike) // LEAST_PER_LIST))
-    padded = np.zeros((max(len(unlike), WORDS), width), np.float32)
+    # A rotation cannot be learned from fewer rows than dimensions, nor words from fewer rows than there are.
+    padded = np.zeros((max(len(unlike), WORDS, width), width), np.float32)
     padded[:, : work.dimension] = np.resize(unlike, (len(padded), work.dimension))
     np.random.default_rng(work.rows).shuffle(padded)
 
     turn = faiss.OPQMatrix(width, subspaces)
-    turn.niter, turn.max_train_points = _OPQ_ROUNDS, ENOUGH_ROWS
+    turn.niter = max(_LEAST_TURNS, min(_TURNS, _TURNS_AT // width))
+    turn.niter_pq, turn.niter_pq_0 = 2, _ROUNDS
+    turn.max_train_points = _TURNED_ROWS
     turn.train(padded)
     rotation = faiss.vector_to_array(turn.A).reshape(width, width)
     rotated = padded @ rotation.T
@@ -92,9 +97,14 @@ def _unlike(sample: Floats) -> Floats:
 
 def train_apart(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
     """Train in a process of its own, which is ended once `stopped` says so; TrainingFailed if there is no result."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(work.threads)}
-    paths = [path for path in sys.path if path]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    threads = str(work.threads)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "passive",  # searches have better uses for the time
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__],

@@ -22,6 +22,7 @@ PROCESSES = {
         (*NUMERIC, *INDEXES),
     ),
     "kv_store": ("services.kv_store.service", (*NUMERIC, *INDEXES, "tokenizers")),
+    "vector_search": ("services.vector_search.service", ("torch", "faiss", "transformers")),
     "cli": (
         "cli.main, models.demo.world.handbook, models.demo.world.tasks",
         (*NUMERIC, *INDEXES, "tokenizers"),

@@ -1,0 +1,518 @@
+"""Inverted lists of codes: against faiss with the same quantizer, against exact search, and what upsets them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.vector_search import snapshot
+from services.vector_search.explanation import explain
+from services.vector_search.index import exact, inverted_lists
+from services.vector_search.index.index import Index
+from services.vector_search.index.inverted_lists import InvertedLists, code
+from services.vector_search.index.lists_maintenance import lists_for
+from services.vector_search.index.quantizer import Quantizer, subspaces_of
+from services.vector_search.index.quantizer_training import TrainingFailed, TrainingWork, train
+from services.vector_search.index.rows import Floats, Metric, RowsView, VectorRows, prepare
+from services.vector_search.search_cost import SearchCost
+from tests.support.clock import ManualClock
+
+METRICS: list[Metric] = ["cosine", "dot", "l2"]
+NONE = np.zeros(0, np.int64)
+
+
+def clustered(count: int, dimension: int, seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).standard_normal((20, dimension))
+    made = centres[rng.integers(0, 20, count)] + 0.4 * rng.standard_normal((count, dimension))
+    return made.astype(np.float32)
+
+
+def view_of(rows: Floats) -> RowsView:
+    labels = np.arange(len(rows))
+    return RowsView(rows, labels, labels, np.ones(len(rows), np.bool_), len(rows))
+
+
+def trained(rows: Floats, metric: Metric, lists: int) -> Quantizer:
+    work = TrainingWork(metric, lists, len(rows), len(rows), rows.shape[1], threads=1)
+    return train(work, rows)
+
+
+@cache
+def lists_of(metric: Metric, dimension: int = 30) -> tuple[Floats, InvertedLists]:
+    rows = prepare(clustered(3000, dimension, 1), metric)
+    quantizer = trained(rows, metric, 16)
+    coded = code(quantizer, view_of(rows), np.arange(len(rows)))
+    return rows, InvertedLists.empty(quantizer).with_more(coded, len(rows))
+
+
+@pytest.fixture(params=["kernel", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to scan, where this machine has both."""
+    if request.param == "numpy":
+        monkeypatch.setattr(inverted_lists, "kernel", lambda: None)
+    elif inverted_lists.kernel() is None:
+        pytest.skip("this processor cannot run the kernel")
+    return str(request.param)
+
+
+# -- faiss as an oracle
+
+
+def faiss_scores(lists: InvertedLists, rows: Floats, queries: Floats, probes: int) -> list[Any]:
+    """What faiss finds with the same quantizer, codes and lists: {row: score} of each query."""
+    q = lists.quantizer
+    l2 = q.metric == "l2"
+    metric = faiss.METRIC_L2 if l2 else faiss.METRIC_INNER_PRODUCT
+    coarse = (faiss.IndexFlatL2 if l2 else faiss.IndexFlatIP)(q.width)
+    coarse.add(q.centroids)
+    index: Any = faiss.IndexIVFPQ(coarse, q.width, q.lists, q.subspaces, 8, metric)
+    faiss.copy_array_to_vector(q.words.ravel(), index.pq.centroids)
+    index.is_trained, index.by_residual, index.nprobe = True, True, probes
+    rotated = q.rotated(rows)
+    names, own = np.arange(len(rows)), q.nearest_lists(rotated)
+    pointers = (faiss.swig_ptr(each) for each in (rotated, names, own))
+    index.add_core(len(rows), *pointers)
+    asked = q.rotated(queries)
+    chosen = np.ascontiguousarray(lists.nearest_lists(queries)[:, :probes])
+    near = np.einsum("qd,qpd->qp", asked, q.centroids[chosen])
+    if l2:
+        near = ((asked[:, None] - q.centroids[chosen]) ** 2).sum(axis=2)
+    scores, found = index.search_preassigned(
+        asked, 2048, Iq=chosen, Dq=np.ascontiguousarray(near, np.float32)
+    )
+    if l2:  # ours leave out the query's square, and halve
+        scores = 0.5 * ((asked**2).sum(axis=1)[:, None] - scores)
+    return [
+        {int(row): float(score) for row, score in zip(rows_, scores_, strict=True) if row >= 0}
+        for rows_, scores_ in zip(found, scores, strict=True)
+    ]
+
+
+def step(lists: InvertedLists, query: Floats) -> float:
+    """How far a score by the kernel's tables of 8 bits may lie from the sum of products."""
+    q = lists.quantizer
+    own = q.rotated(query[None])[0].reshape(q.subspaces, -1)
+    tables = np.einsum("jwd,jd->jw", q.words, own)
+    return float(np.ptp(tables, axis=1).max() / 255 / 2 * q.subspaces) + 1e-4
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("probes", [1, 4, 16])
+def test_candidates_are_those_of_faiss(way: str, metric: Metric, probes: int) -> None:
+    """The same rows in the same lists have faiss' scores; the kernel rounds tables, and errs by no more than that."""
+    rows, lists = lists_of(metric)
+    queries = prepare(clustered(12, 30, 2), metric)
+    oracle = faiss_scores(lists, rows, queries, probes)
+    keep = np.ones(len(rows), np.bool_)
+    found = lists.candidates(keep, queries, 100, probes=probes, threads=2)
+
+    for i, scores in enumerate(oracle):
+        count = int(found.found[i])
+        assert count == min(100, len(scores))
+        off = 1e-4 if way == "numpy" else step(lists, queries[i])
+        for row, score in zip(found.rows[i, :count], found.scores[i, :count], strict=True):
+            assert score == pytest.approx(scores[int(row)], abs=off)
+        worst = found.scores[i, count - 1]
+        surely = {row for row, score in scores.items() if score > worst + 2 * off}
+        assert surely <= set(found.rows[i, :count].tolist())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_row_is_in_the_list_and_has_the_code_that_faiss_gives_it(metric: Metric) -> None:
+    """Assignment and encoding agree with faiss but for ties by rounding."""
+    rows, lists = lists_of(metric)
+    q = lists.quantizer
+    coarse = faiss.IndexFlatL2(q.width)
+    coarse.add(q.centroids)
+    rotated = q.rotated(rows)
+    right = coarse.search(rotated, 1)[1].ravel()
+    own = q.nearest_lists(rotated)
+    assert (own == right).mean() > 0.999
+    product = faiss.ProductQuantizer(q.width, q.subspaces, 8)
+    faiss.copy_array_to_vector(q.words.ravel(), product.centroids)
+    left = q.residuals(rotated, own)
+    assert (q.codes(left) == product.compute_codes(left)).mean() > 0.999
+    assert np.array_equal(lists.list_of_rows(), own)
+
+
+# -- exact search as an oracle
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dimension", [1, 3, 4, 30, 130])
+def test_all_lists_and_all_rows_compared_is_exact_search(
+    way: str, metric: Metric, dimension: int
+) -> None:
+    """Whatever the dimension; dimensions that no subspaces divide are filled up with zeros."""
+    rows = prepare(clustered(400, dimension, 1), metric)
+    quantizer = trained(rows, metric, 5)
+    subspaces, part = subspaces_of(dimension)
+    assert (quantizer.subspaces, quantizer.width) == (subspaces, subspaces * part)
+    lists = InvertedLists.empty(quantizer).with_more(
+        code(quantizer, view_of(rows), np.arange(400)), 400
+    )
+    queries = prepare(clustered(9, dimension, 3), metric)
+    keep = np.random.default_rng(4).random(400) < 0.5
+    truth, near = exact.top_k(queries, rows, 10, metric, keep)
+    found = lists.query(view_of(rows), keep, queries, 10, probes=99, compared=400, threads=2)
+
+    assert np.allclose(found.scores, near, rtol=1e-5, atol=1e-4)
+    if dimension > 1:  # of one dimension many rows of length 1 are equal
+        assert np.array_equal(found.rows, truth)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_codes_of_many_dimensions_have_256_bytes_at_most(way: str, metric: Metric) -> None:
+    """Whatever a quantizer consists of, comparing all that it covers is exact search."""
+    assert [subspaces_of(d) for d in (1, 4, 5, 1024, 1025, 4096)] == [
+        (1, 4), (1, 4), (2, 4), (256, 4), (205, 5), (256, 16),
+    ]  # fmt: skip
+    rng = np.random.default_rng(1)
+    subspaces, part = subspaces_of(1030)
+    quantizer = Quantizer(
+        metric,
+        300,
+        np.eye(subspaces * part, 1030, dtype=np.float32),
+        rng.standard_normal((3, subspaces * part)).astype(np.float32),
+        rng.standard_normal((subspaces, 256, part)).astype(np.float32),
+    )
+    rows = prepare(rng.standard_normal((300, 1030)).astype(np.float32), metric)
+    view, every = view_of(rows), np.arange(300)
+    lists = InvertedLists.empty(quantizer).with_more(code(quantizer, view, every), 300)
+    truth, _ = exact.top_k(rows[:5], rows, 10, metric)
+    found = lists.query(view, view.live, rows[:5], 10, probes=3, compared=300, threads=1)
+    assert np.array_equal(found.rows, truth)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 130), st.floats(0, 1), st.booleans()), min_size=1, max_size=5
+    ),
+    metric=st.sampled_from(METRICS),
+    seed=st.integers(0, 1000),
+)
+def test_lists_hold_what_was_put_into_them(
+    steps: list[tuple[int, float, bool]], metric: Metric, seed: int
+) -> None:
+    """Rows are added, deleted and renumbered, and lists saved: all that is left, and nothing else, is in its list."""
+    rng = np.random.default_rng(seed)
+    quantizer = lists_of(metric)[1].quantizer
+    lists, matrix = InvertedLists.empty(quantizer), np.zeros((0, 30), np.float32)
+    live = np.zeros(0, np.bool_)
+    for count, deleted, renumber in steps:
+        fresh = prepare(clustered(count, 30, int(rng.integers(1000))), metric)
+        begin = len(matrix)
+        matrix, live = np.vstack([matrix, fresh]), np.append(live, np.ones(count, np.bool_))
+        added = np.flatnonzero(np.arange(len(matrix)) >= begin)
+        lists = lists.with_more(code(quantizer, view_of(matrix), added), len(matrix))
+        live &= rng.random(len(live)) >= deleted
+        if renumber:
+            kept = np.flatnonzero(live)
+            lists, matrix, live = lists.renumbered(kept), matrix[kept], live[kept]
+
+    assert (lists.covered, int(lists.sizes.sum())) == (len(matrix), len(matrix))
+    whole = code(quantizer, view_of(matrix), np.arange(len(matrix)))
+    again = InvertedLists.empty(quantizer).with_more(whole, len(matrix))
+    assert np.array_equal(lists.sizes, again.sizes)
+    assert np.array_equal(lists.list_of_rows(), whole.lists)
+    queries = prepare(clustered(3, 30, 5), metric)
+    mine, right = (
+        each.candidates(live, queries, 500, probes=99, threads=1) for each in (lists, again)
+    )
+    assert mine.found.tolist() == right.found.tolist() == [min(500, int(live.sum()))] * 3
+    assert np.array_equal(mine.scores, right.scores)
+
+
+# -- files
+
+
+def test_lists_and_quantizer_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """All metrics; a damaged byte anywhere in a quantizer, or a cut, is noticed."""
+    for metric in METRICS:
+        rows, lists = lists_of(metric)
+        lists.tuned(3, 4).save(str(tmp_path / metric))
+        read = InvertedLists.load(tmp_path / metric)
+        assert (read.probes, read.depth, read.covered) == (3, 4, len(rows))
+        assert read.quantizer.version == lists.quantizer.version
+        assert read.quantizer_bytes == lists.quantizer_bytes
+        keep = np.ones(len(rows), np.bool_)
+        assert np.array_equal(
+            read.candidates(keep, rows[:5], 50, probes=4, threads=1).rows,
+            lists.candidates(keep, rows[:5], 50, probes=4, threads=1).rows,
+        )
+    data = lists.quantizer.to_bytes()
+    assert Quantizer.from_bytes(data).version == lists.quantizer.version
+    for at in range(0, len(data), len(data) // 40):
+        wrong = bytearray(data)
+        wrong[at] ^= 4
+        with pytest.raises(ValueError, match="quantizer"):
+            Quantizer.from_bytes(bytes(wrong))
+    whole = (tmp_path / "l2").read_bytes()
+    for cut in (3, 40, len(data), len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"cut|quantizer"):
+            InvertedLists.load(tmp_path / "cut")
+    (tmp_path / "cut").write_bytes(b"spillway graph 1\n")
+    with pytest.raises(ValueError, match="holds no lists"):
+        InvertedLists.load(tmp_path / "cut")
+
+
+# -- the kind
+
+
+class Room:
+    """The memory that an index is told it has."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self) -> int:
+        return self.count
+
+
+FEW = Room(400_000)
+
+
+def made(
+    rows: Floats, *, metric: Metric = "cosine", room: Callable[[], int] = FEW, **more: Any
+) -> Index:
+    """An index whose process has no room for a graph over a few thousand rows."""
+    index = Index(
+        rows.shape[1], metric, exact_below=300, threads=2, room=room, **{"trainer": train, **more}
+    )
+    labels = np.arange(len(rows))
+    index.publish(prepare(rows, metric), labels, labels, NONE)
+    return index
+
+
+def settle(index: Index) -> Index:
+    while index.maintain():
+        pass
+    return index
+
+
+def test_lists_are_a_power_of_two_near_the_root_and_never_too_many() -> None:
+    """39 rows at least for each, as faiss wants."""
+    assert [lists_for(n) for n in (0, 1, 39, 100, 1000, 20_000, 500_000, 10**9)] == [
+        1, 1, 1, 2, 25, 256, 1024, 4096,
+    ]  # fmt: skip
+
+
+def test_few_rows_for_many_lists_and_equal_rows_make_fewer(way: str) -> None:
+    """The trainer makes as many lists as unlike rows allow; rows that are all equal are one list, and all are found."""
+    few = trained(prepare(clustered(100, 8, 1), "cosine"), "cosine", 64)
+    assert few.lists == 2
+    index = settle(made(np.ones((2000, 8), np.float32)))
+    assert index.now.stats().path == "ivfpq"
+    assert index.now.search(prepare(np.ones((1, 8), np.float32), "cosine"), 10).path == "ivfpq"
+    found = index.now.search(prepare(np.ones((3, 8), np.float32), "cosine"), 2000)
+    assert [len(set(row)) for row in found.labels] == [2000] * 3
+    assert index.now.stats().recall == 1.0
+
+
+def test_deleting_all_and_asking_for_more_than_there_is(way: str) -> None:
+    """k larger than the rows returns all of them; deleted rows are gone at once; no rows are no hits."""
+    rows = clustered(1500, 8, 1)
+    index = settle(made(rows))
+    query = prepare(rows[:2], "cosine")
+    assert [len(row) for row in index.now.search(query, 5000, effort=1).labels] == [1500] * 2
+    index.publish(np.zeros((0, 8), np.float32), NONE, NONE, np.arange(1495))
+    left = index.now.search(query, 10, effort=1)
+    assert [sorted(row) for row in left.labels] == [list(range(1495, 1500))] * 2
+    index.publish(np.zeros((0, 8), np.float32), NONE, NONE, np.arange(1495, 1500))
+    assert [len(row) for row in index.now.search(query, 10).labels] == [0, 0]
+    settle(index)
+    assert (index.now.kind, [len(row) for row in index.now.search(query, 10).labels]) == (
+        "exact",
+        [0, 0],
+    )
+
+
+def test_writes_are_found_at_once_and_enter_the_lists_later() -> None:
+    """New rows are compared one by one until they are many, deleted ones are dropped; every search sees the truth."""
+    rows = clustered(6000, 16, 1)
+    index = settle(made(rows[:2500]))
+    version = index.now.snapshot()
+    assert version is not None
+    for begin in (2500, 3000, 4000):
+        end = {2500: 3000, 3000: 4000, 4000: 6000}[begin]
+        labels = np.arange(begin, end)
+        index.publish(
+            prepare(rows[begin:end], "cosine"), labels, labels, np.arange(begin - 900, begin - 100)
+        )
+        own = index.now.search(prepare(rows[end - 5 : end], "cosine"), 1)
+        assert [row[0] for row in own.labels] == list(range(end - 5, end))
+        gone = index.now.search(prepare(rows[begin - 900 : begin - 880], "cosine"), 3)
+        assert not np.isin(
+            np.concatenate(list(gone.labels)), np.arange(begin - 900, begin - 100)
+        ).any()
+        settle(index)
+        assert index.now.stats().newer < 1024
+    live = index.rows.view.live[: index.rows.view.size]
+    left = index.rows.view.labels[: index.rows.view.size][live]
+    truth, _ = exact.top_k(
+        prepare(clustered(50, 16, 8), "cosine"), prepare(rows[left], "cosine"), 10, "cosine"
+    )
+    found = index.now.search(prepare(clustered(50, 16, 8), "cosine"), 10)
+    share = [len(set(a) & set(left[b])) / 10 for a, b in zip(found.labels, truth, strict=True)]
+    assert np.mean(share) > 0.9
+
+
+def test_a_filter_that_leaves_few_is_met_exactly() -> None:
+    """Whatever it leaves, all of it or k of it are found, though the nearest lists hold none of it."""
+    rows = clustered(3000, 16, 1)
+    index = settle(made(rows))
+    far = np.argsort(prepare(rows, "cosine") @ prepare(rows[:1], "cosine")[0])
+    for count in (0, 1, 9, 100, 400, 1500):
+        wanted = np.zeros(3000, np.bool_)
+        wanted[far[:count]] = True
+        found = index.now.search(prepare(rows[:1], "cosine"), 10, effort=1, wanted=wanted)
+        assert len(found.labels[0]) == min(10, count)
+        assert wanted[found.labels[0]].all()
+
+
+def test_an_audit_reads_more_lists_where_recall_falls_short() -> None:
+    """Queries unlike the rows need more lists than the rows did; the ladder knows the recall of each number."""
+    rng = np.random.default_rng(7)
+    rows = clustered(6000, 32, 1)
+    index = settle(made(rows, room=Room(1_200_000)))
+    before = index.now.stats()
+    queries = prepare(rng.standard_normal((256, 32)).astype(np.float32), "cosine")
+    for query in queries:
+        index.now.search(query[None], 10)
+    assert index.now.audit_due
+    recall = index.now.audit()
+    after = index.now.stats()
+
+    assert not index.now.audit_due
+    assert recall == after.recall >= 0.95
+    assert int(after.effort) > int(before.effort)
+    rungs = index.now.ladder()
+    assert [rung.effort for rung in rungs] == sorted(rung.effort for rung in rungs)
+    assert all(rung.recall is not None for rung in rungs)
+    assert index.now.audit() >= 0.95
+    assert index.now.stats().effort == after.effort
+
+
+def test_a_failed_training_leaves_the_old_lists_in_use_and_is_told() -> None:
+    """It is tried again a minute later; until then searches go on, and explain says why."""
+    rows, clock, broken = clustered(9000, 8, 1), ManualClock(), [False]
+
+    def trainer(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
+        if broken[0]:
+            raise TrainingFailed("the disk is on fire")
+        return train(work, sample, stopped)
+
+    index = settle(made(rows[:1000], trainer=trainer, clock=clock))
+    first = index.now.snapshot()
+    broken[0] = True
+    labels = np.arange(1000, 9000)
+    index.publish(prepare(rows[1000:], "cosine"), labels, labels, NONE)
+    settle(index)
+    second = index.now.snapshot()
+    assert first is not None
+    assert second is not None
+    assert (second.version, len(second.labels)) == (first.version, 9000)
+    why = explain(index, SearchCost(), 10)["why"]
+    assert why.endswith("; the last training of lists failed: the disk is on fire")
+
+    broken[0] = False
+    settle(index)
+    assert index.now.snapshot().version == first.version  # type: ignore[union-attr]
+    clock.now_s += 61
+    settle(index)
+    assert index.now.snapshot().version != first.version  # type: ignore[union-attr]
+    assert "failed" not in explain(index, SearchCost(), 10)["why"]
+
+
+def test_a_change_from_a_graph_leaves_no_search_without_a_structure() -> None:
+    """A graph that has outgrown memory answers until the lists are there, and lists until there is a graph again."""
+    rows = clustered(3000, 16, 1)
+    room = Room(1 << 30)
+    index = settle(made(rows, room=room))
+    assert index.now.stats().path == "graph"
+    paths = []
+    query = prepare(rows[:4], "cosine")
+    for count, kind in ((100_000, "ivfpq"), (1 << 30, "graph")):
+        room.count = count
+        stop = threading.Event()
+        seen: list[str] = []
+
+        def ask(stop: threading.Event = stop, seen: list[str] = seen) -> None:
+            while not stop.is_set():
+                found = index.now.search(query, 10, remember=False)
+                assert all(len(row) == 10 for row in found.labels)
+                seen.append(found.path)
+
+        other = threading.Thread(target=ask)
+        other.start()
+        while index.maintain():
+            paths.append(index.now.search(query, 10).path)
+        stop.set()
+        other.join()
+        assert (index.now.kind, index.now.stats().path) == (kind, kind)
+        assert set(seen) <= {"graph", "ivfpq"}
+    assert set(paths) <= {"graph", "ivfpq"}
+    assert index.now.stats().bytes.keys() == {"rows", "graph"}
+
+
+def test_explain_tells_why_there_are_lists() -> None:
+    """The reason, what memory holds, and the efforts with their recall."""
+    index = settle(made(clustered(3000, 16, 1)))
+    told = explain(index, SearchCost(), 10)
+    assert (told["kind"], told["path"]) == ("ivfpq", "ivfpq")
+    assert "a graph needs" in told["why"]
+    assert told["bytes"].keys() == {"rows", "codes", "quantizer"}
+    stats = index.now.stats()
+    assert stats.bytes["codes"] < 20 * 3000 + 64 * 12 * lists_for(3000)
+    assert told["effort"] in [rung["effort"] for rung in told["efforts"]]
+    wanted = np.arange(3000) < 2000
+    assert explain(index, SearchCost(), 10, wanted)["filter"]["path"] == "filtered-ivfpq"
+
+
+def test_a_start_reads_the_lists_and_a_damaged_quantizer_is_built_anew(tmp_path: Path) -> None:
+    """What was saved answers as before, though rows were deleted meanwhile; of another collection or damaged it is not
+    taken.
+    """
+    rows = clustered(2000, 16, 1)
+    index = settle(made(rows, metric="l2"))
+    kept = index.now.snapshot()
+    assert kept is not None
+    snapshot.save(tmp_path, kept, "1-0")
+    read = snapshot.load(tmp_path, 16, "l2", 2)
+    assert read is not None
+    assert isinstance(read.structure, InvertedLists)
+    store = VectorRows(16)
+    store.append(rows, np.arange(2000), np.arange(2000))
+    store.kill(np.arange(5))
+    again = Index(16, "l2", exact_below=300, threads=2, room=FEW, trainer=train)
+    again.restore(store, read.structure, len(read.labels), read.recall)
+    assert (again.now.kind, again.now.stats()) == (
+        "ivfpq",
+        index.now.stats()._replace(
+            live=1995, deleted_ratio=5 / 2000, bytes=again.now.stats().bytes
+        ),
+    )
+    found = again.now.search(rows[5:20], 1)
+    assert [row[0] for row in found.labels] == list(range(5, 20))
+    assert not np.isin(np.array(again.now.search(rows[:5], 5).labels), np.arange(5)).any()
+    assert not again.maintain()
+
+    assert snapshot.load(tmp_path, 16, "cosine", 2) is None
+    assert snapshot.load(tmp_path, 17, "l2", 2) is None
+    saved = next(tmp_path.glob("graph.*"))
+    data = bytearray(saved.read_bytes())
+    data[len(data) // 2] ^= 1
+    saved.write_bytes(bytes(data))
+    assert snapshot.load(tmp_path, 16, "l2", 2) is None
