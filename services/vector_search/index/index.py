@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.clock import SYSTEM, Clock
-from services.vector_search.index import search_path
 from services.vector_search.index.chooser import IndexFacts, KindChoice, choose_kind
 from services.vector_search.index.exact_index import ExactIndex
+from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists, lists_bytes
 from services.vector_search.index.ivfpq_index import IvfpqIndex
@@ -48,6 +48,11 @@ class Index:
         self._closed = False
         self._next: VectorIndex | None = None  # builds what takes the place of `now`
         self.now = self._of("exact")
+
+    @property
+    def followed(self) -> FollowedPlan:
+        """The plan of a tuning that the index keeps to."""
+        return self._state.followed
 
     @property
     def rows(self) -> VectorRows:
@@ -124,11 +129,12 @@ class Index:
             live=live,
             dimension=self._dimension,
             exact_below=self._exact_below,
-            recall_goal=search_path.RECALL_GOAL,
+            recall_goal=self.followed.goal,
             graph_bytes=graph_bytes(live, self._dimension),
             lists_bytes=lists_bytes(live, self._dimension, lists_for(live)),
             room_bytes=room,
             now=self.now.kind,
+            plan=self.followed.now.plan,
         )
         return choose_kind(facts)
 

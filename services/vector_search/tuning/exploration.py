@@ -141,6 +141,7 @@ class Explorer:
         self.known = _Known(measured)
         self._levels = sorted({*space.LEVELS, work.goal.recall})
         self._notes: list[str] = []
+        self._rotation: Floats | None = None
 
     def run(self) -> Exploration:
         """Explore what was not explored before, and choose."""
@@ -202,7 +203,8 @@ class Explorer:
                     f"{count} lists were left out: a search would take at least {1000 * least_s:.3g} ms"
                 )
                 continue
-            lists = made_lists(self._sample, count, work.threads)
+            lists = made_lists(self._sample, count, work.threads, self._rotation)
+            self._rotation = lists.quantizer.rotation
             trial = try_lists(self._sample, lists, count, self._levels, work.threads)
             self.known.add(_Measured(lists=trial))
             self._say(f"tried {count} lists{self._so_far()}")

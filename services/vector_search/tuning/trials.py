@@ -154,8 +154,10 @@ def speedup(search: Callable[[int], object], threads: int, clock: Clock) -> floa
 # -- lists
 
 
-def made_lists(sample: Sample, asked: int, threads: int) -> InvertedLists:
-    """Train a quantizer for the rows of a sample, and put them into lists."""
+def made_lists(
+    sample: Sample, asked: int, threads: int, rotation: Floats | None = None
+) -> InvertedLists:
+    """Train a quantizer for the rows of a sample, and put them into lists; a `rotation` is taken over."""
     view, rows = sample.rows.view, sample.rows.view.size
     some = np.ascontiguousarray(view.matrix[: min(rows, max(ENOUGH_ROWS, LEAST_PER_LIST * asked))])
     work = TrainingWork(
@@ -166,7 +168,7 @@ def made_lists(sample: Sample, asked: int, threads: int) -> InvertedLists:
         dimension=some.shape[1],
         threads=threads,
     )
-    lists = InvertedLists.empty(train(work, some))
+    lists = InvertedLists.empty(train(work, some, rotation=rotation))
     for at in range(0, rows, _CODED_AT_ONCE):
         part = np.arange(at, min(at + _CODED_AT_ONCE, rows))
         lists = lists.with_more(code(lists.quantizer, view, part), int(part[-1]) + 1)
