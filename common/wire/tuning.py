@@ -62,9 +62,9 @@ class IndexPlan(msgspec.Struct, frozen=True):
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True):
-    """What an index built by a plan does: its recall by queries that tuning never saw, and the speed of single searches.
+    """What an index built by a plan does: its recall by queries that tuning never saw, and single searches timed.
 
-    `effort` is what the built index needs. `error` is the standard error of the recall.
+    `effort` is what the built index needs, `error` the standard error of the recall.
     """
 
     recall: float

@@ -32,7 +32,7 @@ class PlanState(msgspec.Struct, frozen=True):
 
 
 class HeldOut(NamedTuple):
-    """Rows that are held out of a build: those by which the effort is chosen, and those that only the proof asks for."""
+    """Rows held out of a build: those by which the effort is chosen, and those that only the proof asks for."""
 
     tuning: Ints
     proof: Ints
@@ -82,9 +82,7 @@ class FollowedPlan:
         """Go back to the plan before: the index in use stays."""
         now = self.now
         if now.plan == plan:
-            self.now = PlanState(
-                now.before, now.before_measured, refused=plan.tuning, why=why
-            )
+            self.now = PlanState(now.before, now.before_measured, refused=plan.tuning, why=why)
 
 
 def holds(plan: IndexPlan, live: int) -> bool:
@@ -112,10 +110,10 @@ def proof(recall: float, queries: int) -> MeasuredPlan:
 
 
 def falls_short(plan: IndexPlan, measured: MeasuredPlan) -> str:
-    """Return why an index does not keep to its plan: its recall is below the goal by more than chance; "" if it does."""
+    """Return why an index falls short of its plan, its recall being less by more than chance; "" if it does not."""
     if measured.recall + search_path.SURE * measured.error >= plan.recall:
         return ""
     return (
-        f"an index of kind {plan.setting.kind} found {measured.recall:.1%} of the true neighbours of {measured.queries} "
-        f"queries that tuning had not seen; the goal is {plan.recall:.1%}"
+        f"an index of kind {plan.setting.kind} found {measured.recall:.1%} of the true neighbours of "
+        f"{measured.queries} queries that tuning had not seen; the goal is {plan.recall:.1%}"
     )

@@ -106,7 +106,9 @@ class GraphIndex:
         if graph is None:
             return None
         labels = view.rows.view.labels[: view.indexed].copy()
-        return IndexSnapshot("graph", labels, graph.ef, self._recall.recall, graph.save)
+        return IndexSnapshot(
+            "graph", labels, graph.ef, self._recall.recall, graph.save, str(graph.links)
+        )
 
     def close(self) -> None:
         """Stop background work in progress at its next step."""

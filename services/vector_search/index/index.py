@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.clock import SYSTEM, Clock
+from common.wire.tuning import MeasuredPlan
 from services.vector_search.index.chooser import IndexFacts, KindChoice, choose_kind
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.followed_plan import FollowedPlan
@@ -146,7 +147,9 @@ class Index:
 
     def _change(self) -> bool:
         """Begin to use another kind if one fits better; True if that answers from now on."""
-        kind = self.choice().kind
+        choice = self.choice()
+        kind = choice.kind
+        self._settle_plan(choice)
         if kind == self.now.kind:
             if self._next is not None:
                 self._use(self.now)
@@ -159,6 +162,17 @@ class Index:
             if self._closed:
                 self._next.close()
         return False
+
+    def _settle_plan(self, choice: KindChoice) -> None:
+        """Refuse a plan that is not built yet and cannot be kept to; one that compares every row needs no building."""
+        plan = self.followed.now.plan
+        if plan is None or self.followed.now.measured is not None:
+            return
+        if choice.kind != plan.setting.kind:
+            why = f"its kind, {plan.setting.kind}, does not fit now: {choice.why}"
+            self.followed.refuse(plan, why)
+        elif choice.kind == self.now.kind == "exact":
+            self.followed.built(plan, MeasuredPlan(recall=1.0, error=0.0, queries=0))
 
     def _use(self, kind: VectorIndex) -> None:
         """Answer by a kind, and forget what others have built."""

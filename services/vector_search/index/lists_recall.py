@@ -58,9 +58,7 @@ class ListsRecall:
         self.recall = recall_of(truth, lists, view, keep, self._threads)
         return lists
 
-    def proof(
-        self, lists: InvertedLists, view: RowsView, queries: Floats, held_out: Ints
-    ) -> float:
+    def proof(self, lists: InvertedLists, view: RowsView, queries: Floats, held_out: Ints) -> float:
         """Return what queries find that the effort was not chosen by; `held_out` are rows not to be found."""
         keep = view.live.copy()
         keep[held_out] = False

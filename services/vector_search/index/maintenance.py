@@ -159,9 +159,7 @@ class IndexMaintenance:
             made.append(before.matrix[part], before.labels[part], before.numbers[part])
         return made
 
-    def _fitting(
-        self, rows: VectorRows, kept: Ints, plan: IndexPlan | None
-    ) -> SearchGraph | None:
+    def _fitting(self, rows: VectorRows, kept: Ints, plan: IndexPlan | None) -> SearchGraph | None:
         """Build a graph with as many links as a plan says, or these rows are found to need; None if it is not to be."""
         if plan is not None:
             return self._build(rows, kept, plan.setting.links, plan)
@@ -198,11 +196,8 @@ class IndexMaintenance:
             graph.add(view, held_out)
         return graph
 
-
-    def _proved(
-        self, plan: IndexPlan, graph: SearchGraph, made: IndexView, held_out: Ints
-    ) -> bool:
-        """Return whether a graph keeps to its plan, by queries that its ef was not chosen by; refuse the plan if not."""
+    def _proved(self, plan: IndexPlan, graph: SearchGraph, made: IndexView, held_out: Ints) -> bool:
+        """Return whether a graph keeps to its plan, by queries that chose no ef; refuse the plan if not."""
         view = made.rows.view
         asked = divided(view.labels, held_out).proof
         recall = recall_of(graph, made, view.matrix[asked], held_out)

@@ -86,9 +86,7 @@ def recall_of(graph: SearchGraph, view: IndexView, queries: Floats, held_out: In
     return float(shares.mean()) if len(shares) else 1.0
 
 
-def _truth(
-    graph: SearchGraph, view: IndexView, queries: Floats, held_out: Ints | None
-) -> Ints:
+def _truth(graph: SearchGraph, view: IndexView, queries: Floats, held_out: Ints | None) -> Ints:
     rows, covered = view.rows.view, view.indexed
     mask = rows.live[:covered].copy()
     if held_out is not None:

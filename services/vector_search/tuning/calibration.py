@@ -60,7 +60,8 @@ def calibrate(sample: Sample, threads: int, clock: Clock) -> Calibration:
                 points.append(point)
                 tails.append(tail)
         if own == dimension:
-            factor = _lists_speedup(made, lists.tuned(max(1, lists.quantizer.lists // 20), 8), threads, clock)  # fmt: skip
+            some = lists.tuned(max(1, lists.quantizer.lists // 20), 8)
+            factor = _lists_speedup(made, some, threads, clock)
     lines = CostLines.fit(points)
     errors = [abs(lines.seconds(work) / seconds - 1.0) for work, seconds in points]
     call_s, row_s, tail = _exact(sample, clock)

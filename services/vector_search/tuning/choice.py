@@ -11,7 +11,7 @@ import msgspec
 from common.wire.tuning import ExploredSetting, IndexSetting, TuningGoal
 from services.vector_search.tuning.calibration import Calibration
 from services.vector_search.tuning.cost_lines import ListsSearch
-from services.vector_search.tuning.trials import K, GraphOption, GraphTrial, ListsTrial
+from services.vector_search.tuning.trials import GraphOption, GraphTrial, K, ListsTrial
 
 
 class Measurements(NamedTuple):
@@ -45,12 +45,12 @@ def _threads(most: int, speedup: float) -> Iterable[tuple[int, float]]:
 def _exact(known: Calibration, rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
     mean_s = known.exact[0] + known.exact[1] * rows
     setting = IndexSetting("exact")
-    yield ExploredSetting(
-        setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes
-    )
+    yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
 
 
-def lists_seconds(known: Calibration, trial: ListsTrial, rows: int, probes: int, depth: int) -> float:
+def lists_seconds(
+    known: Calibration, trial: ListsTrial, rows: int, probes: int, depth: int
+) -> float:
     """Return the mean seconds of a search that reads so many lists, by the size-biased number of codes."""
     return known.lists.seconds(_search(trial, rows, probes, depth).work())
 
@@ -75,7 +75,11 @@ def _lists(
         p99_s = known.lists.seconds(slow.work()) * known.lists_tail
         for threads, factor in _threads(known.threads, known.lists_speedup):
             setting = IndexSetting(
-                "ivfpq", lists=trial.asked, effort=option.probes, depth=option.depth, threads=threads
+                "ivfpq",
+                lists=trial.asked,
+                effort=option.probes,
+                depth=option.depth,
+                threads=threads,
             )
             yield ExploredSetting(
                 setting, option.recall, option.sure, factor / mean_s, p99_s, int(trial.bytes * grown) + rows_bytes
@@ -165,7 +169,6 @@ def unreachable(settings: Sequence[ExploredSetting], goal: TuningGoal) -> str:
         if fits:
             needs.append(f"{min(e.bytes for e in fits) / (1 << 20):,.1f} MiB of memory")
     if not needs:
-        needs = [
-            f"a p99 of {1000 * min(e.p99_s for e in able):.3g} ms and {min(e.bytes for e in able) / (1 << 20):,.1f} MiB of memory, not of one setting"
-        ]
+        p99_ms, size = 1000 * min(e.p99_s for e in able), min(e.bytes for e in able) / (1 << 20)
+        needs = [f"a p99 of {p99_ms:.3g} ms and {size:,.1f} MiB of memory, of two settings"]
     return f"no setting finds {goal.recall:.0%} within the bounds; needed: {' or '.join(needs)}"

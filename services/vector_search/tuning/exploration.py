@@ -1,13 +1,14 @@
 """An exploration: calibrate, try lists and graphs over a sample, leave out what cannot win, and choose.
 
-What was measured is written to a file at once, so that an exploration that was killed goes on where it was. It runs in a
-process of its own: `python -m services.vector_search.tuning.exploration DIRECTORY`; lines of its output are its steps.
+What was measured is written to a file at once, so that an exploration that was killed goes on where it was. It runs
+in a process of its own: `python -m services.vector_search.tuning.exploration DIRECTORY`; it prints its steps.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +26,8 @@ from services.vector_search.tuning.calibration import Calibration, calibrate
 from services.vector_search.tuning.choice import Measurements
 from services.vector_search.tuning.cost_lines import ListsSearch
 from services.vector_search.tuning.trials import (
-    K,
     GraphTrial,
+    K,
     ListsTrial,
     Sample,
     made_graph,
@@ -60,11 +61,12 @@ class ExplorationWork(msgspec.Struct, frozen=True):
 
 
 class Exploration(msgspec.Struct, frozen=True):
-    """What was found: how many settings, those that no other one beats, the best for the goal, or why there is none.
+    """What was found for so many rows: how many settings, those that none beats, the best for the goal, or why none is.
 
     `notes` say what was left out, and what was measured on a part of the rows only.
     """
 
+    rows: int
     explored: int
     front: list[ExploredSetting]
     chosen: ExploredSetting | None
@@ -164,6 +166,7 @@ class Explorer:
         )
         chosen = choice.best(settings)
         return Exploration(
+            work.rows,
             len(settings),
             choice.front(settings),
             chosen,
@@ -262,7 +265,9 @@ class Explorer:
 
     def _so_far(self) -> str:
         best_s = self._best_s()
-        return "" if best_s == float("inf") else f"; best so far {1 / best_s:,.0f} searches/s a thread"
+        return (
+            "" if best_s == float("inf") else f"; best so far {1 / best_s:,.0f} searches/s a thread"
+        )
 
 
 def _least_lists_s(known: Calibration, sample: Sample, lists: int, rows: int) -> float:
@@ -327,9 +332,16 @@ class ExplorationFiles(NamedTuple):
         path.replace(self.directory / name)
 
 
+def _end_with_parent() -> None:
+    """End this process once the one that started it has: its end of the pipe is closed then."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
 def main() -> None:
     """Explore what lies in the directory that is named, with low priority."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     ExplorationFiles(Path(sys.argv[1])).explore(lambda step: print(step, flush=True))
 
 

@@ -189,7 +189,9 @@ def try_lists(
     for depth in DEPTHS:
         for level in levels:
             probes = least(
-                lambda probes, depth=depth, level=level: _sure(places.shares(probes, depth)) >= level,
+                lambda probes, depth=depth, level=level: (
+                    _sure(places.shares(probes, depth)) >= level
+                ),
                 quantizer.lists,
             )
             if probes is None or (probes, depth) in found:
