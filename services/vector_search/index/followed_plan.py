@@ -94,7 +94,8 @@ def tunes(labels: Ints) -> Flags:
     """Return which rows may be queries of tuning, about half; the others are asked for by proofs alone."""
     with np.errstate(over="ignore"):
         mixed = labels.astype(np.uint64) * _MIXED
-    return (mixed >> np.uint64(63)) == 0
+    first: Flags = mixed >> np.uint64(63) == 0
+    return first
 
 
 def divided(labels: Ints, rows: Ints) -> HeldOut:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -185,26 +187,15 @@ def try_lists(
     order = lists.nearest_lists(sample.queries)
     codes = np.cumsum(lists.sizes[order], axis=1)
     slots = np.cumsum((np.ceil(lists.sizes / BLOCK) * BLOCK)[order], axis=1)
-    found: dict[tuple[int, int], ListsOption] = {}
-    for depth in DEPTHS:
-        for level in levels:
-            probes = least(
-                lambda probes, depth=depth, level=level: (
-                    _sure(places.shares(probes, depth)) >= level
-                ),
-                quantizer.lists,
+    options = []
+    for probes, depth in sorted(_ways(places, quantizer.lists, levels)):
+        shares = places.shares(probes, depth)
+        read, slow = codes[:, probes - 1].mean(), np.quantile(slots[:, probes - 1], 0.99)
+        options.append(
+            ListsOption(
+                probes, depth, float(shares.mean()), _sure(shares), float(read), float(slow)
             )
-            if probes is None or (probes, depth) in found:
-                continue
-            shares = places.shares(probes, depth)
-            found[probes, depth] = ListsOption(
-                probes,
-                depth,
-                float(shares.mean()),
-                _sure(shares),
-                float(codes[:, probes - 1].mean()),
-                float(np.quantile(slots[:, probes - 1], 0.99)),
-            )
+        )
     return ListsTrial(
         asked,
         quantizer.lists,
@@ -212,11 +203,26 @@ def try_lists(
         quantizer.dimension,
         quantizer.width,
         quantizer.subspaces,
-        expected_codes(lists.sizes, 1),
-        expected_slots(lists.sizes, 1),
+        expected_codes(lists.sizes.tolist(), 1),
+        expected_slots(lists.sizes.tolist(), 1),
         lists.codes_bytes + lists.quantizer_bytes,
-        list(found.values()),
+        options,
     )
+
+
+def _ways(places: Places, lists: int, levels: list[float]) -> set[tuple[int, int]]:
+    """Return, for each depth and each recall level, the least number of lists that reaches it."""
+    found = set()
+    for depth in DEPTHS:
+        shares = partial(_shares_at, places, depth)
+        for level in levels:
+            if (probes := _least_sure(shares, level, lists)) is not None:
+                found.add((probes, depth))
+    return found
+
+
+def _shares_at(places: Places, depth: int, probes: int) -> Floats:
+    return places.shares(probes, depth)
 
 
 # -- graphs
@@ -235,25 +241,7 @@ def try_graph(
     sample: Sample, graph: SearchGraph, levels: list[float], threads: int, clock: Clock
 ) -> GraphTrial:
     """Return the least ef for each recall level, and the line of a search's seconds by ef."""
-    found: dict[int, Floats] = {}
-
-    def shares(ef: int) -> Floats:
-        if ef not in found:
-            graph.set_ef(ef)
-            near, _ = graph.query(sample.queries, K)
-            same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
-            found[ef] = same.mean(axis=1)
-        return found[ef]
-
-    efs = {
-        ef
-        for level in levels
-        if (ef := least(lambda ef, level=level: _sure(shares(max(ef, K))) >= level, _MOST_EF))
-    }
-    options = [
-        GraphOption(ef, float(shares(ef).mean()), _sure(shares(ef)))
-        for ef in sorted({max(ef, K) for ef in efs})
-    ]
+    options = _graph_options(sample, graph, levels)
     index = GraphIndex(sample.state(graph, None), sample.metric, threads=threads, clock=clock)
     times = []
     for ef in _TIMED_EFS:
@@ -265,7 +253,7 @@ def try_graph(
     return GraphTrial(
         graph.links,
         sample.rows.view.size,
-        graph.bytes if isinstance(graph, NativeGraph) else graph.copied_bytes,
+        graph.bytes if isinstance(graph, NativeGraph) else int(graph.copied_bytes),
         float(max(call_s, 0.0)),
         float(candidate_s),
         float(np.median([each.p99_s / each.mean_s for each in times])),
@@ -273,6 +261,22 @@ def try_graph(
         _graph_speedup(graph, sample.queries, threads, clock),
         options,
     )
+
+
+def _graph_options(sample: Sample, graph: SearchGraph, levels: list[float]) -> list[GraphOption]:
+    found: dict[int, Floats] = {}
+
+    def shares(ef: int) -> Floats:
+        if ef not in found:
+            graph.set_ef(max(ef, K))
+            near, _ = graph.query(sample.queries, K)
+            same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
+            found[ef] = same.mean(axis=1)
+        return found[ef]
+
+    needed = [_least_sure(shares, level, _MOST_EF) for level in levels]
+    efs = sorted({max(ef, K) for ef in needed if ef is not None})
+    return [GraphOption(ef, float(shares(ef).mean()), _sure(shares(ef))) for ef in efs]
 
 
 def _graph_speedup(graph: SearchGraph, queries: Floats, threads: int, clock: Clock) -> float:
@@ -285,6 +289,12 @@ def _graph_speedup(graph: SearchGraph, queries: Floats, threads: int, clock: Clo
     return found
 
 
+def _least_sure(shares: Callable[[int], Floats], level: float, most: int) -> int | None:
+    """Return the least effort whose recall is for sure a level, None if `most` is too little."""
+    return least(lambda effort: _sure(shares(effort)) >= level, most)
+
+
 def _sure(shares: Floats) -> float:
     """Return the recall that queries show for sure: their mean, less a margin for how few they are."""
-    return float(shares.mean()) - search_path.SURE * float(shares.std()) / len(shares) ** 0.5
+    error = float(shares.std()) / math.sqrt(len(shares))
+    return float(shares.mean()) - search_path.SURE * error
