@@ -45,6 +45,9 @@ SUITES = {
         ),
         Suite("V1W", "Search while rows come and go, after a cold start, and within time budgets"),
         Suite("V1M", "Four shards of vectors in little memory"),
+        Suite(
+            "V1L", "Kinds of index beside their memory, and the scan of inverted lists", ("faiss",)
+        ),
         Suite("V2", "Filtered search: k whenever k match"),
         Suite("F1", "kill -9 of any process under load"),
         Suite("F2", "Cancel and disconnect: work stops"),

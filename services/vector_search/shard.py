@@ -537,9 +537,9 @@ class Shard:
 
     @property
     def settled(self) -> bool:
-        """Whether the shard has the graph or lists that its rows want, and all its texts are indexed."""
-        built = self._index.now.stats().path == self._index.choice().kind
-        return built and not self._documents.texts.pending
+        """Whether the shard has the graph or lists that its rows want or can have, and all its texts are indexed."""
+        built = self._index.now.stats().path == self._index.choice().kind or self._index.problem
+        return bool(built) and not self._documents.texts.pending
 
     def close(self) -> None:
         """Sync what is staged, stop background work at its next step, and close the files."""

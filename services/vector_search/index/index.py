@@ -60,6 +60,11 @@ class Index:
         """The rows of the shard, deleted ones among them until they are dropped."""
         return self._state.view.rows
 
+    @property
+    def lists(self) -> InvertedLists | None:
+        """The lists over the older rows, if there are any."""
+        return self._state.view.lists
+
     def _of(self, kind: Kind) -> VectorIndex:
         if kind == "graph":
             return self._graph_index()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from services.vector_search.index.quantizer import Quantizer, subspaces_of
 from services.vector_search.index.quantizer_training import TrainingFailed, TrainingWork, train
 from services.vector_search.index.rows import Floats, Metric, RowsView, VectorRows, prepare
 from services.vector_search.search_cost import SearchCost
+from tests.support import vectors
 from tests.support.clock import ManualClock
+from tests.support.vectors import DIMENSION, ask, document, shard, write
 
 METRICS: list[Metric] = ["cosine", "dot", "l2"]
 NONE = np.zeros(0, np.int64)
@@ -516,3 +518,41 @@ def test_a_start_reads_the_lists_and_a_damaged_quantizer_is_built_anew(tmp_path:
     data[len(data) // 2] ^= 1
     saved.write_bytes(bytes(data))
     assert snapshot.load(tmp_path, 16, "l2", 2) is None
+
+
+def test_a_shard_with_lists_reports_explains_and_opens_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searches say how many lists they read, within budgets and filters; a start takes the lists as they were saved."""
+    narrow = partial(Index, room=Room(400_000), trainer=train)
+    monkeypatch.setattr("services.vector_search.shard.Index", narrow)
+    rows = clustered(2000, DIMENSION, 1)
+    one = shard(tmp_path, exact_below=300)
+    one.apply("1-0", write(0, [document(str(i), row, n=i) for i, row in enumerate(rows)]))
+    one.sync()
+    vectors.settle(one)
+    assert one.settled
+    plain = one.search(ask(rows[:1]))
+    assert (plain.path, plain.report.kind) == ("ivfpq", "ivfpq")
+    assert plain.report.effort == one.stats()["effort"]
+    most = one.search(ask(rows[:1], budget_ms=60_000.0)).report
+    assert (most.effort, most.fits) == (lists_for(2000 - 256), True)
+    assert one.search(ask(rows[:1], effort="exact")).path == "exact"
+    assert one.search(ask(rows[:1], filter={"n": {"$lt": 1500}})).path == "filtered-ivfpq"
+    assert one.search(ask(rows[:1], filter={"n": {"$lt": 3}})).path == "filtered-exact"
+    for row in rows[:256]:
+        one.search(ask(row))
+    assert one.audit_due
+    assert one.audit() > 0.9
+    told = one.stats()
+    assert (told["index"], told["compared"]) == ("ivfpq", 256)
+    assert one.keep_graph()
+    assert not one.keep_graph()
+    before = [hit.id for hit in one.search(ask(rows[:1])).hits[0]]
+    one.close()
+
+    again = shard(tmp_path, exact_below=300)
+    assert again.stats()["index"] == "ivfpq"
+    assert [hit.id for hit in again.search(ask(rows[:1])).hits[0]] == before
+    assert not again.keep_graph()
+    again.close()

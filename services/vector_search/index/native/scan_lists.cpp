@@ -57,6 +57,28 @@ float dot(const float* a, const float* b, int64_t count) {
   return _mm512_reduce_add_ps(sum);
 }
 
+// The products of one vector with `count` others that lie one after another. Four at once: their sums do not wait for
+// each other, and are added up across lanes together.
+void products(const float* rows, int64_t count, int64_t width, const float* q, float* out) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const float* x = rows + i * width;
+    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t d = 0; d < width; d += 16) {
+      const __mmask16 in = width - d >= 16 ? 0xffff : __mmask16((1u << (width - d)) - 1);
+      const __m512 part = _mm512_maskz_loadu_ps(in, q + d);
+      for (int j = 0; j < 4; ++j) sum[j] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, x + j * width + d), part, sum[j]);
+    }
+    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[1]), _mm512_unpackhi_ps(sum[0], sum[1]));
+    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(sum[2], sum[3]), _mm512_unpackhi_ps(sum[2], sum[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+  for (; i < count; ++i) out[i] = dot(rows + i * width, q, width);
+}
+
 float distance(const float* a, const float* b, int64_t count) {
   __m512 sum = _mm512_setzero_ps();
   for (int64_t d = 0; d < count; d += 16) {
@@ -169,8 +191,8 @@ void scan(const Lists& g, const Asked& asked, int64_t list, const Rounding& roun
 void nearest_lists(const Lists& g, int64_t probes, Scratch& s) {
   s.near.resize(size_t(g.lists));
   s.order.resize(size_t(g.lists));
+  products(g.centroids, g.lists, g.width, s.rotated.data(), s.near.data());
   for (int64_t i = 0; i < g.lists; ++i) {
-    s.near[size_t(i)] = dot(g.centroids + i * g.width, s.rotated.data(), g.width);
     s.order[size_t(i)] = {s.near[size_t(i)] - (g.metric == kDot ? 0.0f : g.halves[i]), i};
   }
   const auto end = s.order.begin() + ptrdiff_t(std::min(probes, g.lists));
@@ -183,7 +205,7 @@ void nearest_lists(const Lists& g, int64_t probes, Scratch& s) {
 // Leaves in s.best the best of the nearest lists by their codes.
 void find(const Lists& g, const Asked& asked, const float* q, Scratch& s) {
   s.rotated.resize(size_t(g.width));
-  for (int64_t i = 0; i < g.width; ++i) s.rotated[size_t(i)] = dot(g.rotation + i * g.dimension, q, g.dimension);
+  products(g.rotation, g.width, g.dimension, q, s.rotated.data());
   nearest_lists(g, asked.probes, s);
   const Rounding rounding = tables(g, s);
   s.best.begin(size_t(asked.rescored));
