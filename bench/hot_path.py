@@ -61,6 +61,7 @@ _VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT)
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
+    "V5": ("services/vector_search/index", "services/vector_search/tuning"),
     "V2": _VECTORS,
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,

@@ -82,15 +82,15 @@ class _Measured(msgspec.Struct, frozen=True, omit_defaults=True):
     graph: GraphTrial | None = None
 
 
-class _Known:
-    """The measurements so far, which the file holds too."""
+class Known:
+    """The measurements of an exploration so far, which a file in its directory holds too."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _MEASURED
         self.calibration: Calibration | None = None
         self.lists: dict[int, ListsTrial] = {}
         self.graphs: dict[tuple[int, int], GraphTrial] = {}
-        for each in _lines(path):
+        for each in _lines(self._path):
             self._take(each)
 
     def _take(self, each: _Measured) -> None:
@@ -133,14 +133,14 @@ class Explorer:
         self,
         sample: Sample,
         work: ExplorationWork,
-        measured: Path,
+        directory: Path,
         *,
         say: Say,
         clock: Clock = SYSTEM,
     ) -> None:
         self._sample, self._work, self._clock = sample, work, clock
         self._say = say
-        self.known = _Known(measured)
+        self.known = Known(directory)
         self._levels = sorted({*space.LEVELS, work.goal.recall})
         self._notes: list[str] = []
         self._rotation: Floats | None = None
@@ -321,7 +321,7 @@ class ExplorationFiles(NamedTuple):
         numbers = np.arange(work.sample)
         rows.append(matrix, numbers, numbers)
         sample = Sample.of(work.metric, rows, queries)
-        explorer = Explorer(sample, work, self.directory / _MEASURED, say=say, clock=clock)
+        explorer = Explorer(sample, work, self.directory, say=say, clock=clock)
         found = explorer.run()
         self._put(_RESULT, msgspec.json.encode(found))
         return found

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.simulation.scale_out import network_s, over_machines
 from common.clock import SYSTEM
 from common.wire.tuning import ExploredSetting, IndexPlan, IndexSetting, TuningGoal
 from services.vector_search.index.followed_plan import FollowedPlan, divided, holds, tunes
@@ -25,7 +26,7 @@ from services.vector_search.tuning.cost_lines import (
     expected_codes,
     expected_slots,
 )
-from services.vector_search.tuning.exploration import ExplorationFiles, ExplorationWork
+from services.vector_search.tuning.exploration import ExplorationFiles, Known
 from services.vector_search.tuning.plan_file import PlanFile
 from services.vector_search.tuning.shard_tuning import give_sample, measure
 
@@ -221,9 +222,7 @@ def test_parameters_move_with_the_goal(explored: ExplorationFiles) -> None:
 
 def _measured(files: ExplorationFiles) -> Any:
     """Return an exploration's measurements, read again from its file."""
-    from services.vector_search.tuning.exploration import _Known
-
-    return _Known(files.directory / "measured.jsonl").all()
+    return Known(files.directory).all()
 
 
 def test_an_exploration_goes_on_where_it_was_killed(explored: ExplorationFiles) -> None:
@@ -320,8 +319,19 @@ def test_a_plan_lapses_when_the_rows_have_outgrown_it() -> None:
     assert followed.due("graph", 5000) is None
 
 
+def test_latency_over_machines_is_that_of_the_slowest() -> None:
+    """The median over 128 machines is the 99.46th percentile of one; a tail makes it grow, no tail does not."""
+    tail = np.random.default_rng(3).exponential(0.001, 20_000)
+    drawn = over_machines(tail.tolist(), 128, draws=50_000, seed=1)
+    assert np.median(drawn) == pytest.approx(np.quantile(tail, 0.9946), rel=0.03)
+    drawn_of = [over_machines(tail.tolist(), n, draws=9999, seed=1) for n in (1, 16, 1024)]
+    medians = [float(np.median(each)) for each in drawn_of]
+    assert medians == sorted(medians)
+    assert np.ptp(over_machines([0.001] * 9, 1024, draws=99, seed=1)) == pytest.approx(0.0)
+    assert [network_s(n, 512, 120) for n in (1, 2)] == [0.0, pytest.approx(32.26e-6, rel=0.01)]
+
+
 def test_an_exploration_without_work_says_so(tmp_path: Path) -> None:
     """A directory that holds no sample is refused in a sentence."""
     with pytest.raises(ValueError, match="no work to explore"):
         ExplorationFiles(tmp_path).explore(lambda _: None)
-    assert ExplorationWork.__doc__
