@@ -7,10 +7,11 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,7 @@ class TuningRunner:
         self._shards, self._bus, self._wake = shards, bus, wake
         self._tunings = Tunings(bus)
         self._pool = ThreadPoolExecutor(1, "tuning")
+        self._keeper = ThreadPoolExecutor(1, "plans")  # what the registry waits for is never long
         self._known: dict[str, CollectionTuning] = {}
         self._seen: bytes | None = None
         self._next_s = 0.0
@@ -65,7 +67,8 @@ class TuningRunner:
     async def close(self) -> None:
         """End explorations; the next start goes on with them."""
         await cancel(*self._tasks.values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._keeper):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, tuning: CollectionTuning) -> None:
         mine = tuning.tuner == self._shards.name
@@ -76,19 +79,40 @@ class TuningRunner:
             return
         if tuning.state == "asked":
             await self._claim(tuning)
-        elif mine and tuning.state == "exploring" and tuning.id not in self._tasks:
-            task = asyncio.create_task(self._explore(tuning, *first))
-            self._tasks[tuning.id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(tuning.id, None))
+        elif mine and tuning.state == "exploring":
+            self._begin(tuning, self._explore(tuning, *first))
         elif building and tuning.plan is not None:
-            await self._check(tuning, tuning.plan, first[1])
+            self._begin(tuning, self._check(tuning, tuning.plan, first[1]))
+
+    def _begin(self, tuning: CollectionTuning, work: Coroutine[Any, Any, None]) -> None:
+        """Work for a tuning beside all else, unless that goes on already."""
+        if tuning.id in self._tasks:
+            work.close()
+            return
+        task = asyncio.create_task(self._guarded(tuning, work))
+        self._tasks[tuning.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(tuning.id, None))
+
+    async def _guarded(self, tuning: CollectionTuning, work: Coroutine[Any, Any, None]) -> None:
+        """Await work for a tuning; an error ends the tuning and nothing else."""
+        try:
+            await work
+        except (BusDown, BusFull) as error:
+            _log.warning("tuning_waits_for_bus", tuning=tuning.id, why=str(error))
+        except Exception as error:  # noqa: BLE001 - one tuning's fault must not end the service
+            _log.exception("tuning_failed", tuning=tuning.id)
+            with contextlib.suppress(BusDown, BusFull):
+                await self._end(tuning, "failed", why=f"{type(error).__name__}: {error}")
 
     async def _give(self, collection: str, plan: IndexPlan | None) -> None:
         """Have the open shards of a collection keep to a plan."""
         for key, handle in list(self._shards.handles.items()):
             if key[0] != collection or handle.shard is None:
                 continue
-            if await in_pool(self._pool, handle.shard.follow, plan):
+            now = handle.shard.followed.now
+            if now.plan == plan or (plan is not None and plan.tuning == now.refused):
+                continue
+            if await in_pool(self._keeper, handle.shard.follow, plan):
                 self._wake(key)
 
     def _first(self, collection: str) -> tuple[Path, Shard] | None:
@@ -116,29 +140,22 @@ class TuningRunner:
 
     async def _explore(self, tuning: CollectionTuning, directory: Path, shard: Shard) -> None:
         """Explore, or go on, and say what was found."""
-        try:
-            folder = directory / _FOLDER / tuning.id
-            files = ExplorationFiles(folder)
-            await in_pool(self._pool, _only, folder)
-            if files.work() is None:
-                await self._say(tuning, "drawing a sample")
-                why = await in_pool(self._pool, shard.give_sample, files, tuning.goal)
-                if why:
-                    await self._end(tuning, "failed", why=why)
-                    return
-            for attempt in range(_ATTEMPTS):
-                why = "" if files.result() is not None else await self._run(tuning, folder)
-                if not why:
-                    break
-                _log.warning("exploration_failed", tuning=tuning.id, attempt=attempt, why=why)
-            await self._found(tuning, files.result(), why)
-            await in_pool(self._pool, partial(shutil.rmtree, folder, ignore_errors=True))
-        except (BusDown, BusFull) as error:
-            _log.warning("tuning_waits_for_bus", tuning=tuning.id, why=str(error))
-        except Exception as error:  # noqa: BLE001 - one tuning's fault must not end the service
-            _log.exception("tuning_failed", tuning=tuning.id)
-            with contextlib.suppress(BusDown, BusFull):
-                await self._end(tuning, "failed", why=f"{type(error).__name__}: {error}")
+        folder = directory / _FOLDER / tuning.id
+        files = ExplorationFiles(folder)
+        await in_pool(self._pool, _only, folder)
+        if files.work() is None:
+            await self._say(tuning, "drawing a sample")
+            why = await in_pool(self._pool, shard.give_sample, files, tuning.goal)
+            if why:
+                await self._end(tuning, "failed", why=why)
+                return
+        for attempt in range(_ATTEMPTS):
+            why = "" if files.result() is not None else await self._run(tuning, folder)
+            if not why:
+                break
+            _log.warning("exploration_failed", tuning=tuning.id, attempt=attempt, why=why)
+        await self._found(tuning, files.result(), why)
+        await in_pool(self._pool, partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def _run(self, tuning: CollectionTuning, folder: Path) -> str:
         """Explore in a process of its own; return why it failed, "" if it did not."""

@@ -42,7 +42,8 @@ class TuningApi:
         living = {process.name for process in await processes_of(self._bus, record)}
 
         def begun(known: CollectionTuning | None) -> CollectionTuning:
-            if known is not None and known.state not in _ENDED and known.tuner in {"", *living}:
+            alive = known is not None and (known.tuner in living if known.tuner else bool(living))
+            if known is not None and known.state not in _ENDED and alive:
                 raise Conflict(
                     f"collection {record.name!r} is being tuned (tuning {known.id}, {known.state}): ask again when it "
                     "has ended",

@@ -13,12 +13,10 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.inverted_lists import Coded, InvertedLists
-from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.quantizer import WORDS, Quantizer, subspaces_of
-from services.vector_search.index.quantizer_training import train_apart
 from services.vector_search.index.rows import Metric, VectorRows
 from services.vector_search.tuning.cost_lines import BLOCK, CostLines, ListsSearch
-from services.vector_search.tuning.trials import K, Sample, single_searches, speedup
+from services.vector_search.tuning.trials import K, Sample, lists_index, single_searches, speedup
 
 _QUERIES = 48
 # Numbers of lists, of which a share is read, and rows compared for each of K.
@@ -96,11 +94,6 @@ def _made(sample: Sample, count: int) -> InvertedLists:
     return lists.with_more(Coded(np.arange(view.size), lists_of, codes), view.size)
 
 
-def _index(sample: Sample, lists: InvertedLists, clock: Clock, threads: int = 1) -> IvfpqIndex:
-    state = sample.state(None, lists)
-    return IvfpqIndex(state, sample.metric, threads=threads, clock=clock, trainer=train_apart)
-
-
 def _timed(
     sample: Sample, lists: InvertedLists, clock: Clock
 ) -> tuple[tuple[tuple[float, ...], float], float]:
@@ -118,12 +111,12 @@ def _timed(
         float(lists.sizes[order].sum(axis=1).mean()),
         lists.depth * K,
     ).work()
-    times = single_searches(_index(sample, lists, clock), queries, clock)
+    times = single_searches(lists_index(sample, lists, clock), queries, clock)
     return (work, times.mean_s), times.p99_s / times.mean_s
 
 
 def _lists_speedup(sample: Sample, lists: InvertedLists, threads: int, clock: Clock) -> float:
-    indexes = {count: _index(sample, lists, clock, count) for count in {1, threads}}
+    indexes = {count: lists_index(sample, lists, clock, count) for count in {1, threads}}
     return speedup(
         lambda count: indexes[count].search(sample.queries, K, remember=False), threads, clock
     )

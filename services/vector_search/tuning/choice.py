@@ -48,11 +48,12 @@ def _exact(known: Calibration, rows: int, rows_bytes: int) -> Iterable[ExploredS
     yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
 
 
-def lists_seconds(
-    known: Calibration, trial: ListsTrial, rows: int, probes: int, depth: int
-) -> float:
-    """Return the mean seconds of a search that reads so many lists, by the size-biased number of codes."""
-    return known.lists.seconds(_search(trial, rows, probes, depth).work())
+def _corrected(known: Calibration, trial: ListsTrial) -> float:
+    """Return how many times what the lines say a search in these lists took: real codes cost more than made-up ones."""
+    if trial.timed is None:
+        return 1.0
+    search = _search(trial, trial.rows, trial.timed.probes, trial.timed.depth)
+    return trial.timed_s / known.lists.seconds(search.work())
 
 
 def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearch:
@@ -67,12 +68,12 @@ def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearc
 def _lists(
     known: Calibration, trial: ListsTrial, rows: int, rows_bytes: int
 ) -> Iterable[ExploredSetting]:
-    grown = rows / trial.rows
+    grown, slower = rows / trial.rows, _corrected(known, trial)
     for option in trial.options:
         search = _search(trial, rows, option.probes, option.depth)
-        mean_s = known.lists.seconds(search.work())
+        mean_s = slower * known.lists.seconds(search.work())
         slow = search._replace(slots=max(option.slots_p99 * grown, search.slots))
-        p99_s = known.lists.seconds(slow.work()) * known.lists_tail
+        p99_s = slower * known.lists.seconds(slow.work()) * known.lists_tail
         for threads, factor in _threads(known.threads, known.lists_speedup):
             setting = IndexSetting(
                 "ivfpq",

@@ -208,7 +208,7 @@ class Explorer:
                 continue
             lists = made_lists(self._sample, count, work.threads, self._rotation)
             self._rotation = lists.quantizer.rotation
-            trial = try_lists(self._sample, lists, count, self._levels, work.threads)
+            trial = try_lists(self._sample, lists, count, self._levels, work.threads, self._clock)
             self.known.add(_Measured(lists=trial))
             self._say(f"tried {count} lists{self._so_far()}")
 

@@ -14,6 +14,7 @@ from common.clock import Clock
 from services.vector_search.index import exact, search_path
 from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists, code
+from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.lists_tuning import DEPTHS, Places, Truth
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, new_graph
 from services.vector_search.index.port import VectorIndex
@@ -22,6 +23,7 @@ from services.vector_search.index.quantizer_training import (
     LEAST_PER_LIST,
     TrainingWork,
     train,
+    train_apart,
 )
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
@@ -49,7 +51,10 @@ class ListsOption(msgspec.Struct, frozen=True):
 
 
 class ListsTrial(msgspec.Struct, frozen=True):
-    """Lists over `rows` rows: what a query that reads one of them is expected to read, and ways to read them."""
+    """Lists over `rows` rows: what a query that reads one of them is expected to read, and ways to read them.
+
+    A search in the way `timed` took `timed_s` seconds.
+    """
 
     asked: int
     lists: int
@@ -61,6 +66,8 @@ class ListsTrial(msgspec.Struct, frozen=True):
     slots_each: float
     bytes: int
     options: list[ListsOption]
+    timed: ListsOption | None
+    timed_s: float
 
 
 class GraphOption(msgspec.Struct, frozen=True):
@@ -178,7 +185,12 @@ def made_lists(
 
 
 def try_lists(
-    sample: Sample, lists: InvertedLists, asked: int, levels: list[float], threads: int
+    sample: Sample,
+    lists: InvertedLists,
+    asked: int,
+    levels: list[float],
+    threads: int,
+    clock: Clock,
 ) -> ListsTrial:
     """Return, for each depth and each recall level, the least number of lists to read, and what that reads."""
     view, quantizer = sample.rows.view, lists.quantizer
@@ -196,6 +208,11 @@ def try_lists(
                 probes, depth, float(shares.mean()), _sure(shares), float(read), float(slow)
             )
         )
+    timed = options[len(options) // 2] if options else None
+    timed_s = 0.0
+    if timed is not None:
+        tuned = lists.tuned(timed.probes, timed.depth)
+        timed_s = single_searches(lists_index(sample, tuned, clock), sample.queries, clock).mean_s
     return ListsTrial(
         asked,
         quantizer.lists,
@@ -207,7 +224,15 @@ def try_lists(
         expected_slots(lists.sizes.tolist(), 1),
         lists.codes_bytes + lists.quantizer_bytes,
         options,
+        timed,
+        timed_s,
     )
+
+
+def lists_index(sample: Sample, lists: InvertedLists, clock: Clock, threads: int = 1) -> IvfpqIndex:
+    """Return an index of lists over the rows of a sample."""
+    state = sample.state(None, lists)
+    return IvfpqIndex(state, sample.metric, threads=threads, clock=clock, trainer=train_apart)
 
 
 def _ways(places: Places, lists: int, levels: list[float]) -> set[tuple[int, int]]:
