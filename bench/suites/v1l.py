@@ -78,6 +78,10 @@ def run(options: BenchOptions) -> Body:
         ],
         scans,
     )
+    least = min((float(row[5]) for row in kinds if row[1] == LISTS), default=0.0)
+    slowest = min((float(row[6].split()[0]) for row in scans if row[2] == EIGHT), default=0.0)
+    body.met["recall@10 ≥ 0.95"] = "goal" if least >= 0.95 else "missed"
+    body.met["scan ≥ 1.0"] = "goal" if slowest >= 1.0 else "missed"
     body.rivals.append(
         Rival(
             "faiss",

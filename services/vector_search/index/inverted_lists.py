@@ -92,7 +92,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 class _Packed(NamedTuple):
     """The rows and codes of all lists, in blocks of 64: `rows` (blocks, 64), -1 where there is none, `codes` (blocks,
-    subspaces, 64) and, for l2, `norms` (blocks, 64). List i has `sizes[i]` rows from block `starts[i]` on.
+    subspaces, 64) and, but for dot products, `norms` (blocks, 64). List i has `sizes[i]` rows from block `starts[i]` on.
     """
 
     sizes: Ints
@@ -111,7 +111,7 @@ class _Packed(NamedTuple):
             starts,
             np.full((blocks, _BLOCK), -1, np.int32),
             np.zeros((blocks, quantizer.subspaces, _BLOCK), np.uint8),
-            np.zeros((blocks, _BLOCK), np.float32) if quantizer.metric == "l2" else None,
+            np.zeros((blocks, _BLOCK), np.float32) if quantizer.metric != "dot" else None,
         )
 
     def arrays(self) -> list[Any]:

@@ -73,7 +73,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def faiss_scores(lists: InvertedLists, rows: Floats, queries: Floats, probes: int) -> list[Any]:
     """What faiss finds with the same quantizer, codes and lists: {row: score} of each query."""
     q = lists.quantizer
-    l2 = q.metric == "l2"
+    l2 = q.metric != "dot"
     metric = faiss.METRIC_L2 if l2 else faiss.METRIC_INNER_PRODUCT
     coarse = (faiss.IndexFlatL2 if l2 else faiss.IndexFlatIP)(q.width)
     coarse.add(q.centroids)

@@ -30,7 +30,7 @@ struct Lists {
   const int64_t* starts;   // the first block of each list, and the end
   const uint8_t* codes;    // blocks x subspaces x 64: row i of a block at byte 2 i, row 32 + i at 2 i + 1
   const int32_t* rows;     // blocks x 64, -1 where there is none
-  const float* norms;      // l2: blocks x 64, half the square of what the code stands for
+  const float* norms;      // but for dot: blocks x 64, half the square of what the code stands for
 };
 
 struct Asked {
