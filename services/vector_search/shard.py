@@ -32,7 +32,6 @@ from common.wire.search import (
     SearchWork,
     Write,
 )
-from common.wire.tuning import IndexPlan, MeasuredPlan, TuningGoal
 from services.vector_search import metrics, snapshot
 from services.vector_search.calibration import Calibration
 from services.vector_search.documents import Documents
@@ -40,7 +39,6 @@ from services.vector_search.explanation import explain
 from services.vector_search.filter_masks import FilterMasks
 from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
-from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
 from services.vector_search.index.rows import Flags, Floats, prepare
@@ -49,9 +47,7 @@ from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.shard_map import ShardMap
 from services.vector_search.storage_errors import is_full, reserve, storage_error
-from services.vector_search.tuning.exploration import ExplorationFiles
-from services.vector_search.tuning.plan_file import PlanFile
-from services.vector_search.tuning.shard_tuning import give_sample, measure
+from services.vector_search.tuning.shard_tuning import ShardTuning
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
 
@@ -87,7 +83,6 @@ class Shard:
         self.dropped = False
         self.directory = directory
         self._config, self._clock = config, clock
-        self._threads = threads
         self._name = f"{record.id}/{directory.name}"
         self._writing = threading.RLock()
         self._publishing = threading.Lock()
@@ -117,8 +112,7 @@ class Shard:
             self._ranked = RankedSearch(
                 record, self._documents, self._index, self._masks, self._hits, self._publishing
             )
-            self._plans = PlanFile(directory / "plan.json")
-            self._index.followed.now = self._plans.read()
+            self.tuning = ShardTuning(directory, self._index, threads, clock)
             self._map = ShardMap(self._index, self._documents, record.dimension, clock)
             self._replay()
         except (sqlite3.Error, OSError) as error:
@@ -491,49 +485,19 @@ class Shard:
         """Save what the index has built if that grew or shrank much since; from the thread of `maintain`."""
         saved = self._index.now.snapshot()
         if saved is None:
-            self._keep_plan()
+            self.tuning.keep()
             return False
         low, high = self._snapshot_rows / _GRAPH_GROWTH, self._snapshot_rows * _GRAPH_GROWTH
         if low < len(saved.labels) < high and saved.version == self._snapshot_version:
-            self._keep_plan()
+            self.tuning.keep()
             return False
         try:
             snapshot.save(self.directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
         self._snapshot_rows, self._snapshot_version = len(saved.labels), saved.version
-        self._keep_plan()
+        self.tuning.keep()
         return True
-
-    # -- tuning
-
-    @property
-    def followed(self) -> FollowedPlan:
-        """The plan of a tuning that the index keeps to."""
-        return self._index.followed
-
-    def follow(self, plan: IndexPlan | None) -> bool:
-        """Keep to a plan, or to none, and remember that; `maintain` then builds by it. True if it is another one."""
-        if not self._index.followed.follow(plan):
-            return False
-        self._keep_plan()
-        return True
-
-    def _keep_plan(self) -> None:
-        """Save which plan is followed: last, after what was built by it."""
-        try:
-            self._plans.keep(self._index.followed.now)
-        except OSError as error:
-            raise storage_error(error) from error
-
-    def give_sample(self, files: ExplorationFiles, goal: TuningGoal) -> str:
-        """Write a sample of the rows for an exploration; return why that cannot be, "" if it was done."""
-        return give_sample(self._index, files, goal, self._threads)
-
-    def measured(self) -> MeasuredPlan | None:
-        """Return what the index built by its plan does, its searches timed now; None if it is not built."""
-        known = self._index.followed.now.measured
-        return None if known is None else measure(self._index, known, self._clock)
 
     @property
     def settled(self) -> bool:

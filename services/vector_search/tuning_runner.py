@@ -22,9 +22,9 @@ from common.registry.collections import Collections
 from common.registry.tunings import Tunings
 from common.tasks import cancel, in_pool
 from common.wire.tuning import CollectionTuning, IndexPlan, TuningState
-from services.vector_search.shard import Shard
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.tuning.exploration import Exploration, ExplorationFiles
+from services.vector_search.tuning.shard_tuning import ShardTuning
 
 _COMPARE_S = 30.0
 _ATTEMPTS = 3
@@ -80,9 +80,9 @@ class TuningRunner:
         if tuning.state == "asked":
             await self._claim(tuning)
         elif mine and tuning.state == "exploring":
-            self._begin(tuning, self._explore(tuning, *first))
+            self._begin(tuning, self._explore(tuning, first))
         elif building and tuning.plan is not None:
-            self._begin(tuning, self._check(tuning, tuning.plan, first[1]))
+            self._begin(tuning, self._check(tuning, tuning.plan, first))
 
     def _begin(self, tuning: CollectionTuning, work: Coroutine[Any, Any, None]) -> None:
         """Work for a tuning beside all else, unless that goes on already."""
@@ -109,20 +109,20 @@ class TuningRunner:
         for key, handle in list(self._shards.handles.items()):
             if key[0] != collection or handle.shard is None:
                 continue
-            now = handle.shard.followed.now
+            now = handle.shard.tuning.now
             if now.plan == plan or (plan is not None and plan.tuning == now.refused):
                 continue
-            if await in_pool(self._keeper, handle.shard.follow, plan):
+            if await in_pool(self._keeper, handle.shard.tuning.follow, plan):
                 self._wake(key)
 
-    def _first(self, collection: str) -> tuple[Path, Shard] | None:
-        """Return the directory and the data of a collection's shard with the least number, if it is open here."""
+    def _first(self, collection: str) -> ShardTuning | None:
+        """Return the tuning of a collection's shard with the least number, if it is open here."""
         placement = self._shards.placements.get(collection)
         number = 0 if placement is None else min(one.number for one in placement.shards)
         handle = self._shards.handles.get((collection, number))
         if handle is None or handle.shard is None:
             return None
-        return handle.shard.directory, handle.shard
+        return handle.shard.tuning
 
     async def _claim(self, tuning: CollectionTuning) -> None:
         name = self._shards.name
@@ -138,9 +138,9 @@ class TuningRunner:
 
     # -- exploring
 
-    async def _explore(self, tuning: CollectionTuning, directory: Path, shard: Shard) -> None:
+    async def _explore(self, tuning: CollectionTuning, shard: ShardTuning) -> None:
         """Explore, or go on, and say what was found."""
-        folder = directory / _FOLDER / tuning.id
+        folder = shard.directory / _FOLDER / tuning.id
         files = ExplorationFiles(folder)
         await in_pool(self._pool, _only, folder)
         if files.work() is None:
@@ -210,9 +210,9 @@ class TuningRunner:
 
     # -- building
 
-    async def _check(self, tuning: CollectionTuning, plan: IndexPlan, shard: Shard) -> None:
+    async def _check(self, tuning: CollectionTuning, plan: IndexPlan, shard: ShardTuning) -> None:
         """Put a plan in force once an index was built by it and proved; give it up if that failed."""
-        now = shard.followed.now
+        now = shard.now
         if now.refused == plan.tuning:
             await self._end(tuning, "failed", why=now.why)
         elif now.plan == plan and now.measured is not None:

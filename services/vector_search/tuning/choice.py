@@ -1,4 +1,4 @@
-"""What explored settings are predicted to do at a collection's size, which are out, and which is the best."""
+"""The choice among explored settings: what each is predicted to do at a collection's size, and which is the best."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 import msgspec
 
 from common.wire.tuning import ExploredSetting, IndexSetting, TuningGoal
-from services.vector_search.tuning.calibration import Calibration
 from services.vector_search.tuning.cost_lines import ListsSearch
+from services.vector_search.tuning.stage_calibration import StageCalibration
 from services.vector_search.tuning.trials import GraphOption, GraphTrial, K, ListsTrial
 
 
 class Measurements(NamedTuple):
     """All that an exploration has measured; graphs of the same links follow one another by their rows."""
 
-    calibration: Calibration
+    calibration: StageCalibration
     lists: Sequence[ListsTrial] = ()
     graphs: Sequence[GraphTrial] = ()
 
@@ -42,13 +42,13 @@ def _threads(most: int, speedup: float) -> Iterable[tuple[int, float]]:
     yield most, speedup
 
 
-def _exact(known: Calibration, rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
+def _exact(known: StageCalibration, rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
     mean_s = known.exact[0] + known.exact[1] * rows
     setting = IndexSetting("exact")
     yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
 
 
-def _corrected(known: Calibration, trial: ListsTrial) -> float:
+def _corrected(known: StageCalibration, trial: ListsTrial) -> float:
     """Return how many times what the lines say a search in these lists took: real codes cost more than made-up ones."""
     if trial.timed is None:
         return 1.0
@@ -66,7 +66,7 @@ def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearc
 
 
 def _lists(
-    known: Calibration, trial: ListsTrial, rows: int, rows_bytes: int
+    known: StageCalibration, trial: ListsTrial, rows: int, rows_bytes: int
 ) -> Iterable[ExploredSetting]:
     grown, slower = rows / trial.rows, _corrected(known, trial)
     for option in trial.options:

@@ -22,9 +22,9 @@ from services.vector_search.index.inverted_lists import lists_bytes
 from services.vector_search.index.native_graph import graph_bytes
 from services.vector_search.index.rows import Floats, Metric, VectorRows
 from services.vector_search.tuning import choice, space
-from services.vector_search.tuning.calibration import Calibration, calibrate
 from services.vector_search.tuning.choice import Measurements
 from services.vector_search.tuning.cost_lines import ListsSearch
+from services.vector_search.tuning.stage_calibration import StageCalibration, calibrate
 from services.vector_search.tuning.trials import (
     GraphTrial,
     K,
@@ -77,7 +77,7 @@ class Exploration(msgspec.Struct, frozen=True):
 class _Measured(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the file of measurements."""
 
-    calibration: Calibration | None = None
+    calibration: StageCalibration | None = None
     lists: ListsTrial | None = None
     graph: GraphTrial | None = None
 
@@ -87,7 +87,7 @@ class Known:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / _MEASURED
-        self.calibration: Calibration | None = None
+        self.calibration: StageCalibration | None = None
         self.lists: dict[int, ListsTrial] = {}
         self.graphs: dict[tuple[int, int], GraphTrial] = {}
         for each in _lines(self._path):
@@ -189,7 +189,7 @@ class Explorer:
 
     # -- lists
 
-    def _try_all_lists(self, known: Calibration) -> None:
+    def _try_all_lists(self, known: StageCalibration) -> None:
         work, rows = self._work, self._sample.rows.view.size
         counts = space.numbers_of_lists(rows)
         if not counts:
@@ -270,7 +270,7 @@ class Explorer:
         )
 
 
-def _least_lists_s(known: Calibration, sample: Sample, lists: int, rows: int) -> float:
+def _least_lists_s(known: StageCalibration, sample: Sample, lists: int, rows: int) -> float:
     """Return what a search takes at least in so many lists: one of them is read, and K rows are compared."""
     dimension, one = sample.rows.dimension, rows / lists
     width = -(-dimension // 4) * 4

@@ -1,18 +1,20 @@
-"""What a shard does for its tuning: it gives a sample of its rows, and times the index that was built."""
+"""The tuning of one shard: its plan, a sample of its rows, and the times of the index that was built."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from common.clock import Clock
-from common.wire.tuning import MeasuredPlan, TuningGoal
-from services.vector_search.index.followed_plan import tunes
+from common.wire.tuning import IndexPlan, MeasuredPlan, TuningGoal
+from services.vector_search.index.followed_plan import PlanState, tunes
 from services.vector_search.index.index import Index
 from services.vector_search.index.memory import limit_bytes
 from services.vector_search.index.rows import Floats, Ints, RowsView, in_memory_bytes
+from services.vector_search.storage_errors import storage_error
 from services.vector_search.tuning.exploration import (
     LISTS_ROWS,
     QUERIES,
@@ -20,10 +22,52 @@ from services.vector_search.tuning.exploration import (
     ExplorationFiles,
     ExplorationWork,
 )
+from services.vector_search.tuning.plan_file import PlanFile
 from services.vector_search.tuning.space import LEAST_ROWS
 from services.vector_search.tuning.trials import single_searches
 
 _AT_ONCE = 4096
+
+
+class ShardTuning:
+    """What tuning asks of one shard. `follow` and `keep` may come from different threads than the others.
+
+    The plan that is followed is remembered in the shard's directory, and built by when the index is maintained.
+    """
+
+    def __init__(self, directory: Path, index: Index, threads: int, clock: Clock) -> None:
+        self.directory = directory
+        self._index, self._threads, self._clock = index, threads, clock
+        self._plans = PlanFile(directory / "plan.json")
+        index.followed.now = self._plans.read()
+
+    @property
+    def now(self) -> PlanState:
+        """The plan that the index keeps to, and how its building went."""
+        return self._index.followed.now
+
+    def follow(self, plan: IndexPlan | None) -> bool:
+        """Keep to a plan, or to none, and remember that; True if it is another one. Unavailable: `disk_full`."""
+        if not self._index.followed.follow(plan):
+            return False
+        self.keep()
+        return True
+
+    def keep(self) -> None:
+        """Remember what was built by the plan, after that was saved. Unavailable: `disk_full`."""
+        try:
+            self._plans.keep(self.now)
+        except OSError as error:
+            raise storage_error(error) from error
+
+    def give_sample(self, files: ExplorationFiles, goal: TuningGoal) -> str:
+        """Write a sample of the rows for an exploration; return why that cannot be, "" if it was done."""
+        return give_sample(self._index, files, goal, self._threads)
+
+    def measured(self) -> MeasuredPlan | None:
+        """Return what the index built by its plan does, its searches timed now; None if it is not built."""
+        known = self.now.measured
+        return None if known is None else measure(self._index, known, self._clock)
 
 
 def give_sample(index: Index, files: ExplorationFiles, goal: TuningGoal, threads: int) -> str:

@@ -25,7 +25,7 @@ _LISTS, _SHARES, _DEPTHS = (64, 512, 4096), (0.0, 0.05, 0.4), (1, 8, 48)
 _PARTS = (0.05, 0.3, 1.0)
 
 
-class Calibration(msgspec.Struct, frozen=True):
+class StageCalibration(msgspec.Struct, frozen=True):
     """What was measured: the lines of lists, and of exact search in seconds per call and row; tails and speed-ups.
 
     A tail is how many times the mean one search in a hundred takes. `fit_error` is the median relative error of the
@@ -41,7 +41,7 @@ class Calibration(msgspec.Struct, frozen=True):
     lists_speedup: float
 
 
-def calibrate(sample: Sample, threads: int, clock: Clock) -> Calibration:
+def calibrate(sample: Sample, threads: int, clock: Clock) -> StageCalibration:
     """Measure searches in lists of many shapes over the rows of a sample, and exact search of parts of them."""
     points: list[tuple[tuple[float, ...], float]] = []
     tails: list[float] = []
@@ -63,7 +63,7 @@ def calibrate(sample: Sample, threads: int, clock: Clock) -> Calibration:
     lines = CostLines.fit(points)
     errors = [abs(lines.seconds(work) / seconds - 1.0) for work, seconds in points]
     call_s, row_s, tail = _exact(sample, clock)
-    return Calibration(
+    return StageCalibration(
         lines, float(np.median(tails)), float(np.median(errors)), (call_s, row_s), tail, threads, factor
     )  # fmt: skip
 
