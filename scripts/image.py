@@ -15,9 +15,10 @@ import setup
 # What router, kv_store, vector_search and the command line import, and what that needs: no torch.
 MESH = frozenset(
     {
-        "aiohappyeyeballs", "aiohttp", "aiosignal", "async-timeout", "attrs", "faiss-cpu", "frozenlist", "hiredis", "hnswlib",
-        "idna", "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "packaging", "prometheus-client",
-        "propcache", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash", "yarl",
+        "aiohappyeyeballs", "aiohttp", "aiosignal", "async-timeout", "attrs", "faiss-cpu", "frozenlist", "hiredis",
+        "hnswlib", "idna", "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "packaging",
+        "prometheus-client", "propcache", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash",
+        "yarl",
         # the extra `otel`
         "certifi", "charset-normalizer", "googleapis-common-protos",
         "opentelemetry-exporter-http-transport", "opentelemetry-exporter-otlp-common",

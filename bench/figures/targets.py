@@ -202,8 +202,8 @@ def _least_memory(found: Found, row: int) -> str:
 
 
 def _lists_recall(found: Found) -> str:
-    rows = [row for row in _titled(found, "kinds of index")["rows"] if row[1] == "ivfpq"]
-    return min(row[5] for row in rows)
+    rows: list[list[str]] = _titled(found, "kinds of index")["rows"]
+    return min(row[5] for row in rows if row[1] == "ivfpq")
 
 
 def _scan_ratio(found: Found) -> str:

@@ -10,8 +10,10 @@ from services.vector_search.index.port import Kind
 
 # A graph stays until the rows have shrunk to this share of what it is built for, so that it is not built twice.
 _SHRUNK = 0.8
-# A structure is built anew beside itself, so it takes its memory twice; one that is not there yet has some to spare.
-_TWICE, _SPARE = 2.0, 1.25
+# A structure is built anew beside itself, so it takes its memory twice; a graph leaves as much once more for the
+# training of lists that take its place. What is not there yet has some to spare.
+_TIMES: dict[Kind, float] = {"graph": 3.0, "ivfpq": 2.0}
+_SPARE = 1.25
 
 
 class IndexFacts(NamedTuple):
@@ -55,8 +57,8 @@ def choose_kind(facts: IndexFacts) -> KindChoice:
         return KindChoice("exact", why)
     if not _fits(facts.graph_bytes, facts, "graph"):
         why = (
-            f"{rows}: a graph needs {_size(facts.graph_bytes)} beside them and as much again when it is built anew, "
-            f"codes in lists {_size(facts.lists_bytes)} twice, and the process has "
+            f"{rows}: a graph needs {_size(facts.graph_bytes)} beside them and twice as much to be built anew or "
+            f"replaced, codes in lists {_size(facts.lists_bytes)} twice, and the process has "
             f"{_size(max(facts.room_bytes or 0, 0))} for either"
         )
         if facts.now == "ivfpq" or _fits(facts.lists_bytes, facts, "ivfpq"):
@@ -75,7 +77,7 @@ def _planned(facts: IndexFacts, plan: IndexPlan, rows: str) -> KindChoice:
     """Return the kind of a plan; without a reason if the rows have outgrown the plan, or memory is short."""
     kind = plan.setting.kind
     size = {"exact": 0, "graph": facts.graph_bytes, "ivfpq": facts.lists_bytes}[kind]
-    if not holds(plan, facts.live) or not _fits(size, facts, kind):
+    if not holds(plan, facts.live) or (kind != "exact" and not _fits(size, facts, kind)):
         return KindChoice(kind, "")
     told = {"exact": "comparing every one", "graph": f"a graph of {plan.setting.links} links"}
     way = told.get(kind, f"codes in {plan.setting.lists:,} lists")
@@ -88,7 +90,7 @@ def _fits(size: int, facts: IndexFacts, kind: Kind) -> bool:
     """Return whether there is memory for a structure of a kind."""
     if facts.room_bytes is None:
         return True
-    return size * _TWICE * (1.0 if facts.now == kind else _SPARE) <= facts.room_bytes
+    return size * _TIMES[kind] * (1.0 if facts.now == kind else _SPARE) <= facts.room_bytes
 
 
 def _size(count: int) -> str:

@@ -92,7 +92,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 class _Packed(NamedTuple):
     """The rows and codes of all lists, in blocks of 64: `rows` (blocks, 64), -1 where there is none, `codes` (blocks,
-    subspaces, 64) and, but for dot products, `norms` (blocks, 64). List i has `sizes[i]` rows from block `starts[i]` on.
+    subspaces, 64) and, but for dot products, `norms` (blocks, 64). List i has `sizes[i]` rows from block `starts[i]`.
     """
 
     sizes: Ints

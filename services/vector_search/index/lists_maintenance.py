@@ -22,6 +22,7 @@ from services.vector_search.index.quantizer import Quantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
+    SAMPLE_BYTES,
     Trainer,
     TrainingFailed,
     TrainingWork,
@@ -156,7 +157,9 @@ class ListsMaintenance:
 
     def _trained(self, view: RowsView, rows: Ints, plan: IndexPlan | None) -> Quantizer:
         lists = lists_for(len(rows)) if plan is None else plan.setting.lists
-        enough = max(ENOUGH_ROWS, LEAST_PER_LIST * lists)
+        enough = min(
+            max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
+        )
         sample = np.ascontiguousarray(view.matrix[np.sort(rows[:enough])])
         work = TrainingWork(
             metric=self._metric,

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,6 +21,8 @@ from services.vector_search.index.rows import Floats, Metric
 # Rows of a sample that faiss wants at least for every centroid, and rows that are enough for words and rotation.
 LEAST_PER_LIST = 39
 ENOUGH_ROWS = 32_768
+# Bytes of a sample, at most: of wide rows there are fewer, and so fewer lists.
+SAMPLE_BYTES = 64 << 20
 _ROUNDS = 10
 # Rotations are learned in so many rounds, from so many rows; the time of a round is cubic in the dimensions.
 _TURNS, _LEAST_TURNS, _TURNS_AT, _TURNED_ROWS = 8, 2, 2048, 16_384
@@ -63,15 +66,19 @@ def train(
     subspaces, part = subspaces_of(work.dimension)
     width = subspaces * part
     unlike = _unlike(sample)
+    del sample
     lists = max(1, min(work.lists, len(unlike) // LEAST_PER_LIST))
     # A rotation cannot be learned from fewer rows than dimensions, nor words from fewer rows than there are.
-    padded = np.zeros((max(len(unlike), WORDS, width), width), np.float32)
-    padded[:, : work.dimension] = np.resize(unlike, (len(padded), work.dimension))
-    np.random.default_rng(work.rows).shuffle(padded)
+    count = max(len(unlike), WORDS, width)
+    order = np.random.default_rng(work.rows).permutation(count) % len(unlike)
+    padded = np.zeros((count, width), np.float32)
+    padded[:, : work.dimension] = unlike[order]
+    del unlike
 
     if rotation is None:
         rotation = _rotation(padded, subspaces)[:, : work.dimension]
     rotated = padded[:, : work.dimension] @ rotation.T
+    del padded
     means = faiss.Kmeans(
         width, lists, niter=_ROUNDS, seed=1, max_points_per_centroid=WORDS, min_points_per_centroid=1
     )  # fmt: skip
@@ -161,13 +168,18 @@ def _give(process: subprocess.Popen[bytes], header: bytes, sample: Floats) -> No
     process.stdin = None
 
 
+def _given(work: TrainingWork) -> Floats:
+    """Read the sample, which nobody else keeps."""
+    data = sys.stdin.buffer.read(4 * work.sample * work.dimension)
+    return np.frombuffer(data, np.float32).reshape(work.sample, work.dimension)
+
+
 def main() -> None:
-    """Train what the input asks for."""
-    source = sys.stdin.buffer
-    work = msgspec.json.decode(source.readline(), type=TrainingWork)
-    data = source.read(4 * work.sample * work.dimension)
-    sample = np.frombuffer(data, np.float32).reshape(work.sample, work.dimension)
-    sys.stdout.buffer.write(train(work, sample).to_bytes())
+    """Train what the input asks for; where memory runs out, this is the process to end."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    work = msgspec.json.decode(sys.stdin.buffer.readline(), type=TrainingWork)
+    sys.stdout.buffer.write(train(work, _given(work)).to_bytes())
 
 
 if __name__ == "__main__":

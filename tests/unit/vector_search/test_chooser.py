@@ -36,17 +36,17 @@ def test_few_rows_are_compared_and_many_get_a_graph() -> None:
 
 
 def test_codes_take_the_place_of_a_graph_that_memory_has_no_room_for() -> None:
-    """A structure fits if there is room for it twice, and a quarter more to begin it; what each needs is named."""
-    short = facts(50_000, room_bytes=20 * MIB - 1)
+    """A graph fits if there is room for it three times, lists twice, and a quarter more to begin; all is named."""
+    short = facts(50_000, room_bytes=30 * MIB - 1)
 
     assert choose_kind(short).kind == "ivfpq"
     assert (
-        "a graph needs 8.0 MiB beside them and as much again when it is built anew, codes in lists 2.0 MiB twice, "
-        "and the process has 20.0 MiB for either"
+        "a graph needs 8.0 MiB beside them and twice as much to be built anew or replaced, "
+        "codes in lists 2.0 MiB twice, and the process has 30.0 MiB for either"
     ) in choose_kind(short).why
-    assert choose_kind(short._replace(room_bytes=20 * MIB)).kind == "graph"
+    assert choose_kind(short._replace(room_bytes=30 * MIB)).kind == "graph"
     assert choose_kind(short._replace(now="graph")).kind == "graph"
-    assert choose_kind(short._replace(now="graph", room_bytes=16 * MIB - 1)).kind == "ivfpq"
+    assert choose_kind(short._replace(now="graph", room_bytes=24 * MIB - 1)).kind == "ivfpq"
     assert choose_kind(short._replace(room_bytes=5 * MIB)).kind == "ivfpq"
     assert choose_kind(short._replace(room_bytes=5 * MIB - 1)).kind == "exact"
     assert choose_kind(short._replace(room_bytes=1, now="ivfpq")).kind == "ivfpq"
