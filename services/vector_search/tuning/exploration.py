@@ -20,6 +20,7 @@ from common.clock import SYSTEM, Clock
 from common.wire.tuning import ExploredSetting, TuningGoal
 from services.vector_search.index.inverted_lists import lists_bytes
 from services.vector_search.index.native_graph import graph_bytes
+from services.vector_search.index.quantizer_training import SAMPLE_BYTES as TRAINED_BYTES
 from services.vector_search.index.rows import Floats, Metric, VectorRows
 from services.vector_search.tuning import choice, space
 from services.vector_search.tuning.choice import Measurements
@@ -191,7 +192,12 @@ class Explorer:
 
     def _try_all_lists(self, known: StageCalibration) -> None:
         work, rows = self._work, self._sample.rows.view.size
-        counts = space.numbers_of_lists(rows)
+        trained = TRAINED_BYTES // (4 * work.dimension)
+        counts = space.numbers_of_lists(rows, trained)
+        if trained < rows:
+            self._notes.append(
+                f"lists are trained from {trained:,} rows at most, so more than {max(counts, default=0)} were not tried"
+            )
         if not counts:
             self._notes.append(f"{rows:,} rows are too few for lists")
         for count in counts:

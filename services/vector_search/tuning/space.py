@@ -8,7 +8,7 @@ from services.vector_search.index.quantizer_training import LEAST_PER_LIST
 
 # Fewer rows are compared one by one in less time than any structure saves.
 LEAST_ROWS = 1000
-_FEWEST_LISTS, _MOST_LISTS = 64, 1 << 14
+_FEWEST_LISTS = 64
 # Links of a graph's nodes: M.
 LINKS = (16, 32, 8)
 # Few links are not tried where a walk needs this many candidates, nor many where it needs fewer.
@@ -19,12 +19,14 @@ _HOPELESS = 1.0
 LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 
 
-def numbers_of_lists(rows: int) -> list[int]:
-    """Return the numbers of lists (nlist) for so many rows: powers of two from 2^6 to rows / 39.
+def numbers_of_lists(rows: int, trained: int) -> list[int]:
+    """Return the numbers of lists (nlist) for so many rows, of which `trained` at most are trained from.
+
+    They are powers of two from 2^6 to that / 39.
 
     The first is near the root of the rows, where the best often is; the others follow by their distance from it.
     """
-    most = min(rows // LEAST_PER_LIST, _MOST_LISTS)
+    most = min(rows, trained) // LEAST_PER_LIST
     found = [1 << e for e in range(_FEWEST_LISTS.bit_length() - 1, most.bit_length())]
     middle = 1.5 * rows**0.5
     return sorted(found, key=lambda lists: max(lists / middle, middle / lists))

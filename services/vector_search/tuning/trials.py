@@ -25,6 +25,7 @@ from services.vector_search.index.quantizer_training import (
     train,
     train_apart,
 )
+from services.vector_search.index.quantizer_training import SAMPLE_BYTES as TRAINED_BYTES
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 from services.vector_search.tuning.cost_lines import BLOCK, expected_codes, expected_slots
@@ -168,7 +169,8 @@ def made_lists(
 ) -> InvertedLists:
     """Train a quantizer for the rows of a sample, and put them into lists; a `rotation` is taken over."""
     view, rows = sample.rows.view, sample.rows.view.size
-    some = np.ascontiguousarray(view.matrix[: min(rows, max(ENOUGH_ROWS, LEAST_PER_LIST * asked))])
+    most = min(rows, TRAINED_BYTES // (4 * sample.rows.dimension))
+    some = np.ascontiguousarray(view.matrix[: min(most, max(ENOUGH_ROWS, LEAST_PER_LIST * asked))])
     work = TrainingWork(
         metric=sample.metric,
         lists=asked,

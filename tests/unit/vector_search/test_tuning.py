@@ -63,11 +63,11 @@ def test_the_least_effort_is_found_with_few_tries(wanted: int, most: int) -> Non
     assert len(tried) <= 2 * math.log2(most) + 4
 
 
-@given(st.integers(1, 5_000_000))
-def test_every_number_of_lists_has_enough_rows(rows: int) -> None:
-    """Numbers of lists are powers of two from 2^6 to n / 39, each once."""
-    found = space.numbers_of_lists(rows)
-    assert sorted(found) == [1 << e for e in range(6, 15) if (1 << e) <= rows // 39]
+@given(st.integers(1, 5_000_000), st.integers(1, 500_000))
+def test_every_number_of_lists_has_enough_rows(rows: int, trained: int) -> None:
+    """Numbers of lists are powers of two from 2^6 to n / 39, of the rows that they are trained from, each once."""
+    found = space.numbers_of_lists(rows, trained)
+    assert sorted(found) == [1 << e for e in range(6, 20) if (1 << e) <= min(rows, trained) // 39]
 
 
 @given(st.lists(settings, min_size=1, max_size=30), goals)
