@@ -18,6 +18,7 @@ import msgspec
 from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
+from common.errors import SpillwayError
 from common.registry.collections import Collections
 from common.registry.tunings import Tunings
 from common.tasks import cancel, in_pool
@@ -58,11 +59,18 @@ class TuningRunner:
         if changes != self._seen or now >= self._next_s:
             self._known = await self._tunings.all()
             self._seen, self._next_s = changes, now + _COMPARE_S
+            await self._forget_removed()
         for name, tuning in list(self._known.items()):
             if name in self._shards.records:
                 await self._follow(tuning)
-            elif tuning.tuner == self._shards.name:
-                await self._tunings.remove(name)
+
+    async def _forget_removed(self) -> None:
+        """Forget the tunings of collections that were deleted, or re-embedded, which gives them another id."""
+        others = self._known.keys() - self._shards.records.keys()
+        removed = await Collections(self._bus).removed() if others else set()
+        for name in others & removed:
+            await self._tunings.remove(name)
+            del self._known[name]
 
     async def close(self) -> None:
         """End explorations; the next start goes on with them."""
@@ -112,7 +120,12 @@ class TuningRunner:
             now = handle.shard.tuning.now
             if now.plan == plan or (plan is not None and plan.tuning == now.refused):
                 continue
-            if await in_pool(self._keeper, handle.shard.tuning.follow, plan):
+            try:
+                followed = await in_pool(self._keeper, handle.shard.tuning.follow, plan)
+            except SpillwayError as error:  # it is followed, and remembered with the next snapshot
+                _log.warning("plan_not_kept", shard=key[1], why=error.message)
+                followed = True
+            if followed:
                 self._wake(key)
 
     def _first(self, collection: str) -> ShardTuning | None:
