@@ -48,6 +48,7 @@ SUITES = {
         Suite(
             "V1L", "Kinds of index beside their memory, and the scan of inverted lists", ("faiss",)
         ),
+        Suite("V5", "An index tuned for a recall goal: predicted and measured"),
         Suite("V2", "Filtered search: k whenever k match"),
         Suite("V3", "Delayed-synchronization traversal: simulated hardware, and this CPU"),
         Suite("V4", "Approximate hierarchical queues beside exact selections"),

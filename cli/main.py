@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "ingest": ("cli.ingest", "add", "run", "put files and folders into a collection"),
     "search": ("cli.search", "add", "run", "search a collection by text"),
     "explain": ("cli.explain", "add", "run", "show how a collection searches, and why"),
+    "tune": ("cli.tune", "add", "run", "find the best index for a recall goal, and build it"),
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
     "shards": ("cli.shards", "add", "run", "where a collection's shards live; split and move them"),
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),

@@ -145,6 +145,7 @@ class NotFound(SpillwayError):
         "route_not_found",
         "session_not_found",
         "shard_not_found",
+        "tuning_not_found",
     )
 
 
@@ -182,6 +183,7 @@ class Conflict(SpillwayError):
         "session_changed",
         "session_deleted",
         "shard_busy",
+        "tuning_under_way",
     )
 
 

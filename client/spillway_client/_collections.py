@@ -29,6 +29,7 @@ from .types import (
     ShardExplanation,
     ShardList,
     ShardReplica,
+    Tuning,
     Written,
     WrittenDocument,
     build,
@@ -112,6 +113,30 @@ class CollectionsResource:
         answer = await self._transport.call("GET", path, query=query, timeout_s=timeout_s)
         shards = [_shard(item) for item in items(answer.payload, "shards")]
         return build(Explanation, answer.payload, shards=shards)
+
+    async def tune(
+        self,
+        name: str,
+        *,
+        recall: float = 0.95,
+        p99_ms: float | None = None,
+        memory_bytes: int | None = None,
+        plan_only: bool = False,
+        timeout_s: float | None = None,
+    ) -> Tuning:
+        """Begin to look for the best index that finds `recall` of the true neighbours, and build it.
+
+        ConflictError (`tuning_under_way`) while another tuning is under way.
+        """
+        body = _given(recall=recall, p99_ms=p99_ms, memory_bytes=memory_bytes, plan_only=plan_only)
+        path = f"/v1/collections/{segment(name)}/tune"
+        answer = await self._transport.call("POST", path, body=body, timeout_s=timeout_s)
+        return build(Tuning, answer.payload)
+
+    async def tuning(self, name: str, *, timeout_s: float | None = None) -> Tuning:
+        """Return how far the last tuning is and what it found; NotFoundError if there was none."""
+        path = f"/v1/collections/{segment(name)}/tune"
+        return build(Tuning, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """Delete a collection with all its documents."""

@@ -58,6 +58,8 @@ class SyncCollections(Bound[CollectionsResource]):
     create = call(CollectionsResource.create)
     get = call(CollectionsResource.get)
     explain = call(CollectionsResource.explain)
+    tune = call(CollectionsResource.tune)
+    tuning = call(CollectionsResource.tuning)
     delete = call(CollectionsResource.delete)
     reembed = call(CollectionsResource.reembed)
     shards = call(CollectionsResource.shards)

@@ -157,6 +157,31 @@ class ShardList:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """A tuning of a collection's index: its goal, its steps, the settings that none beats, and the plan chosen.
+
+    `state` is asked, exploring, building, done or failed, and `why` says what failed. `measured` is what the index
+    that was built does; `in_force` is the plan that searches go by.
+    """
+
+    id: str
+    state: str
+    goal: dict[str, Any] = field(default_factory=dict)
+    plan_only: bool = False
+    steps: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    explored: int = 0
+    front: list[dict[str, Any]] = field(default_factory=list)
+    chosen: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
+    in_force: dict[str, Any] | None = None
+    why: str = ""
+    began_ms: int = 0
+    ended_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MapPoint:
     """Where a chunk lies on a map; a free vector has no `id`."""
 
@@ -328,6 +353,7 @@ class ShardExplanation:
     bytes: dict[str, int]
     deleted_ratio: float = 0.0
     filter: FilterExplanation | None = None
+    plan: dict[str, Any] | None = None
     applied: str = ""
 
 

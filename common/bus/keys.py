@@ -11,6 +11,7 @@ CHANGES = "{collections}:changes"
 PLACEMENTS = "{collections}:placements"  # where the shards of placed collections live, by the collection's id
 HOLDINGS = "{collections}:holdings"  # what each vector_search process holds, by its replica's name
 PLACING = "{collections}:placing"  # the lock of the one process that coordinates placements
+TUNINGS = "{collections}:tunings"  # the last tuning of each collection, by the collection's id
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys

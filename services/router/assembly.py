@@ -47,6 +47,7 @@ from services.router.http.session_turns import SessionTurns
 from services.router.http.sessions import SessionsApi
 from services.router.http.shards import ShardsApi
 from services.router.http.timeline import TimelineApi
+from services.router.http.tuning import TuningApi
 from services.router.layouts import Layouts
 from services.router.mesh.history import MeshHistory
 from services.router.mesh.lane_depths import LaneDepths
@@ -272,6 +273,7 @@ def _collection_apis(
         CollectionsApi(receiver, records, bus, cards, admission, replies, core.layouts),
         ReembedApi(receiver, records, limits, cards, planned, replies, bus.clock, timeout_s),
         ShardsApi(receiver, records, bus),
+        TuningApi(receiver, records, bus),
         CollectionMapApi(receiver, records, replies, writes, core.layouts),
         DocumentsApi(receiver, records, pool, replies, writes, core.layouts),
         DocumentWritesApi(

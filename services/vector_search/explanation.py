@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.vector_search.index import search_path
+import msgspec
+
+from services.vector_search.index.followed_plan import PlanState
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import EffortPlan, IndexStats
 from services.vector_search.index.rows import Flags
@@ -42,8 +44,9 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
         "path": stats.path,
         "effort": stats.effort,
         "recall": round(stats.recall, 4),
-        "recall_goal": search_path.RECALL_GOAL,
+        "recall_goal": index.followed.goal,
         "bytes": stats.bytes,
+        "plan": _plan(index.followed.now),
         "efforts": efforts,
     }
     if wanted is not None:
@@ -53,12 +56,25 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
     return told
 
 
+def _plan(state: PlanState) -> dict[str, Any] | None:
+    """Return the plan of a tuning that the index keeps to, with what was measured of it, None if there is none."""
+    if state.plan is None:
+        return None
+    told: dict[str, Any] = msgspec.to_builtins(state.plan)
+    measured = state.measured
+    told["proved"] = None if measured is None else round(measured.recall, 4)
+    return told
+
+
 def _building(index: Index, stats: IndexStats) -> str:
     """Return what is still being built, and why it is not, if training failed."""
     now = index.now
     told = ""
     if now.kind != "exact" and stats.path == "exact":
         told = "; it is being built, and every row is compared until then"
+    followed = index.followed.now
+    if followed.refused:
+        told += f"; the plan of tuning {followed.refused} was given up: {followed.why}"
     if index.problem:
         told += f"; the last training of lists failed: {index.problem}"
     return told

@@ -28,6 +28,7 @@ from services.vector_search.shard_filler import ShardFiller
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.shard_splitter import ShardSplitter
+from services.vector_search.tuning_runner import TuningRunner
 from services.vector_search.write_log import parse_id
 
 _REFRESH_S = 0.25
@@ -89,6 +90,7 @@ class Replica:
         self._holding = HoldingReports(self._shards, bus, memory_bytes)
         self._splitter = ShardSplitter(self._shards, bus, self._holding.why)
         self._coordinator = PlacementCoordinator(self._shards, bus, name)
+        self._tunings = TuningRunner(self._shards, bus, wake=self._maintenance.wake)
         self._filler = ShardFiller(self._shards, bus, self._peers, self._holding.why)
         self._servers = [
             FamilyServer(
@@ -152,6 +154,7 @@ class Replica:
             task.cancel()
         await self._filler.close()
         await self._splitter.close()
+        await self._tunings.close()
         with contextlib.suppress(BusDown, BusFull):
             await self._coordinator.release()
         self._peers.close()
@@ -172,6 +175,7 @@ class Replica:
                 await self._filler.step()
                 await self._splitter.step()
                 await self._coordinator.step()
+                await self._tunings.step()
                 await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))

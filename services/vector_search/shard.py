@@ -47,6 +47,7 @@ from services.vector_search.ranked_search import RankedSearch
 from services.vector_search.search_cost import BudgetFit, BudgetPicker, SearchCost
 from services.vector_search.shard_map import ShardMap
 from services.vector_search.storage_errors import is_full, reserve, storage_error
+from services.vector_search.tuning.shard_tuning import ShardTuning
 from services.vector_search.write_batch import WriteBatch, encoded, vectors_of
 from services.vector_search.write_log import EntryId, WriteLog, format_id, parse_id
 
@@ -111,6 +112,7 @@ class Shard:
             self._ranked = RankedSearch(
                 record, self._documents, self._index, self._masks, self._hits, self._publishing
             )
+            self.tuning = ShardTuning(directory, self._index, threads, clock)
             self._map = ShardMap(self._index, self._documents, record.dimension, clock)
             self._replay()
         except (sqlite3.Error, OSError) as error:
@@ -483,15 +485,18 @@ class Shard:
         """Save what the index has built if that grew or shrank much since; from the thread of `maintain`."""
         saved = self._index.now.snapshot()
         if saved is None:
+            self.tuning.keep()
             return False
         low, high = self._snapshot_rows / _GRAPH_GROWTH, self._snapshot_rows * _GRAPH_GROWTH
         if low < len(saved.labels) < high and saved.version == self._snapshot_version:
+            self.tuning.keep()
             return False
         try:
             snapshot.save(self.directory, saved, self.applied)
         except (OSError, RuntimeError) as error:
             raise storage_error(error) from error
         self._snapshot_rows, self._snapshot_version = len(saved.labels), saved.version
+        self.tuning.keep()
         return True
 
     @property

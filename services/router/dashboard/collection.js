@@ -5,6 +5,7 @@ import { CollectionMap } from "./collection_map.js";
 import { Rows, h, table, text } from "./dom.js";
 import { ago, bytes, count, many, percent, seconds } from "./format.js";
 import { figure, section } from "./mesh.js";
+import { Tuning } from "./tuning.js";
 
 const SPACE = 2 ** 32; // of the hashes that divide documents among shards
 const PATHS = {
@@ -46,6 +47,7 @@ export class Collection {
     this.efforts = new EffortTable();
     this.shards = new ShardTable();
     this.placed = section("Shards and replicas", "Where its parts are kept, and which of their copies serve.", this.shards.element);
+    this.tuning = new Tuning();
     this.map = new CollectionMap();
     this.element = h(
       "section",
@@ -54,6 +56,7 @@ export class Collection {
       h("dl", { class: "figures six" }, this.figures.map(({ element }) => element)),
       this.map.element,
       section("How it is searched", "The index, the paths that searches took since its process began, and what an audit measured.", this.why, this.paths.element, this.efforts.element),
+      this.tuning.element,
       this.placed,
     );
   }
@@ -70,6 +73,7 @@ export class Collection {
     this.paths.set(stats.searches ?? {});
     if (other) {
       this.placed.hidden = true;
+      this.tuning.set(null);
       this.efforts.set([]);
       this.#explain([]);
     }
@@ -103,10 +107,11 @@ export class Collection {
   // What other routes tell, where this router has them.
   async #more(collection) {
     const path = `/v1/collections/${segment(collection.name)}`;
-    const [explained, shards] = await Promise.all([optional("explain", `${path}/explain`), optional("shards", `${path}/shards`)]);
+    const [explained, shards, tuning] = await Promise.all([optional("explain", `${path}/explain`), optional("shards", `${path}/shards`), optional("tune", `${path}/tune`)]);
     if (this.shown?.id !== collection.id) return;
     this.#explain(explained?.shards ?? []);
     this.efforts.set(explained?.shards ?? []);
+    this.tuning.set(tuning);
     this.placed.hidden = !shards;
     if (shards) this.shards.set(shards.data);
   }

@@ -15,6 +15,7 @@ from common.ids import ulid
 from common.registry import placement_plan
 from common.registry.collections import Collections
 from common.registry.placements import Placements
+from common.registry.tunings import Tunings
 from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
 from common.wire.search import DocumentsResult, DocumentsWork
@@ -199,6 +200,7 @@ class CollectionsApi:
         await drop_shards(self._bus, record, layout, f"drop-{record.id}", self._admission.router)
         if record.placed:
             await self._placements.remove(record.id)
+        await Tunings(self._bus).remove(record.id)
         return reply_json({"object": "collection", "name": record.name, "deleted": True})
 
 

@@ -139,6 +139,15 @@ class DropReplicaBody(Struct, frozen=True, forbid_unknown_fields=True):
     replica: ModelName
 
 
+class TuneBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/collections/{name}/tune: the share of true neighbours to find, and bounds on one shard."""
+
+    recall: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    p99_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
+    plan_only: bool = False
+
+
 class ReplicasBody(Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/collections/{name}/replicas: how many replicas each shard should have."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from common.wire.tuning import IndexPlan
+from services.vector_search.index.followed_plan import holds
 from services.vector_search.index.port import Kind
 
 # A graph stays until the rows have shrunk to this share of what it is built for, so that it is not built twice.
@@ -19,7 +21,7 @@ class IndexFacts(NamedTuple):
 
     `graph_bytes` and `lists_bytes` are what a graph, or codes in lists, over the live rows take beside them;
     `room_bytes` is memory that either may take, what the one in use takes among it, None if unknown. `recall_goal` is
-    the share of true neighbours that a search must find.
+    the share of true neighbours that a search must find, `plan` what a tuning chose.
     """
 
     live: int
@@ -30,6 +32,7 @@ class IndexFacts(NamedTuple):
     lists_bytes: int
     room_bytes: int | None = None
     now: Kind = "exact"
+    plan: IndexPlan | None = None
 
 
 class KindChoice(NamedTuple):
@@ -42,6 +45,10 @@ class KindChoice(NamedTuple):
 def choose_kind(facts: IndexFacts) -> KindChoice:
     """Return the kind that fits a shard: the one that answers soonest at the recall goal and whose memory there is."""
     rows = f"{facts.live:,} live vectors of {facts.dimension:,} dimensions"
+    if facts.plan is not None:
+        planned = _planned(facts, facts.plan, rows)
+        if planned.why:
+            return planned
     if facts.recall_goal >= 1.0:
         return KindChoice("exact", f"{rows}: only comparing every one finds all true neighbours")
     limit = max(facts.exact_below, 1)
@@ -63,6 +70,19 @@ def choose_kind(facts: IndexFacts) -> KindChoice:
         "graph",
         f"{rows}, {many} {limit:,}: a graph finds {facts.recall_goal:.0%} of the true neighbours "
         "and looks at few of the rows",
+    )
+
+
+def _planned(facts: IndexFacts, plan: IndexPlan, rows: str) -> KindChoice:
+    """Return the kind of a plan; without a reason if the rows have outgrown the plan, or memory is short."""
+    kind = plan.setting.kind
+    size = {"exact": 0, "graph": facts.graph_bytes, "ivfpq": facts.lists_bytes}[kind]
+    if not holds(plan, facts.live) or (kind != "exact" and not _fits(size, facts, kind)):
+        return KindChoice(kind, "")
+    told = {"exact": "comparing every one", "graph": f"a graph of {plan.setting.links} links"}
+    way = told.get(kind, f"codes in {plan.setting.lists:,} lists")
+    return KindChoice(
+        kind, f"{rows}: tuning {plan.tuning} chose {way} for a recall of {plan.recall:g}"
     )
 
 

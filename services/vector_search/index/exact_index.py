@@ -32,7 +32,12 @@ class ExactIndex:
     def __init__(self, state: IndexState, metric: Metric, *, threads: int, clock: Clock) -> None:
         self._state, self._metric = state, metric
         self._maintenance = IndexMaintenance(
-            state, RecallAudit(), metric, with_graph=False, threads=threads, clock=clock
+            state,
+            RecallAudit(state.followed),
+            metric,
+            with_graph=False,
+            threads=threads,
+            clock=clock,
         )
 
     def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:

@@ -60,7 +60,7 @@ class GraphIndex:
 
     def __init__(self, state: IndexState, metric: Metric, *, threads: int, clock: Clock) -> None:
         self._state, self._metric, self._threads = state, metric, threads
-        self._recall = RecallAudit()
+        self._recall = RecallAudit(state.followed)
         self._ladder = recall_ladder.RecallLadder()
         self._maintenance = IndexMaintenance(
             state, self._recall, metric, with_graph=True, threads=threads, clock=clock
@@ -106,7 +106,9 @@ class GraphIndex:
         if graph is None:
             return None
         labels = view.rows.view.labels[: view.indexed].copy()
-        return IndexSnapshot("graph", labels, graph.ef, self._recall.recall, graph.save)
+        return IndexSnapshot(
+            "graph", labels, graph.ef, self._recall.recall, graph.save, str(graph.links)
+        )
 
     def close(self) -> None:
         """Stop background work in progress at its next step."""

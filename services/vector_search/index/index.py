@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.clock import SYSTEM, Clock
-from services.vector_search.index import search_path
+from common.wire.tuning import MeasuredPlan
 from services.vector_search.index.chooser import IndexFacts, KindChoice, choose_kind
 from services.vector_search.index.exact_index import ExactIndex
+from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists, lists_bytes
 from services.vector_search.index.ivfpq_index import IvfpqIndex
@@ -48,6 +49,11 @@ class Index:
         self._closed = False
         self._next: VectorIndex | None = None  # builds what takes the place of `now`
         self.now = self._of("exact")
+
+    @property
+    def followed(self) -> FollowedPlan:
+        """The plan of a tuning that the index keeps to."""
+        return self._state.followed
 
     @property
     def rows(self) -> VectorRows:
@@ -129,11 +135,12 @@ class Index:
             live=live,
             dimension=self._dimension,
             exact_below=self._exact_below,
-            recall_goal=search_path.RECALL_GOAL,
+            recall_goal=self.followed.goal,
             graph_bytes=graph_bytes(live, self._dimension),
             lists_bytes=lists_bytes(live, self._dimension, lists_for(live)),
             room_bytes=room,
             now=self.now.kind,
+            plan=self.followed.now.plan,
         )
         return choose_kind(facts)
 
@@ -145,7 +152,9 @@ class Index:
 
     def _change(self) -> bool:
         """Begin to use another kind if one fits better; True if that answers from now on."""
-        kind = self.choice().kind
+        choice = self.choice()
+        kind = choice.kind
+        self._settle_plan(choice)
         if kind == self.now.kind:
             if self._next is not None:
                 self._use(self.now)
@@ -158,6 +167,17 @@ class Index:
             if self._closed:
                 self._next.close()
         return False
+
+    def _settle_plan(self, choice: KindChoice) -> None:
+        """Refuse a plan that is not built yet and cannot be kept to; one that compares every row needs no building."""
+        plan = self.followed.now.plan
+        if plan is None or self.followed.now.measured is not None:
+            return
+        if choice.kind != plan.setting.kind:
+            why = f"its kind, {plan.setting.kind}, does not fit now: {choice.why}"
+            self.followed.refuse(plan, why)
+        elif choice.kind == self.now.kind == "exact":
+            self.followed.built(plan, MeasuredPlan(recall=1.0, error=0.0, queries=0))
 
     def _use(self, kind: VectorIndex) -> None:
         """Answer by a kind, and forget what others have built."""

@@ -71,7 +71,7 @@ class IvfpqIndex:
         self, state: IndexState, metric: Metric, *, threads: int, clock: Clock, trainer: Trainer
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
-        self._recall = ListsRecall(threads)
+        self._recall = ListsRecall(threads, state.followed)
         self._maintenance = ListsMaintenance(
             state, self._recall, metric, threads=threads, clock=clock, trainer=trainer
         )

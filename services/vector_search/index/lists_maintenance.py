@@ -12,8 +12,10 @@ import numpy as np
 
 from common import log
 from common.clock import Clock
+from common.wire.tuning import IndexPlan, MeasuredPlan
 from services.vector_search import metrics
 from services.vector_search.index import search_path
+from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.quantizer import Quantizer
@@ -88,7 +90,8 @@ class ListsMaintenance:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
         rows, lists = view.rows, view.lists
-        wanted = lists is None or _outgrown(lists, rows.live_count)
+        planned = self._state.followed.due("ivfpq", rows.live_count) is not None
+        wanted = lists is None or planned or _outgrown(lists, rows.live_count)
         due = wanted and rows.live_count and self._clock.perf_s() >= self._again_s
         if due and self._build(rows):
             return True
@@ -104,16 +107,19 @@ class ListsMaintenance:
 
     def _build(self, rows: VectorRows) -> bool:
         """Train a quantizer, put all rows into lists, and swap them in; False if nothing came of it."""
-        view = rows.view
+        view, plan = rows.view, self._state.followed.held("ivfpq", rows.live_count)
         kept = np.flatnonzero(view.live[: view.size].copy())
         order = np.random.default_rng(len(kept)).permutation(kept)
-        held_out = np.sort(order[: min(search_path.AUDITED, len(kept) // 4)])
+        count = search_path.AUDITED * (1 if plan is None else 2)
+        held_out = np.sort(order[: min(count, len(kept) // 4)])
         try:
-            quantizer = self._trained(view, order[len(held_out) :])
+            quantizer = self._trained(view, order[len(held_out) :], plan)
         except (TrainingFailed, MemoryError) as error:
             if self._closing.is_set():
                 return False
             self.problem = str(error) or "not enough memory"
+            if plan is not None:
+                self._state.followed.refuse(plan, self.problem)
             self._again_s = self._clock.perf_s() + _RETRY_S
             _log.warning("quantizer_not_trained", why=self.problem)
             return False
@@ -125,14 +131,32 @@ class ListsMaintenance:
             part = kept[at : at + _CODED_AT_ONCE]
             lists = lists.with_more(code(quantizer, view, part), int(part[-1]) + 1)
         lists = lists.with_more(code(quantizer, view, kept[:0]), view.size)
-        lists = self._recall.tune(lists, view, view.matrix[held_out], held_out=held_out)
+        asked = held_out if plan is None else divided(view.labels, held_out).tuning
+        lists = self._recall.tune(lists, view, view.matrix[asked], held_out=held_out)
+        measured = None if plan is None else self._proof(plan, lists, view, held_out)
+        if plan is not None and measured is None:
+            return False
         self._tuned_at = lists.covered
         self._state.take_lists(lists)
+        if plan is not None and measured is not None:
+            self._state.followed.built(plan, measured)
         self._recall.renew()
         return True
 
-    def _trained(self, view: RowsView, rows: Ints) -> Quantizer:
-        lists = lists_for(len(rows))
+    def _proof(
+        self, plan: IndexPlan, lists: InvertedLists, view: RowsView, held_out: Ints
+    ) -> MeasuredPlan | None:
+        """Return what lists built by a plan find; None if that falls short, and the plan is refused."""
+        asked = divided(view.labels, held_out).proof
+        recall = self._recall.proof(lists, view, view.matrix[asked], held_out)
+        measured = proof(recall, len(asked))
+        if why := falls_short(plan, measured):
+            self._state.followed.refuse(plan, why)
+            return None
+        return measured
+
+    def _trained(self, view: RowsView, rows: Ints, plan: IndexPlan | None) -> Quantizer:
+        lists = lists_for(len(rows)) if plan is None else plan.setting.lists
         enough = min(
             max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.vector_search.index import search_path
+from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.lists_tuning import (
     Places,
@@ -21,11 +21,11 @@ class ListsRecall:
     `recall` is what searches were last measured to find, `by_probes` what they find with other numbers of lists.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, followed: FollowedPlan) -> None:
         self.recent = RecentQueries()
         self.recall = 1.0
         self.by_probes: dict[int, float] = {}
-        self._threads = threads
+        self._threads, self._followed = threads, followed
         self._audited = False
 
     def renew(self) -> None:
@@ -53,10 +53,16 @@ class ListsRecall:
         if not truth.rows.size:
             return lists
         places = Places.of(truth, lists, keep, self._threads)
-        lists = tune(lists, places)
+        lists = tune(lists, places, self._followed.goal)
         self.by_probes = recall_by_probes(lists, places)
         self.recall = recall_of(truth, lists, view, keep, self._threads)
         return lists
+
+    def proof(self, lists: InvertedLists, view: RowsView, queries: Floats, held_out: Ints) -> float:
+        """Return what queries find that the effort was not chosen by; `held_out` are rows not to be found."""
+        keep = view.live.copy()
+        keep[held_out] = False
+        return recall_of(Truth.of(lists, view, keep, queries), lists, view, keep, self._threads)
 
     def audit(self, lists: InvertedLists, view: RowsView) -> InvertedLists:
         """Compare recent queries with exact search; return the lists, with more effort if they fell short."""
@@ -70,10 +76,15 @@ class ListsRecall:
         if not truth.rows.size:
             return lists
         places = Places.of(truth, lists, keep, self._threads)
-        if self.recall < search_path.RECALL_GOAL:
+        if self.recall < self._followed.goal:
             # Without a margin: a query that is asked again and again would raise the effort by chance.
             lists = tune(
-                lists, places, least_probes=lists.probes, least_depth=lists.depth, margin=0.0
+                lists,
+                places,
+                self._followed.goal,
+                least_probes=lists.probes,
+                least_depth=lists.depth,
+                margin=0.0,
             )
             self.recall = recall_of(truth, lists, view, keep, self._threads)
         self.by_probes = recall_by_probes(lists, places)

@@ -90,6 +90,7 @@ def recall_of(
 def tune(
     lists: InvertedLists,
     places: Places,
+    goal: float = search_path.RECALL_GOAL,
     *,
     least_probes: int = 1,
     least_depth: int = 1,
@@ -104,7 +105,7 @@ def tune(
     chosen, least_s = (tried[-1], depths[-1]), np.inf
     for depth in depths:
         for probes in tried:
-            if not _enough(places.shares(probes, depth), margin):
+            if not _enough(places.shares(probes, depth), goal, margin):
                 continue
             cost_s = codes_s(lists, lists.codes_read(probes)) + depth * _K * GATHERED_ROW_S
             if cost_s < least_s:
@@ -119,9 +120,9 @@ def recall_by_probes(lists: InvertedLists, places: Places) -> dict[int, float]:
     return {each: _mean(places.shares(each, lists.depth_of(each))) for each in ladder}
 
 
-def _enough(shares: Floats, margin: float) -> bool:
+def _enough(shares: Floats, goal: float, margin: float) -> bool:
     error = float(shares.std()) / len(shares) ** 0.5 if len(shares) else 0.0
-    return _mean(shares) - margin * error >= search_path.RECALL_GOAL
+    return _mean(shares) - margin * error >= goal
 
 
 def _mean(shares: Floats) -> float:

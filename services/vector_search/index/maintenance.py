@@ -11,10 +11,12 @@ import threading
 import numpy as np
 
 from common.clock import Clock
+from common.wire.tuning import IndexPlan, MeasuredPlan
 from services.vector_search import metrics
 from services.vector_search.index import search_path
+from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.native_graph import SearchGraph, new_graph
-from services.vector_search.index.recall import RecallAudit
+from services.vector_search.index.recall import RecallAudit, recall_of
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 
@@ -45,6 +47,7 @@ class IndexMaintenance:
         self._closing = threading.Event()
         self._tuned_at = 0  # how many rows the graph held when ef was chosen
         self._slice = 4
+        self._measured: MeasuredPlan | None = None  # of the last graph that was built by a plan
 
     def restored(self, indexed: int) -> None:
         """Note that a saved graph over `indexed` rows was taken over, whose ef fits them."""
@@ -62,7 +65,7 @@ class IndexMaintenance:
         wasteful = rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO
         wants_graph = self._with_graph and live > 0
         behind = count - indexed
-        outgrown = graph is None or behind > max(indexed, 4096) or graph.links < _links(graph)
+        outgrown = graph is None or behind > max(indexed, 4096) or self._other_links(graph, live)
         if wasteful or (wants_graph and outgrown):
             return self._rebuild(with_graph=wants_graph, copied=wasteful)
         if graph is None:
@@ -76,6 +79,14 @@ class IndexMaintenance:
         if room:
             self._extend(graph, rows, indexed, min(room, self._slice))
         return True
+
+    def _other_links(self, graph: SearchGraph, live: int) -> bool:
+        """Return whether the nodes of the next graph are to have another number of links, or a plan wants a new one."""
+        plan = self._state.followed.held("graph", live)
+        if plan is None:
+            return graph.links < _links(graph)
+        planned = self._state.followed.due("graph", live) is not None
+        return planned or graph.links != plan.setting.links
 
     def _retune(self, view: IndexView) -> bool:
         """Choose ef anew by rows that wait and by queries of users; False if these are too few yet."""
@@ -118,15 +129,18 @@ class IndexMaintenance:
     def _rebuild(self, *, with_graph: bool, copied: bool) -> bool:
         """Build a graph over the live rows, or over a copy of them that leaves out the deleted, and swap both in."""
         rows = self._state.view.rows
+        plan = self._state.followed.held("graph", rows.live_count) if with_graph else None
         before = rows.view
         # Of a copy: numpy counts before it fills, and rows may be deleted in between.
         kept = np.flatnonzero(before.live[: before.size].copy())
         if copied:
             rows = self._copy(rows, kept)
         graph = (
-            self._fitting(rows, np.arange(len(kept)) if copied else kept) if with_graph else None
+            self._fitting(rows, np.arange(len(kept)) if copied else kept, plan)
+            if with_graph
+            else None
         )
-        if self._closing.is_set():
+        if self._closing.is_set() or (with_graph and graph is None):
             return False
         if copied:
             self._tuned_at = self._state.swap(rows, graph, before, kept)
@@ -134,6 +148,8 @@ class IndexMaintenance:
         else:
             self._tuned_at = self._state.take_graph(graph, before, kept)
         self._recall.renew()
+        if plan is not None and self._measured is not None:
+            self._state.followed.built(plan, self._measured)
         return True
 
     @staticmethod
@@ -143,8 +159,10 @@ class IndexMaintenance:
             made.append(before.matrix[part], before.labels[part], before.numbers[part])
         return made
 
-    def _fitting(self, rows: VectorRows, kept: Ints) -> SearchGraph | None:
-        """Build a graph with as many links as these rows are found to need."""
+    def _fitting(self, rows: VectorRows, kept: Ints, plan: IndexPlan | None) -> SearchGraph | None:
+        """Build a graph with as many links as a plan says, or these rows are found to need; None if it is not to be."""
+        if plan is not None:
+            return self._build(rows, kept, plan.setting.links, plan)
         links = _links(self._state.view.graph)
         graph = self._build(rows, kept, links)
         if graph is not None and links < (links := _links(graph)):
@@ -152,12 +170,17 @@ class IndexMaintenance:
             graph = self._build(rows, kept, links)
         return graph
 
-    def _build(self, rows: VectorRows, kept: Ints, links: int) -> SearchGraph | None:
-        """Build a graph over rows; some go in last, as the queries that ef is chosen by. None when closing."""
+    def _build(
+        self, rows: VectorRows, kept: Ints, links: int, plan: IndexPlan | None = None
+    ) -> SearchGraph | None:
+        """Build a graph over rows; some go in last, as the queries that ef is chosen by, and a plan is proved by.
+
+        None when closing, or if the graph falls short of its plan.
+        """
         view = rows.view
         graph = new_graph(rows, self._metric, int(view.size * 1.25), self._threads, links)
         order = np.random.default_rng(len(kept)).permutation(kept)
-        count = min(_HELD_OUT, len(kept) // 4)
+        count = min(_HELD_OUT * (1 if plan is None else 2), len(kept) // 4)
         order, held_out = np.sort(order[count:]), order[:count]
         for part in np.array_split(order, len(order) // _BUILD_SLICE + 1):
             if self._closing.is_set():
@@ -165,10 +188,24 @@ class IndexMaintenance:
             if len(part):
                 graph.add(view, part)
         made = IndexView(rows, graph, view.size)
-        self._recall.tune(graph, made, view.matrix[held_out], held_out=held_out)
+        asked = held_out if plan is None else divided(view.labels, held_out).tuning
+        self._recall.tune(graph, made, view.matrix[asked], held_out=held_out)
+        if plan is not None and not self._proved(plan, graph, made, held_out):
+            return None
         if count:
             graph.add(view, held_out)
         return graph
+
+    def _proved(self, plan: IndexPlan, graph: SearchGraph, made: IndexView, held_out: Ints) -> bool:
+        """Return whether a graph keeps to its plan, by queries that chose no ef; refuse the plan if not."""
+        view = made.rows.view
+        asked = divided(view.labels, held_out).proof
+        recall = recall_of(graph, made, view.matrix[asked], held_out)
+        self._measured = proof(recall, len(asked))
+        why = falls_short(plan, self._measured)
+        if why:
+            self._state.followed.refuse(plan, why)
+        return not why
 
 
 def _links(graph: SearchGraph | None) -> int:

@@ -77,7 +77,7 @@ class IndexStats(NamedTuple):
 class IndexSnapshot(NamedTuple):
     """What a start needs to search at once: `save` writes the structure over the rows of `labels` to a file.
 
-    `version` names what codes were made with, "" where there are none: another one is to be saved.
+    `version` names what codes were made with, or how many links a node has: another one is to be saved.
     """
 
     kind: Kind

@@ -49,8 +49,17 @@ class TrainingWork(msgspec.Struct, frozen=True):
 Trainer = Callable[[TrainingWork, Floats, Callable[[], bool]], Quantizer]
 
 
-def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = bool) -> Quantizer:
-    """Train here, with faiss; needs at least one row. Lists are fewer where the sample's rows are few or alike."""
+def train(
+    work: TrainingWork,
+    sample: Floats,
+    _stopped: Callable[[], bool] = bool,
+    *,
+    rotation: Floats | None = None,
+) -> Quantizer:
+    """Train here, with faiss; needs at least one row. Lists are fewer where the sample's rows are few or alike.
+
+    A `rotation` of an earlier training of such rows, (width, dimension), is taken over: learning it takes longest.
+    """
     import faiss  # noqa: PLC0415 - only the process that trains needs it
 
     faiss.omp_set_num_threads(work.threads)
@@ -66,13 +75,9 @@ def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = boo
     padded[:, : work.dimension] = unlike[order]
     del unlike
 
-    turn = faiss.OPQMatrix(width, subspaces)
-    turn.niter = max(_LEAST_TURNS, min(_TURNS, _TURNS_AT // width))
-    turn.niter_pq, turn.niter_pq_0 = 2, _ROUNDS
-    turn.max_train_points = _TURNED_ROWS
-    turn.train(padded)
-    rotation = faiss.vector_to_array(turn.A).reshape(width, width)
-    rotated = padded @ rotation.T
+    if rotation is None:
+        rotation = _rotation(padded, subspaces)[:, : work.dimension]
+    rotated = padded[:, : work.dimension] @ rotation.T
     del padded
     means = faiss.Kmeans(
         width, lists, niter=_ROUNDS, seed=1, max_points_per_centroid=WORDS, min_points_per_centroid=1
@@ -81,7 +86,7 @@ def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = boo
     rough = Quantizer(
         work.metric,
         work.rows,
-        np.ascontiguousarray(rotation[:, : work.dimension]),
+        np.ascontiguousarray(rotation),
         np.ascontiguousarray(means.centroids, np.float32),
         np.zeros((subspaces, WORDS, part), np.float32),
     )
@@ -93,6 +98,20 @@ def train(work: TrainingWork, sample: Floats, _stopped: Callable[[], bool] = boo
     return Quantizer(
         rough.metric, rough.trained, rough.rotation, rough.centroids, np.ascontiguousarray(found)
     )
+
+
+def _rotation(rows: Floats, subspaces: int) -> Floats:
+    """Learn the rotation of rows (OPQ), (width, width)."""
+    import faiss  # noqa: PLC0415
+
+    width = rows.shape[1]
+    turn = faiss.OPQMatrix(width, subspaces)
+    turn.niter = max(_LEAST_TURNS, min(_TURNS, _TURNS_AT // width))
+    turn.niter_pq, turn.niter_pq_0 = 2, _ROUNDS
+    turn.max_train_points = _TURNED_ROWS
+    turn.train(rows)
+    found: Floats = faiss.vector_to_array(turn.A).reshape(width, width)
+    return found
 
 
 def _unlike(sample: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.vector_search.index import exact, search_path
+from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.recent_queries import RecentQueries
 from services.vector_search.index.rows import Floats, Ints
@@ -16,8 +17,9 @@ class RecallAudit:
     One thread tunes and audits; any number remember queries.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, followed: FollowedPlan) -> None:
         self.recall = 1.0
+        self._followed = followed
         self._recent = RecentQueries()
         self._audited = False
 
@@ -63,11 +65,7 @@ class RecallAudit:
 
         The queries, and the rows `held_out`, must not be in the graph: it finds neighbours of its own rows too easily.
         """
-        rows, covered = view.rows.view, view.indexed
-        mask = rows.live[:covered].copy()
-        if held_out is not None:
-            mask[held_out] = False
-        truth, _ = exact.top_k(queries, rows.matrix[:covered], 10, graph.metric, mask)
+        truth = _truth(graph, view, queries, held_out)
         for ef in search_path.EF_LADDER:
             if ef < least:
                 continue
@@ -77,8 +75,23 @@ class RecallAudit:
             shares = _shares(found, truth)
             self.recall = float(shares.mean()) if len(shares) else 1.0
             error = float(shares.std()) / max(len(shares), 1) ** 0.5
-            if self.recall - margin * error >= search_path.RECALL_GOAL:
+            if self.recall - margin * error >= self._followed.goal:
                 return
+
+
+def recall_of(graph: SearchGraph, view: IndexView, queries: Floats, held_out: Ints) -> float:
+    """Return the share of their true neighbours that queries find; rows that are held out are none of them."""
+    found, _ = graph.query(queries, 10)
+    shares = _shares(found, _truth(graph, view, queries, held_out))
+    return float(shares.mean()) if len(shares) else 1.0
+
+
+def _truth(graph: SearchGraph, view: IndexView, queries: Floats, held_out: Ints | None) -> Ints:
+    rows, covered = view.rows.view, view.indexed
+    mask = rows.live[:covered].copy()
+    if held_out is not None:
+        mask[held_out] = False
+    return exact.top_k(queries, rows.matrix[:covered], 10, graph.metric, mask)[0]
 
 
 def _shares(found: Ints, truth: Ints) -> Floats:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Ints, RowsView, VectorRows
@@ -27,13 +28,15 @@ class IndexView(NamedTuple):
 class IndexState:
     """The newest view of an index; searches read `view`, one writer publishes, one thread maintains.
 
-    `lock` is held where two of them meet. `unmarked` are deleted rows that the graph does not know yet.
+    `lock` is held where two of them meet. `unmarked` are deleted rows that the graph does not know yet,
+    `followed` is the plan of a tuning, if there is one.
     """
 
     def __init__(self, dimension: int) -> None:
         self.view = IndexView(VectorRows(dimension), None, 0)
         self.lock = threading.Lock()
         self.unmarked: list[int] = []
+        self.followed = FollowedPlan()
 
     def publish(self, vectors: Floats, labels: Ints, numbers: Ints, removed: Ints) -> None:
         """Add prepared rows (labels rising), then delete labels; visible to searches that begin afterwards."""

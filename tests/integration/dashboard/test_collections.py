@@ -161,6 +161,38 @@ def test_shards_and_efforts_are_shown_where_known(page: Page, made: Collections)
     expect(page.locator(".efforts tr[data-row='32']")).to_contain_text("0.970")
 
 
+def test_a_tuning_is_shown_with_the_front_that_it_explored(page: Page, made: Collections) -> None:
+    """Its goal, state, plan and notes; a point a setting, the chosen one marked; without a tuning there is nothing."""
+    made.open(page, "vectors")
+    expect(page.locator(".map-area")).to_have_attribute("data-points", str(STORED))
+    expect(page.get_by_label("Tuning", exact=True)).to_be_hidden()
+
+    def setting(kind: str, recall: float, qps: float, **more: int) -> dict[str, Any]:
+        parts = {"lists": 0, "links": 0, "effort": 0, "depth": 0, "threads": 1, **more}
+        told = {"setting": {"kind": kind, **parts}, "recall": recall, "sure": recall, "qps": qps}
+        return {**told, "p99_s": 0.001, "bytes": 1000, "why": ""}
+
+    front = [
+        setting("ivfpq", 0.91, 9000, lists=256, effort=4, depth=8),
+        setting("graph", 0.97, 5000, links=16, effort=40),
+        setting("exact", 1.0, 200),
+    ]
+    tuning = {
+        "state": "done", "goal": {"recall": 0.95, "p99_s": 0.005, "memory_bytes": None}, "steps": [], "front": front,
+        "notes": [HOSTILE], "explored": 300, "chosen": front[1], "why": "",
+        "measured": {"recall": 0.968, "queries": 250, "qps": 4800},
+    }  # fmt: skip
+    page.route("**/collections/vectors/tune", lambda r: r.fulfill(json=tuning))
+    page.reload()
+    shown = page.get_by_label("Tuning", exact=True)
+    expect(shown).to_contain_text("Goal: recall 0.95, p99 5 ms")
+    expect(shown).to_contain_text("graph, M 16, ef 40, predicted 5,000 searches/s")
+    expect(shown).to_contain_text("recall 0.968 by 250 queries")
+    expect(shown).to_contain_text(HOSTILE)
+    expect(shown.locator("circle")).to_have_count(3)
+    expect(shown.locator("circle.last title")).to_contain_text("M 16")
+
+
 def test_a_search_lights_its_hits(page: Page, made: Collections) -> None:
     """Text finds passages, which are listed with scores and lit up; what documents hold is text, however it looks."""
     made.open(page, "notes")

@@ -1,0 +1,175 @@
+"""The choice among explored settings: what each is predicted to do at a collection's size, and which is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from common.wire.tuning import ExploredSetting, IndexSetting, TuningGoal
+from services.vector_search.tuning.cost_lines import ListsSearch
+from services.vector_search.tuning.stage_calibration import StageCalibration
+from services.vector_search.tuning.trials import GraphOption, GraphTrial, K, ListsTrial
+
+
+class Measurements(NamedTuple):
+    """All that an exploration has measured; graphs of the same links follow one another by their rows."""
+
+    calibration: StageCalibration
+    lists: Sequence[ListsTrial] = ()
+    graphs: Sequence[GraphTrial] = ()
+
+
+def explored(found: Measurements, rows: int, rows_bytes: int) -> list[ExploredSetting]:
+    """Return every setting with its predictions for so many rows, which take `rows_bytes`."""
+    settings = [*_exact(found.calibration, rows, rows_bytes)]
+    for trial in found.lists:
+        settings += _lists(found.calibration, trial, rows, rows_bytes)
+    for links in sorted({trial.links for trial in found.graphs}):
+        own = sorted((each for each in found.graphs if each.links == links), key=lambda t: t.rows)
+        settings += _graph(own, rows, rows_bytes)
+    return settings
+
+
+def _threads(most: int, speedup: float) -> Iterable[tuple[int, float]]:
+    """Yield numbers of threads and how many times the searches of one they do: linear between what was measured."""
+    count = 1
+    while count < most:
+        yield count, 1.0 + (speedup - 1.0) * (count - 1) / (most - 1)
+        count *= 2
+    yield most, speedup
+
+
+def _exact(known: StageCalibration, rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
+    mean_s = known.exact[0] + known.exact[1] * rows
+    setting = IndexSetting("exact")
+    yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
+
+
+def _corrected(known: StageCalibration, trial: ListsTrial) -> float:
+    """Return how many times what the lines say a search in these lists took: real codes cost more than made-up ones."""
+    if trial.timed is None:
+        return 1.0
+    search = _search(trial, trial.rows, trial.timed.probes, trial.timed.depth)
+    return trial.timed_s / known.lists.seconds(search.work())
+
+
+def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearch:
+    grown, share = rows / trial.rows, min(probes / trial.lists, 1.0)
+    codes = max(min(probes * trial.codes_each, float(trial.rows)), share * trial.rows)
+    slots = max(min(probes * trial.slots_each, codes + 64.0 * trial.lists), codes)
+    return ListsSearch(
+        trial.dimension, trial.width, trial.subspaces, trial.lists, probes, slots * grown, codes * grown, depth * K
+    )  # fmt: skip
+
+
+def _lists(
+    known: StageCalibration, trial: ListsTrial, rows: int, rows_bytes: int
+) -> Iterable[ExploredSetting]:
+    grown, slower = rows / trial.rows, _corrected(known, trial)
+    for option in trial.options:
+        search = _search(trial, rows, option.probes, option.depth)
+        mean_s = slower * known.lists.seconds(search.work())
+        slow = search._replace(slots=max(option.slots_p99 * grown, search.slots))
+        p99_s = slower * known.lists.seconds(slow.work()) * known.lists_tail
+        for threads, factor in _threads(known.threads, known.lists_speedup):
+            setting = IndexSetting(
+                "ivfpq",
+                lists=trial.asked,
+                effort=option.probes,
+                depth=option.depth,
+                threads=threads,
+            )
+            yield ExploredSetting(
+                setting, option.recall, option.sure, factor / mean_s, p99_s, int(trial.bytes * grown) + rows_bytes
+            )  # fmt: skip
+
+
+def _graph(trials: Sequence[GraphTrial], rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
+    """Return a graph's settings; one over fewer rows than there are goes on as it grew from a smaller one."""
+    last = trials[-1]
+    call_s, candidate_s, steps = last.call_s, last.candidate_s, 0.0
+    first = trials[0]
+    if len(trials) > 1 and rows > last.rows:
+        steps = math.log(rows / last.rows) / math.log(last.rows / first.rows)
+        candidate_s += steps * max(last.candidate_s - first.candidate_s, 0.0)
+    for option in last.options:
+        ef = option.ef + math.ceil(steps * max(option.ef - _ef_at(first, option), 0))
+        mean_s = call_s + candidate_s * max(ef, K)
+        for threads, factor in _threads(last.threads, last.speedup):
+            setting = IndexSetting("graph", links=last.links, effort=ef, threads=threads)
+            size = int(last.bytes * rows / last.rows) + rows_bytes
+            yield ExploredSetting(
+                setting, option.recall, option.sure, factor / mean_s, last.tail * mean_s, size
+            )
+
+
+def _ef_at(trial: GraphTrial, option: GraphOption) -> int:
+    """Return the ef with which a smaller graph finds as much for sure as an option of a larger one."""
+    enough = [each.ef for each in trial.options if each.sure >= option.sure]
+    return min(enough, default=option.ef)
+
+
+def judged(settings: Iterable[ExploredSetting], goal: TuningGoal) -> list[ExploredSetting]:
+    """Return settings with the reason why each is out, "" where it keeps to the goal."""
+    return [msgspec.structs.replace(each, why=_why(each, goal)) for each in settings]
+
+
+def _why(each: ExploredSetting, goal: TuningGoal) -> str:
+    if each.sure < goal.recall:
+        return "recall"
+    if goal.p99_s is not None and each.p99_s > goal.p99_s:
+        return "p99"
+    if goal.memory_bytes is not None and each.bytes > goal.memory_bytes:
+        return "memory"
+    return ""
+
+
+def best(settings: Iterable[ExploredSetting]) -> ExploredSetting | None:
+    """Return the setting with the most searches per second of those that keep to the goal; None if none does.
+
+    Of equals the one with fewer threads, then with less memory.
+    """
+    kept = (each for each in settings if not each.why)
+    return max(kept, key=lambda e: (e.qps, -e.setting.threads, -e.bytes, e.setting), default=None)
+
+
+def front(settings: Iterable[ExploredSetting]) -> list[ExploredSetting]:
+    """Return the settings that no other one beats or equals in recall, speed, p99 and memory; by recall, rising."""
+    found: list[ExploredSetting] = []
+    for each in sorted(settings, key=lambda e: (-e.recall, -e.qps, e.p99_s, e.bytes, e.setting)):
+        if not any(_no_worse(other, each) for other in found):
+            found.append(each)
+    return found[::-1]
+
+
+def _no_worse(one: ExploredSetting, other: ExploredSetting) -> bool:
+    return (
+        one.recall >= other.recall
+        and one.qps >= other.qps
+        and one.p99_s <= other.p99_s
+        and one.bytes <= other.bytes
+    )
+
+
+def unreachable(settings: Sequence[ExploredSetting], goal: TuningGoal) -> str:
+    """Say in a sentence what would be needed where no setting keeps to the goal."""
+    able = [each for each in settings if each.sure >= goal.recall]
+    if not able:
+        most = max(settings, key=lambda each: each.sure)
+        return f"no setting finds {goal.recall:.0%} for sure; the best finds {most.sure:.1%}"
+    needs = []
+    if goal.p99_s is not None:
+        fits = [e for e in able if goal.memory_bytes is None or e.bytes <= goal.memory_bytes]
+        if fits:
+            needs.append(f"a p99 of {1000 * min(e.p99_s for e in fits):.3g} ms")
+    if goal.memory_bytes is not None:
+        fits = [e for e in able if goal.p99_s is None or e.p99_s <= goal.p99_s]
+        if fits:
+            needs.append(f"{min(e.bytes for e in fits) / (1 << 20):,.1f} MiB of memory")
+    if not needs:
+        p99_ms, size = 1000 * min(e.p99_s for e in able), min(e.bytes for e in able) / (1 << 20)
+        needs = [f"a p99 of {p99_ms:.3g} ms and {size:,.1f} MiB of memory, of two settings"]
+    return f"no setting finds {goal.recall:.0%} within the bounds; needed: {' or '.join(needs)}"

@@ -1,0 +1,355 @@
+"""An exploration: calibrate, try lists and graphs over a sample, leave out what cannot win, and choose.
+
+What was measured is written to a file at once, so that an exploration that was killed goes on where it was. It runs
+in a process of its own: `python -m services.vector_search.tuning.exploration DIRECTORY`; it prints its steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from common.clock import SYSTEM, Clock
+from common.wire.tuning import ExploredSetting, TuningGoal
+from services.vector_search.index.inverted_lists import lists_bytes
+from services.vector_search.index.native_graph import graph_bytes
+from services.vector_search.index.quantizer_training import SAMPLE_BYTES as TRAINED_BYTES
+from services.vector_search.index.rows import Floats, Metric, VectorRows
+from services.vector_search.tuning import choice, space
+from services.vector_search.tuning.choice import Measurements
+from services.vector_search.tuning.cost_lines import ListsSearch
+from services.vector_search.tuning.stage_calibration import StageCalibration, calibrate
+from services.vector_search.tuning.trials import (
+    GraphTrial,
+    K,
+    ListsTrial,
+    Sample,
+    made_graph,
+    made_lists,
+    try_graph,
+    try_lists,
+)
+
+# Rows of the sample that lists are made over, and graphs, and bytes of it at most.
+LISTS_ROWS, GRAPH_ROWS, SAMPLE_BYTES = 1_000_000, 200_000, 1 << 30
+# A graph over fewer rows than there are is built over this share of them too, to see how it grows.
+_SMALLER = 4
+QUERIES = 256
+_WORK, _ROWS, _QUERIES = "work.json", "rows.f32", "queries.f32"
+_MEASURED, _RESULT = "measured.jsonl", "result.json"
+_NICENESS = 10
+Say = Callable[[str], object]
+
+
+class ExplorationWork(msgspec.Struct, frozen=True):
+    """What is to be explored: a sample of `rows` rows, which take `rows_bytes` in memory, by queries beside it."""
+
+    metric: Metric
+    dimension: int
+    rows: int
+    rows_bytes: int
+    sample: int
+    queries: int
+    goal: TuningGoal
+    threads: int
+
+
+class Exploration(msgspec.Struct, frozen=True):
+    """What was found for so many rows: how many settings, those that none beats, the best for the goal, or why none is.
+
+    `notes` say what was left out, and what was measured on a part of the rows only.
+    """
+
+    rows: int
+    explored: int
+    front: list[ExploredSetting]
+    chosen: ExploredSetting | None
+    notes: list[str]
+    why: str = ""
+
+
+class _Measured(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the file of measurements."""
+
+    calibration: StageCalibration | None = None
+    lists: ListsTrial | None = None
+    graph: GraphTrial | None = None
+
+
+class Known:
+    """The measurements of an exploration so far, which a file in its directory holds too."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _MEASURED
+        self.calibration: StageCalibration | None = None
+        self.lists: dict[int, ListsTrial] = {}
+        self.graphs: dict[tuple[int, int], GraphTrial] = {}
+        for each in _lines(self._path):
+            self._take(each)
+
+    def _take(self, each: _Measured) -> None:
+        self.calibration = each.calibration or self.calibration
+        if each.lists is not None:
+            self.lists[each.lists.asked] = each.lists
+        if each.graph is not None:
+            self.graphs[each.graph.links, each.graph.rows] = each.graph
+
+    def add(self, each: _Measured) -> None:
+        """Keep a measurement."""
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(each) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(each)
+
+    def all(self) -> Measurements:
+        """Return them."""
+        assert self.calibration is not None
+        return Measurements(self.calibration, list(self.lists.values()), list(self.graphs.values()))
+
+
+def _lines(path: Path) -> Iterator[_Measured]:
+    """Yield the measurements of a file, as far as it is whole; what a kill left of the last line is cut off."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+    for line in whole.splitlines():
+        yield msgspec.json.decode(line, type=_Measured)
+
+
+class Explorer:
+    """Explores settings over a sample; `say` hears of every step."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        work: ExplorationWork,
+        directory: Path,
+        *,
+        say: Say,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._sample, self._work, self._clock = sample, work, clock
+        self._say = say
+        self.known = Known(directory)
+        self._levels = sorted({*space.LEVELS, work.goal.recall})
+        self._notes: list[str] = []
+        self._rotation: Floats | None = None
+
+    def run(self) -> Exploration:
+        """Explore what was not explored before, and choose."""
+        work = self._work
+        if self.known.calibration is None:
+            self.known.add(_Measured(calibrate(self._sample, work.threads, self._clock)))
+        known = self.known.calibration
+        assert known is not None
+        self._say(f"calibrated: the lines of lists are off by {known.fit_error:.1%} (median)")
+        if work.goal.recall < 1.0:
+            self._try_all_lists(known)
+            self._try_graphs()
+        return self.result()
+
+    def result(self) -> Exploration:
+        """Return what was found so far."""
+        work = self._work
+        settings = choice.judged(
+            choice.explored(self.known.all(), work.rows, work.rows_bytes), work.goal
+        )
+        chosen = choice.best(settings)
+        return Exploration(
+            work.rows,
+            len(settings),
+            choice.front(settings),
+            chosen,
+            [*self._sampled(), *self._notes],
+            "" if chosen else choice.unreachable(settings, work.goal),
+        )
+
+    def _sampled(self) -> Iterator[str]:
+        work = self._work
+        size = self._sample.rows.view.size
+        yield f"recall is of {len(self._sample.queries)} rows that were held out as queries"
+        if size < work.rows:
+            yield f"lists were made over a sample of {size:,} of {work.rows:,} rows"
+        if min(size, GRAPH_ROWS) < work.rows:
+            yield (
+                f"graphs were built over {min(size, GRAPH_ROWS):,} of {work.rows:,} rows and a quarter of these, and "
+                "their ef and time carried on from there"
+            )
+        yield "the kind of lists always rotates (OPQ) and has codes of 8 bits for every 4 dimensions"
+
+    # -- lists
+
+    def _try_all_lists(self, known: StageCalibration) -> None:
+        work, rows = self._work, self._sample.rows.view.size
+        trained = TRAINED_BYTES // (4 * work.dimension)
+        counts = space.numbers_of_lists(rows, trained)
+        if trained < rows:
+            self._notes.append(
+                f"lists are trained from {trained:,} rows at most, so more than {max(counts, default=0)} were not tried"
+            )
+        if not counts:
+            self._notes.append(f"{rows:,} rows are too few for lists")
+        for count in counts:
+            if count in self.known.lists:
+                continue
+            if self._too_large(lists_bytes(work.rows, work.dimension, count)):
+                self._notes.append(f"{count} lists take more than the memory")
+                continue
+            least_s = _least_lists_s(known, self._sample, count, work.rows)
+            if space.hopeless(least_s, self._best_s()):
+                self._notes.append(
+                    f"{count} lists were left out: a search would take at least {1000 * least_s:.3g} ms"
+                )
+                continue
+            lists = made_lists(self._sample, count, work.threads, self._rotation)
+            self._rotation = lists.quantizer.rotation
+            trial = try_lists(self._sample, lists, count, self._levels, work.threads, self._clock)
+            self.known.add(_Measured(lists=trial))
+            self._say(f"tried {count} lists{self._so_far()}")
+
+    # -- graphs
+
+    def _try_graphs(self) -> None:
+        work = self._work
+        for links in space.LINKS:
+            if self._too_large(work.rows_bytes + graph_bytes(work.rows, work.dimension)):
+                self._notes.append("a graph takes more than the memory")
+                return
+            if not space.worth_trying(links, self._efforts()):
+                self._notes.append(
+                    f"{links} links were left out: ef is {self._efforts()[space.LINKS[0]]} with {space.LINKS[0]}"
+                )
+                continue
+            for rows in self._graph_sizes():
+                if (links, rows) in self.known.graphs:
+                    continue
+                whole = rows == self._sample.rows.view.size
+                sample = self._sample if whole else self._sample.part(rows)
+                graph = made_graph(sample, links, work.threads)
+                trial = try_graph(sample, graph, self._levels, work.threads, self._clock)
+                self.known.add(_Measured(graph=trial))
+                self._say(f"tried a graph of {links} links over {rows:,} rows{self._so_far()}")
+
+    def _graph_sizes(self) -> list[int]:
+        most = min(self._sample.rows.view.size, GRAPH_ROWS)
+        return [most] if most >= self._work.rows else [most // _SMALLER, most]
+
+    def _efforts(self) -> dict[int, int]:
+        """Return, of each number of links, the ef that the goal needs."""
+        most = self._graph_sizes()[-1]
+        found = {}
+        for (links, rows), trial in self.known.graphs.items():
+            enough = [each.ef for each in trial.options if each.sure >= self._work.goal.recall]
+            if rows == most:
+                found[links] = min(enough, default=1 << 20)
+        return found
+
+    # -- what is known so far
+
+    def _too_large(self, size: int) -> bool:
+        limit = self._work.goal.memory_bytes
+        return limit is not None and size > limit
+
+    def _best_s(self) -> float:
+        """Return the seconds that a search of the best setting so far takes one thread."""
+        work = self._work
+        settings = choice.explored(self.known.all(), work.rows, work.rows_bytes)
+        ones = [each for each in settings if each.setting.threads == 1]
+        found = choice.best(choice.judged(ones, work.goal))
+        return float("inf") if found is None else 1.0 / found.qps
+
+    def _so_far(self) -> str:
+        best_s = self._best_s()
+        return (
+            "" if best_s == float("inf") else f"; best so far {1 / best_s:,.0f} searches/s a thread"
+        )
+
+
+def _least_lists_s(known: StageCalibration, sample: Sample, lists: int, rows: int) -> float:
+    """Return what a search takes at least in so many lists: one of them is read, and K rows are compared."""
+    dimension, one = sample.rows.dimension, rows / lists
+    width = -(-dimension // 4) * 4
+    return known.lists.seconds(
+        ListsSearch(dimension, width, width // 4, lists, 1, one, one, K).work()
+    )
+
+
+# -- in a process of its own
+
+
+class ExplorationFiles(NamedTuple):
+    """The files of an exploration in a directory."""
+
+    directory: Path
+
+    def write(self, work: ExplorationWork, parts: Iterator[Floats], queries: Floats) -> None:
+        """Write what is to be explored, the rows in parts; last the file that says that all is there."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / _ROWS).open("wb") as file:
+            for part in parts:
+                np.ascontiguousarray(part, np.float32).tofile(file)
+        np.ascontiguousarray(queries, np.float32).tofile(self.directory / _QUERIES)
+        self._put(_WORK, msgspec.json.encode(work))
+
+    def work(self) -> ExplorationWork | None:
+        """Return what was written, None if that is not whole."""
+        try:
+            return msgspec.json.decode((self.directory / _WORK).read_bytes(), type=ExplorationWork)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def result(self) -> Exploration | None:
+        """Return what was found, None if that is not known yet."""
+        try:
+            return msgspec.json.decode((self.directory / _RESULT).read_bytes(), type=Exploration)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def explore(self, say: Say, clock: Clock = SYSTEM) -> Exploration:
+        """Explore here, or go on; the result is written too."""
+        work = self.work()
+        if work is None:
+            raise ValueError(f"{self.directory} holds no work to explore")
+        matrix = np.memmap(self.directory / _ROWS, np.float32, "r", shape=(work.sample, work.dimension))  # fmt: skip
+        queries = np.fromfile(self.directory / _QUERIES, np.float32).reshape(-1, work.dimension)
+        rows = VectorRows(work.dimension, work.sample, self.directory)
+        numbers = np.arange(work.sample)
+        rows.append(matrix, numbers, numbers)
+        sample = Sample.of(work.metric, rows, queries)
+        explorer = Explorer(sample, work, self.directory, say=say, clock=clock)
+        found = explorer.run()
+        self._put(_RESULT, msgspec.json.encode(found))
+        return found
+
+    def _put(self, name: str, data: bytes) -> None:
+        path = self.directory / f"{name}.new"
+        path.write_bytes(data)
+        path.replace(self.directory / name)
+
+
+def _end_with_parent() -> None:
+    """End this process once the one that started it has: its end of the pipe is closed then."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Explore what lies in the directory that is named, with low priority."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ExplorationFiles(Path(sys.argv[1])).explore(lambda step: print(step, flush=True))
+
+
+if __name__ == "__main__":
+    main()
