@@ -43,8 +43,10 @@ def test_what_works(operation: Operation, world: World, home: str) -> None:
     reply = world.ask(operation.method, operation.target(home), operation.body)
 
     clear(reply)
-    # This mesh keeps no pages below its workers, and has one process for shards: it says so.
+    # This mesh keeps no pages below its workers, has one process for shards, and has tuned nothing: it says so.
     told = {"no_page_tier" if operation.template.endswith("port/pages") else "collection_exists"}
+    if operation.template.endswith("/tune"):
+        told |= {"tuning_not_found", "tuning_under_way"}
     if "{shard}" in operation.template:
         told |= {"shard_busy", "shard_not_found", "too_few_processes"}
     assert reply.status < 300 or reply.code in told, reply

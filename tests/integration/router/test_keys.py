@@ -351,6 +351,8 @@ ROUTES = (
     ("GET", "/v1/collections/{c}/explain"),
     ("GET", "/v1/collections/{c}/map"),
     ("POST", "/v1/collections/{c}/map"),
+    ("GET", "/v1/collections/{c}/tune"),
+    ("POST", "/v1/collections/{c}/tune"),
     ("GET", "/v1/collections/{c}/shards"),
     ("POST", "/v1/collections/{c}/replicas"),
     ("POST", "/v1/collections/{c}/shards/{s}/split"),
