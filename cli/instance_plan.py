@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 import signal
 import socket
 from collections.abc import Mapping
@@ -29,6 +31,7 @@ from common.placement import overflow_workers, place
 
 REDIS, REDIS_PAGES = "redis", "redis-pages"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+FREE_PORTS = 23000, 29999  # below those that Linux and macOS give to outgoing connections
 
 
 @dataclass(frozen=True)
@@ -122,24 +125,45 @@ class InstancePlan:
 
 
 def _check_port(host: str, port: int) -> int:
-    """Return a port the router can take; ConfigError with the reason if it cannot have this one."""
+    """Return a port the router can take, for 0 a free one; ConfigError with the reason if it cannot have this one."""
     try:
         info = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(
             f"SPILLWAY_HOST is {host!r}: {error.strerror}; expected an address of this machine"
         ) from None
-    with socket.socket(info[0], socket.SOCK_STREAM) as probe:
+    if port == 0:
+        return _free_port(info[0], info[4])
+    try:
+        _probe(info[0], info[4])
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} on {host}: {error.strerror}; expected a free one (SPILLWAY_PORT or --port)"
+        ) from None
+    return port
+
+
+def _free_port(family: int, address: tuple[Any, ...]) -> int:
+    """Return a free port of an address, outside the range from which outgoing connections get theirs.
+
+    The router binds it some seconds later, so no connection may be given it meanwhile.
+    """
+    for _ in range(200):
+        port = random.SystemRandom().randint(*FREE_PORTS)
+        with contextlib.suppress(OSError):
+            _probe(family, (address[0], port, *address[2:]))
+            return port
+    raise ConfigError(
+        f"no free port from {FREE_PORTS[0]} to {FREE_PORTS[1]} on {address[0]}; expected one (--port)"
+    )
+
+
+def _probe(family: int, address: tuple[Any, ...]) -> None:
+    """Listen at an address for a moment; OSError if that cannot be done."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(info[4])
-            probe.listen(1)
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host}: {error.strerror}; expected a free one (SPILLWAY_PORT or --port)"
-            ) from None
-        found: int = probe.getsockname()[1]
-        return found
+        probe.bind(address)
+        probe.listen(1)
 
 
 def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
