@@ -15,6 +15,7 @@ from services.router import metrics
 from services.router.http import dashboard_files
 from services.router.http.connection import ClientConnection, note_requests
 from services.router.http.middleware import AccessGuard, RequestObserver
+from services.router.http.quick_search import QuickSearches
 
 HEADER_TIMEOUT_S = 30.0
 LINGER_S = 2.0
@@ -53,7 +54,10 @@ def application(
 class HttpServer:
     """The listening socket: connections are counted, idle and slow ones are closed."""
 
-    def __init__(self, app: web.Application, config: RouterConfig) -> None:
+    def __init__(
+        self, app: web.Application, config: RouterConfig, quick: QuickSearches | None = None
+    ) -> None:
+        self._quick = quick
         self._most = config.max_connections
         self._idle_s = min(HEADER_TIMEOUT_S, config.body_timeout_s)
         self._options: dict[str, Any] = {"access_log": None, "lingering_time": LINGER_S}
@@ -84,7 +88,9 @@ class HttpServer:
 
         def make() -> ClientConnection:
             metrics.CONNECTIONS.set(len(server.connections))
-            return ClientConnection(server, self._most, self._idle_s, loop=loop, **self._options)
+            return ClientConnection(
+                server, self._most, self._idle_s, self._quick, loop=loop, **self._options
+            )
 
         return make
 
