@@ -13,9 +13,8 @@ from common.config import RouterConfig
 from common.health import Health
 from services.router import metrics
 from services.router.http import dashboard_files
-from services.router.http.connection import ClientConnection, note_requests
+from services.router.http.connection import ClientConnection, Quick, note_requests
 from services.router.http.middleware import AccessGuard, RequestObserver
-from services.router.http.quick_search import QuickSearches
 
 HEADER_TIMEOUT_S = 30.0
 LINGER_S = 2.0
@@ -54,9 +53,7 @@ def application(
 class HttpServer:
     """The listening socket: connections are counted, idle and slow ones are closed."""
 
-    def __init__(
-        self, app: web.Application, config: RouterConfig, quick: QuickSearches | None = None
-    ) -> None:
+    def __init__(self, app: web.Application, config: RouterConfig, quick: Quick) -> None:
         self._quick = quick
         self._most = config.max_connections
         self._idle_s = min(HEADER_TIMEOUT_S, config.body_timeout_s)

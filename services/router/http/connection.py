@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -13,7 +14,6 @@ from aiohttp.web_protocol import RequestHandler
 from common import log
 from common.errors import InternalError, InvalidRequest, RequestTimeout, SpillwayError, Unavailable
 from common.ids import ulid
-from services.router.http.quick_search import QuickSearches
 from services.router.http.replies import error_response, from_http
 
 _BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError)
@@ -23,6 +23,22 @@ _MOST_HELD = 65_536
 _HEAD_ENDS = b"\r\n\r\n"
 _PLAIN_METHODS = frozenset({"GET", "POST", "DELETE"})
 _log = log.get("router")
+
+
+class Quick(Protocol):
+    """What may answer requests as their bytes come, past aiohttp."""
+
+    def begin(
+        self, data: bytes, answered: Callable[[bytes | None], None]
+    ) -> asyncio.Future[bytes] | None:
+        """Begin to answer the one request that these bytes are; None if aiohttp is to answer it.
+
+        `answered` gets the bytes of the reply, or None if aiohttp is to answer after all. Cancelling what is returned
+        ends it, and `answered` is not called.
+        """
+
+    def learn(self, head: bytes, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Take note of the head of a request that aiohttp has read, and of its response, which was sent."""
 
 
 class ClientConnection(RequestHandler):
@@ -54,7 +70,7 @@ class ClientConnection(RequestHandler):
         site: web.Server,
         most: int,
         idle_s: float,
-        quick: QuickSearches | None = None,
+        quick: Quick | None = None,
         *,
         loop: asyncio.AbstractEventLoop,
         **options: Any,

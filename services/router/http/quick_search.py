@@ -114,7 +114,7 @@ class QuickSearches:
     def begin(self, data: bytes, answered: Answered) -> asyncio.Future[bytes] | None:
         """Send the search that these bytes are to its process; None if they must go the way of every request.
 
-        `answered` gets the bytes of the reply, or None if the request must go that way after all. Who cancels what is
+        `answered` gets the bytes of the reply, or None if the request must go that way after all. Cancelling what is
         returned leaves the search, and `answered` is not called.
         """
         end = data.find(_END) + len(_END)
