@@ -80,7 +80,7 @@ class ShardReads:
         if not any(ask.result for ask in asks):
             return None
         if all(ask.result for ask in asks):
-            self.took(clock.monotonic() - began_s)
+            self._took.add(clock.monotonic() - began_s)
         return [ask.result or MissingShard(ask.shard, ask.why) for ask in asks]
 
     def only(self, family: Family, items: int, held: Collection[str] | None) -> CallClient | None:
@@ -94,10 +94,6 @@ class ShardReads:
         found = self._usable(records.values(), items)
         fit = [client for name, client in found if held is None or name in held]
         return fit[0] if len(fit) == 1 else None
-
-    def took(self, seconds: float) -> None:
-        """Note how long a search took that had its answers."""
-        self._took.add(seconds)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -1,21 +1,22 @@
 """Searches answered at once: between a client's connection and the process that searches there is no task and no route.
 
-A client that searches again and again sends the same head each time. What aiohttp has made of a head once holds for the
-same bytes, so the search behind it goes to its process as its bytes come, and its hits go back as they come. That holds
-for searches by vectors of one shard that one process serves; all others, and all that fail, go the way of every
-request, since a search changes nothing.
+A client that searches again and again sends the same head each time, but for the length of the body. What aiohttp has
+made of a head once holds for the same bytes, so the search behind it goes to its process as its bytes come, and its
+hits go back as they come. That holds for searches by vectors of one shard that one process serves; all others, and all
+that fail, go the way of every request, since a search changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from common import tracing
+from common import log, tracing
 from common.bus.writes import Writes
 from common.clock import Clock
 from common.errors import DeadlineExceeded, SpillwayError
@@ -41,9 +42,10 @@ from services.router.text.pool import INLINE_TEXT_BYTES
 from services.router.workflows.search import QUERIES_AT_ONCE, search_work
 
 ROUTE = "/v1/collections/{name}/search"
-_MOST_HEADS = 256
+_MOST_HEADS = 1024
 _MOST_HEAD_BYTES = 4096
 _END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})(?=\r\n)", re.IGNORECASE)
 _INLINE_NUMBERS = 2048
 _INLINE_BYTES = 1 << 20
 # With these a request is traced, is kept for later, or has a body that is not the bytes after its head.
@@ -57,14 +59,14 @@ _OTHER_WAYS = (
     "Transfer-Encoding",
 )
 Answered = Callable[[bytes | None], None]
+_log = log.get("router")
 
 
 class KnownHead(NamedTuple):
-    """What aiohttp has read in a head: the collection's name, the headers, and the size of the body."""
+    """What aiohttp has read in a head: the collection's name and the headers, whose body's length may differ."""
 
     name: str
     headers: CIMultiDictProxy[str]
-    length: int
 
 
 class _Asked(NamedTuple):
@@ -105,11 +107,12 @@ class QuickSearches:
         if not isinstance(request, web.Request) or not isinstance(response, WholeReply):
             return
         plain = not any(name in request.headers for name in _OTHER_WAYS)
-        if plain and response.sent_whole and len(head) <= _MOST_HEAD_BYTES:
+        length = _LENGTH.search(head)
+        if plain and length is not None and response.sent_whole and len(head) <= _MOST_HEAD_BYTES:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
-            length = request.content_length or 0
-            self._heads[head] = KnownHead(request.match_info["name"], request.headers, length)
+            known = KnownHead(request.match_info["name"], request.headers)
+            self._heads[_without(length, head)] = known
 
     def begin(self, data: bytes, answered: Answered) -> asyncio.Future[bytes] | None:
         """Send the search that these bytes are to its process; None if they must go the way of every request.
@@ -118,30 +121,40 @@ class QuickSearches:
         returned leaves the search, and `answered` is not called.
         """
         end = data.find(_END) + len(_END)
-        head = self._heads.get(data[:end])
-        if head is None or len(data) - end != head.length:
+        length = _LENGTH.search(data, 0, end) if self._heads else None
+        if length is None or len(data) - end != int(length[1]):
             return None
-        raw = data[end:]
-        if tracing.on() or self._admission.draining or not read_at_once(raw):
+        head = self._heads.get(_without(length, data[:end]))
+        if head is None or tracing.on() or self._admission.draining:
             return None
+        try:
+            return self._sent(head, data[end:], answered)
+        except (SpillwayError, CallLost, ValueError):  # the other way tells what is wrong
+            return None
+        except Exception:  # noqa: BLE001 - a bug must not end the connection: the other way may be without it
+            _log.exception("quick_search_failed")
+            return None
+
+    def _sent(
+        self, head: KnownHead, raw: bytes, answered: Answered
+    ) -> asyncio.Future[bytes] | None:
+        """Send a search to its process; raises what is wrong with it."""
         began_s = self._clock.perf_s()
         caller = self._guard.known(bearer(head.headers))
         record = caller and self._recent.known(caller.tenant, head.name)
         layout = record and self._layouts.known(record)
         if not (caller and record and layout) or len(layout.numbers) != 1:
             return None
-        if caller.key is not None and caller.key.counts_requests:
+        counted = caller.key is not None and caller.key.counts_requests
+        if counted or not self._receiver.takes(raw) or not read_at_once(raw):
             return None
         family = self._writes.search_family(record.id)
-        try:
-            many, items, work = self._work(record, layout, raw)
-            process = self._reads.only(family, items, layout.holders()[0])
-            if process is None:
-                return None
-            left_ms = self._receiver.timeout_ms(head.headers, caller.key)
-            answer = process.call(encode(work), left_ms)
-        except (SpillwayError, CallLost, ValueError):  # the other way tells what is wrong
+        many, items, work = self._work(record, layout, raw)
+        process = self._reads.only(family, items, layout.holders()[0])
+        if process is None:
             return None
+        left_ms = self._receiver.timeout_ms(head.headers, caller.key)
+        answer = process.call(encode(work), left_ms)
         asked = _Asked(family, record, layout, many, began_s, answered)
         self._observer.begin()
         answer.add_done_callback(lambda done: self._end(asked, done))
@@ -162,34 +175,40 @@ class QuickSearches:
 
     def _end(self, asked: _Asked, answer: asyncio.Future[bytes]) -> None:
         """Reply to a search that its process has answered, or count it as left by its client."""
-        model, reply = asked.record.model or "", None
-        if answer.cancelled():
-            self._observer.end(ROUTE, model, 499, asked.began_s)
-            return
+        status, reply = 499, None
+        if not answer.cancelled():
+            try:
+                status, reply = self._reply(asked, answer)
+            except Exception:  # noqa: BLE001 - a bug must not leave the client without an answer
+                _log.exception("quick_search_failed")
+        if reply is not None or answer.cancelled():
+            self._observer.end(ROUTE, asked.record.model or "", status, asked.began_s)
+        else:
+            self._observer.leave()
+        if not answer.cancelled():
+            asked.answered(reply)
+
+    def _reply(self, asked: _Asked, answer: asyncio.Future[bytes]) -> tuple[int, bytes | None]:
+        """Return the status and the bytes of the reply to an answer; None where the other way may find another one."""
         name = job_id(asked.family, ulid())  # of a job's form, though there is none
         try:
             found = taken(answer)
         except DeadlineExceeded as error:
-            self._observer.end(ROUTE, model, error.http_status, asked.began_s)
-            reply = _refusal(error, name)
+            return error.http_status, _refusal(error, name)
         except SpillwayError:
-            self._observer.leave()
-        else:
-            if isinstance(found, SearchResult):
-                self._reads.took(self._clock.perf_s() - asked.began_s)
-                self._admission.count_read(asked.family)
-                reply = self._found(asked, name, found)
-                self._observer.end(ROUTE, model, 200, asked.began_s)
-            else:
-                self._observer.leave()
-        asked.answered(reply)
+            return 0, None
+        if not isinstance(found, SearchResult):
+            return 0, None
+        self._admission.count_read(asked.family)
+        return 200, _found(asked, name, found)
 
-    def _found(self, asked: _Asked, name: str, found: SearchResult) -> bytes:
-        applied = asked.layout.token({asked.layout.numbers[0]: found.applied})
-        options = ResponseOptions("search", asked.record.model or "", many=asked.many)
-        body = json_bodies.search(options, name, found, applied)
-        head = (("Content-Type", "application/json"), ("x-request-id", name))
-        return one_piece(200, "OK", head, body)
+
+def _found(asked: _Asked, name: str, found: SearchResult) -> bytes:
+    applied = asked.layout.token({asked.layout.numbers[0]: found.applied})
+    options = ResponseOptions("search", asked.record.model or "", many=asked.many)
+    body = json_bodies.search(options, name, found, applied)
+    head = (("Content-Type", "application/json"), ("x-request-id", name))
+    return one_piece(200, "OK", head, body)
 
 
 def _refusal(error: SpillwayError, name: str) -> bytes:
@@ -197,6 +216,11 @@ def _refusal(error: SpillwayError, name: str) -> bytes:
     assert isinstance(response.body, bytes)
     head = (*response.headers.items(), ("x-request-id", name))
     return one_piece(response.status, response.reason, head, response.body)
+
+
+def _without(length: re.Match[bytes], head: bytes) -> bytes:
+    """Return a head without the digits of its body's length."""
+    return head[: length.start(1)] + head[length.end(1) :]
 
 
 def read_at_once(raw: bytes) -> bool:

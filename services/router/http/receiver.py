@@ -61,6 +61,10 @@ class Receiver:
             raise _broken(error) from None
         return b"".join(chunks)
 
+    def takes(self, raw: bytes) -> bool:
+        """Return whether a body is not larger than `max_body_bytes`."""
+        return len(raw) <= self._config.max_body_bytes
+
     async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
         """Yield a body of any size as it arrives; 408 where nothing arrives for `body_timeout_s`."""
         limit_s = self._config.body_timeout_s
