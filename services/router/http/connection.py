@@ -51,13 +51,13 @@ class ClientConnection(RequestHandler):
     __slots__ = (
         "_closes_at",
         "_fed",
+        "_head",
         "_head_begun",
         "_held",
         "_idle_s",
         "_idle_timer",
         "_last_sent",
         "_most",
-        "_piece",
         "_quick",
         "_searching",
         "_serving",
@@ -84,10 +84,10 @@ class ClientConnection(RequestHandler):
         self._quick, self._turns = quick, loop
         self._searching: asyncio.Future[bytes] | None = None
         self._held = bytearray()  # what came while a quick search was under way
-        self._piece, self._fed = (
+        self._head, self._fed = (
             b"",
             0,
-        )  # of the requests that aiohttp has begun: the first bytes, and how many came
+        )  # of the request that aiohttp has: its head, and the bytes that came
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; where there are too many connections, say so and close."""
@@ -123,7 +123,7 @@ class ClientConnection(RequestHandler):
     def _feed(self, data: bytes) -> None:
         """Give bytes to aiohttp."""
         if not self._fed:
-            self._piece = data
+            self._head = data[: data.find(_HEAD_ENDS) + len(_HEAD_ENDS)]
         self._fed += len(data)
         super().data_received(data)
         between = not self._serving and not self._last_sent
@@ -139,9 +139,10 @@ class ClientConnection(RequestHandler):
         return self._serving
 
     def _hold(self, data: bytes) -> None:
+        full, transport = len(self._held) > _MOST_HELD, self.transport
         self._held += data
-        if self.transport is not None and len(self._held) > _MOST_HELD:
-            self.transport.pause_reading()
+        if len(self._held) > _MOST_HELD and not full and transport and not transport.is_closing():
+            transport.pause_reading()
 
     def _answered(self, data: bytes, reply: bytes | None) -> None:
         """Send the reply to a quick search, or give its bytes to aiohttp, and go on with what came meanwhile."""
@@ -155,7 +156,7 @@ class ClientConnection(RequestHandler):
             self.transport.write(reply)
         if self._held:
             held, self._held = bytes(self._held), bytearray()
-            if len(held) > _MOST_HELD:
+            if len(held) > _MOST_HELD and not self.transport.is_closing():
                 self.transport.resume_reading()
             self.data_received(held)
 
@@ -227,13 +228,13 @@ class ClientConnection(RequestHandler):
 
     def _learn(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Note whether aiohttp has read all that came as one request, so that the next one may be quick."""
-        piece, self._piece = self._piece, b""
-        end = piece.find(_HEAD_ENDS) + len(_HEAD_ENDS)
-        whole = self._fed == end + (request.content_length or 0) and end >= len(_HEAD_ENDS)
+        head, self._head = self._head, b""
+        known = head.endswith(_HEAD_ENDS)
+        whole = known and self._fed == len(head) + (request.content_length or 0)
         if whole and request.method in _PLAIN_METHODS and "Upgrade" not in request.headers:
             self._fed = 0
             if self._quick is not None:
-                self._quick.learn(piece[:end], request, response)
+                self._quick.learn(head, request, response)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a fault; a broken body is the client's fault, and the client has its error."""
