@@ -75,6 +75,7 @@ def _router() -> None:
     from services.router.admission.request_runner import RequestRunner  # noqa: PLC0415
     from services.router.http.connection import ClientConnection  # noqa: PLC0415
     from services.router.http.middleware import RequestObserver  # noqa: PLC0415
+    from services.router.http.quick_search import QuickSearches  # noqa: PLC0415
     from services.router.http.receiver import REQUEST_ID  # noqa: PLC0415
 
     arrived: dict[int, float] = {}
@@ -104,6 +105,8 @@ def _router() -> None:
         mark("written")
 
     _around(ClientConnection, "data_received", before=bytes_came)
+    _marks(QuickSearches, "begin", before="found")
+    _marks(ClientConnection, "_answered", before="written")
     _around(RequestObserver, "middleware", before=begins)
     _around(AdmissionController, "_admit", before=admits, after=admitted)
     _around(RequestRunner, "wait", after=heard)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from bench import hops, ideal_queue
 from bench.document import BenchOptions, Body
 from bench.mesh import processes
+from bench.mesh.bare_hops import bare_hops
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.processes import Service
 from bench.workloads.page_traffic import PageTraffic
@@ -52,6 +53,8 @@ def run(options: BenchOptions) -> Body:
             asyncio.run(_level(body, rows, level, options, Path(folder)))
     with tempfile.TemporaryDirectory(prefix="spillway-r1-") as folder:
         asyncio.run(_beside_pages(body, rows, options, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="spillway-r1-") as folder:
+        asyncio.run(_bare(body, options, Path(folder)))
     columns = ["durability", "arrivals", "open beside it", "requests", "failed"]
     columns += ["p50 [95 %]", "p99 [95 %]", "with the device's queue: p50 / p99", "sent late p99"]
     body.table("Milliseconds added at 100 requests a second, one text of 16 tokens", columns, rows)
@@ -134,6 +137,25 @@ async def _beside_pages(
             )
 
 
+async def _bare(body: Body, options: BenchOptions, folder: Path) -> None:
+    """Measure the same load on processes that pass the requests on and do nothing else."""
+    seconds, rows = float(options.rounds(60, 5)), []
+    async with LocalMesh(folder, []) as mesh:
+        socket = mesh.redis_url.removeprefix("unix://")
+        async with bare_hops(socket, DEVICE_S) as url, Target([url]) as target:
+            load = LoadRun(target, bodies.embed(1, 16, seed=options.seed))
+            await load.open(arrivals.steady(RATE), 3.0)
+            for times in ARRIVALS:
+                added, _ = _added(await load.open(_times(times, options.seed), seconds))
+                body.samples[f"bare/{times}"] = added
+                rows.append([times, *(_cell(stats.interval(added, q)) for q in (50, 99))])
+    body.table(
+        "Milliseconds added by the machine alone: the same hops with nothing done on them (`bench/mesh/bare_hops.py`)",
+        ["arrivals", "p50 [95 %]", "p99 [95 %]"],
+        rows,
+    )
+
+
 async def _hops(body: Body, times: str, options: BenchOptions, folder: Path) -> None:
     """Load a mesh whose processes stamp the stages of every request, and tell what each hop takes."""
     files = {name: folder / f"{name}.stamps" for name in ("router", "gpu_worker")}
@@ -177,14 +199,7 @@ def _times(name: str, seed: int) -> Iterator[float]:
 def _note(
     body: Body, rows: list[list[str]], level: str, times: str, beside: str, done: RequestRun
 ) -> None:
-    samples = sorted(done.samples, key=lambda sample: sample.due_s)
-    waits = ideal_queue.waits([sample.due_s for sample in samples], DEVICE_S)
-    queued = [(s.latency_s - DEVICE_S) * 1e3 for s in samples if s.ok]
-    added = [
-        (s.latency_s - DEVICE_S - wait) * 1e3
-        for s, wait in zip(samples, waits, strict=True)
-        if s.ok
-    ]
+    added, queued = _added(done)
     failed = len(done.samples) - len(added)
     p50, p99 = stats.interval(added, 50), stats.interval(added, 99)
     late = done.summary()["sent_late_s"]["p99"] * 1e3
@@ -201,6 +216,19 @@ def _note(
         )
     if level == "process" and times == "Poisson":
         body.met[f"no failure beside {beside}"] = "missed" if failed else "goal"
+
+
+def _added(done: RequestRun) -> tuple[list[float], list[float]]:
+    """Return the milliseconds added to each request that succeeded, without the device's queue and with it."""
+    samples = sorted(done.samples, key=lambda sample: sample.due_s)
+    waits = ideal_queue.waits([sample.due_s for sample in samples], DEVICE_S)
+    queued = [(s.latency_s - DEVICE_S) * 1e3 for s in samples if s.ok]
+    added = [
+        (s.latency_s - DEVICE_S - wait) * 1e3
+        for s, wait in zip(samples, waits, strict=True)
+        if s.ok
+    ]
+    return added, queued
 
 
 def _queued(added: Sequence[float]) -> str:

@@ -21,9 +21,8 @@ class Workers:
 
     async def records(self, family: Family) -> dict[str, WorkerRecord]:
         """Return the records by worker, at most half a second old; callers must not change the dict."""
-        cached = self._rosters.get(family)
-        if cached is not None and self._redis.clock.monotonic() - cached[0] < FRESH_S:
-            return cached[1]
+        if (recent := self.recent(family)) is not None:
+            return recent
         flat = hash_of(await self._redis.call("HGETALL", keys.workers(family)))
         records = {name.decode(): decode(raw, WorkerRecord) for name, raw in flat.items()}
         self._rosters[family] = (self._redis.clock.monotonic(), records)
@@ -33,10 +32,15 @@ class Workers:
         """Return the records of a family's workers, living or not; at most half a second old."""
         return dict(await self.records(family))
 
+    def recent(self, family: Family) -> dict[str, WorkerRecord] | None:
+        """Return the records of a family by worker if they are in memory and recent enough to be used."""
+        cached = self._rosters.get(family)
+        fresh = cached is not None and self._redis.clock.monotonic() - cached[0] < FRESH_S
+        return cached[1] if cached is not None and fresh else None
+
     def known(self, family: Family) -> bool:
         """Return whether the records of a family are in memory and recent enough to be used."""
-        cached = self._rosters.get(family)
-        return cached is not None and self._redis.clock.monotonic() - cached[0] < FRESH_S
+        return self.recent(family) is not None
 
     def forget(self, family: Family) -> None:
         """Drop a family's records from memory, so that the next use reads them anew."""

@@ -41,6 +41,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     priority: Literal["low", "normal"] = "normal"
     page_bytes: int = 0
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether a request is charged to a quota even if it costs no token."""
+        return bool(self.requests_per_minute or self.concurrency)
+
 
 def _digest(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode(), digest_size=32, person=b"spillway-key").digest()
@@ -127,14 +132,13 @@ class KeyStore:
 
     async def check(self, text: str) -> ApiKey:
         """Return the key a bearer text is, read at most once a second; Unauthenticated if it is none."""
+        if (known := self.known(text)) is not None:
+            return known
         match = _KEY.match(text)
         if match is None:
             raise Unauthenticated("the API key is malformed: expected sk-sw-<id>-<secret>")
         key_id, digest = match[1], _digest(match[2])
         now = self._bus.clock.monotonic()
-        cached = self._checked.get(key_id)
-        if cached and now - cached[0] < CHECK_S and hmac.compare_digest(cached[1], digest):
-            return cached[2]
         key = await self._get(key_id)
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key is unknown, rotated or revoked")
@@ -142,6 +146,14 @@ class KeyStore:
             self._checked.clear()
         self._checked[key_id] = (now, digest, key)
         return key
+
+    def known(self, text: str) -> ApiKey | None:
+        """Return the key a bearer text is if it was read within the last second."""
+        match = _KEY.match(text)
+        cached = match and self._checked.get(match[1])
+        if not match or not cached or self._bus.clock.monotonic() - cached[0] >= CHECK_S:
+            return None
+        return cached[2] if hmac.compare_digest(cached[1], _digest(match[2])) else None
 
     async def _get(self, key_id: str) -> ApiKey | None:
         raw = await self._bus.connection.call("GET", keys.api_key(key_id))

@@ -29,21 +29,19 @@ HELLO_S = 5.0
 class Call:
     """One call: its payload, its deadline by the loop's clock, and its one answer."""
 
-    __slots__ = ("_answer", "deadline", "payload")
+    __slots__ = ("_number", "_served", "deadline", "payload")
 
-    def __init__(
-        self, payload: bytes, deadline: float, answer: Callable[[int, bytes], None]
-    ) -> None:
+    def __init__(self, payload: bytes, deadline: float, served: _Served, number: int) -> None:
         self.payload, self.deadline = payload, deadline
-        self._answer = answer
+        self._served, self._number = served, number
 
-    def reply(self, payload: bytes) -> None:
-        """Answer with a result."""
-        self._answer(RESULT, payload)
+    def reply(self, payload: bytes, *, alone: bool = False) -> None:
+        """Answer with a result: at once if no other answer is likely to follow before the loop waits again."""
+        self._served.answer(RESULT, self._number, payload, alone=alone)
 
     def fail(self, payload: bytes) -> None:
         """Answer with an error."""
-        self._answer(ERROR, payload)
+        self._served.answer(ERROR, self._number, payload)
 
 
 class CallServer:
@@ -128,8 +126,9 @@ class _Served(asyncio.Protocol):
         if kind != CALL:
             raise BadFrame(f"a frame of kind {kind} from a caller")
         deadline = self._loop.time() + left_ms / 1000
-        self._take_call(Call(payload, deadline, partial(self._answer, call)))
+        self._take_call(Call(payload, deadline, self, call))
 
-    def _answer(self, call: int, kind: int, payload: bytes) -> None:
+    def answer(self, kind: int, call: int, payload: bytes, *, alone: bool = False) -> None:
+        """Answer a call, once; what is answered after the connection's end is dropped."""
         if self._writer is not None:
-            self._writer.write(frame(kind, call, payload))
+            self._writer.write(frame(kind, call, payload), alone=alone)

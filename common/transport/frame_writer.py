@@ -13,11 +13,15 @@ class FrameWriter:
         self._loop = asyncio.get_running_loop()
         self._held: list[bytes] = []
 
-    def write(self, sent: bytes) -> None:
-        """Send a frame before the loop waits again."""
-        if not self._held:
+    def write(self, sent: bytes, *, alone: bool = False) -> None:
+        """Send a frame before the loop waits again, or at once if it is likely to go `alone`."""
+        if self._held:
+            self._held.append(sent)
+        elif not alone:
             self._loop.call_soon(self._flush)
-        self._held.append(sent)
+            self._held.append(sent)
+        elif not self._transport.is_closing():
+            self._transport.write(sent)
 
     def _flush(self) -> None:
         held, self._held = self._held, []

@@ -37,6 +37,7 @@ from services.router.http.mesh import MeshApi
 from services.router.http.middleware import AccessGuard, RequestObserver
 from services.router.http.models import ModelsApi
 from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.quick_search import QuickSearches
 from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.request_events import RequestEventsApi
@@ -54,6 +55,7 @@ from services.router.mesh.lane_depths import LaneDepths
 from services.router.mesh.lane_monitor import LaneMonitor
 from services.router.mesh.monitor import MeshMonitor
 from services.router.mesh.snapshot import MeshSnapshot
+from services.router.recent_collections import RecentCollections
 from services.router.responses.answer_sources import AnswerSources
 from services.router.responses.results import ResultWriter
 from services.router.shard_reads import ShardReads
@@ -81,6 +83,7 @@ class Core(NamedTuple):
     pages: PageStore | None
     reads: ShardReads
     layouts: Layouts
+    collections: RecentCollections
 
 
 class RouterProcess(NamedTuple):
@@ -128,19 +131,28 @@ async def assemble(
     core.runner.on_flagged = lambda: workflows.server.step_now(every=True)
     active, streams, history = ActiveRequests(), OpenStreams(), MeshHistory(bus, core.cards)
     keys_on = keys_needed(config)
-    app = application(
-        http_apis(config, core, streams, history, keys_on=keys_on),
-        health,
-        RequestObserver(active, bus.clock),
-        AccessGuard(core.admission, core.keys, keys_on=keys_on, checks=config.keys != "off"),
-        config.max_body_bytes,
+    observer = RequestObserver(active, bus.clock)
+    guard = AccessGuard(core.admission, core.keys, keys_on=keys_on, checks=config.keys != "off")
+    apis = http_apis(config, core, streams, history, keys_on=keys_on)
+    app = application(apis, health, observer, guard, config.max_body_bytes)
+    quick = QuickSearches(
+        Receiver(config, bus.clock),
+        core.collections,
+        ParcelLimits(config, core.depths, core.cards),
+        core.admission,
+        guard,
+        observer,
+        bus.writes,
+        core.reads,
+        core.layouts,
+        bus.clock,
     )
     return RouterProcess(
         core.admission,
         workflows,
         active,
         streams,
-        HttpServer(app, config),
+        HttpServer(app, config, quick),
         history,
         _monitor(config, core, health),
         core.keys,
@@ -189,6 +201,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         pages,
         reads,
         Layouts(bus),
+        RecentCollections(bus),
     )
 
 
@@ -197,7 +210,8 @@ def http_apis(
 ) -> list[Api]:
     """Return the handlers of every route but health and dashboard."""
     bus, cards, admission = core.bus, core.cards, core.admission
-    receiver, records = Receiver(config, bus.clock), TenantRecords(bus, core.store)
+    receiver = Receiver(config, bus.clock)
+    records = TenantRecords(bus, core.store, core.collections)
     limits, planned = ParcelLimits(config, core.depths, cards), PlannedJobs(config.partitions)
     writer = ResultWriter(bus, core.pool)
     replies = JobReplies(core.runner, admission.policy.hops, writer, bus.clock)

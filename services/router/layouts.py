@@ -23,12 +23,14 @@ class Layouts:
 
     async def of(self, record: CollectionRecord) -> ShardLayout:
         """Return a collection's layout; without a placement it costs no look-up."""
+        return self.known(record) or await self.now(record)
+
+    def known(self, record: CollectionRecord) -> ShardLayout | None:
+        """Return a collection's layout if that costs no look-up."""
         known = self._known.get(record.id)
         if known is not None and self._clock.monotonic() - known[0] < FRESH_S:
             return known[1]
-        if not record.placed:
-            return ShardLayout.of(record, None)
-        return await self.now(record)
+        return None if record.placed else ShardLayout.of(record, None)
 
     async def now(self, record: CollectionRecord) -> ShardLayout:
         """Return a collection's layout as it is registered at this moment."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 from msgspec.structs import replace
@@ -83,6 +83,18 @@ class ShardReads:
             self._took.add(clock.monotonic() - began_s)
         return [ask.result or MissingShard(ask.shard, ask.why) for ask in asks]
 
+    def only(self, family: Family, items: int, held: Collection[str] | None) -> CallClient | None:
+        """Return the connection to the one process that serves a shard and has room for so many queries.
+
+        None where that cannot be said without Redis, or where there are several, one of which may be late.
+        """
+        records = self._bus.workers.recent(family)
+        if records is None:
+            return None
+        found = self._usable(records.values(), items)
+        fit = [client for name, client in found if held is None or name in held]
+        return fit[0] if len(fit) == 1 else None
+
     async def close(self) -> None:
         """Close every connection."""
         for client in self._clients.values():
@@ -92,8 +104,13 @@ class ShardReads:
 
     async def _processes(self, family: Family, items: int) -> list[tuple[str, CallClient]]:
         """Return connections to the processes that have room for so many queries, the least used first."""
+        records = await self._bus.workers.records(family)
+        found = self._usable(records.values(), items)
+        return sorted(found, key=_in_flight) if len(found) > 1 else found
+
+    def _usable(self, records: Iterable[WorkerRecord], items: int) -> list[tuple[str, CallClient]]:
         found: list[tuple[str, CallClient]] = []
-        for record in (await self._bus.workers.records(family)).values():
+        for record in records:
             if not record.address or record.draining:
                 continue
             client = self._clients.get(record.token)
@@ -101,7 +118,7 @@ class ShardReads:
                 self._reach(record)
             elif client.in_flight + items <= record.depth_items:
                 found.append((record.replica, client))
-        return sorted(found, key=_in_flight) if len(found) > 1 else found
+        return found
 
     def _reach(self, record: WorkerRecord) -> None:
         """Begin to connect to a process, unless that was tried a moment ago; nobody waits for it."""
@@ -185,22 +202,31 @@ class _Ask:
         self.sent.discard(answer)
         if self.result is not None:
             return
-        try:
-            self.result = cast("SearchResult", decode_result(answer.result()))
-        except CallFailed as failed:
-            error = error_of(decode(failed.payload, Event))
-            if error.http_status < 500 or isinstance(error, DeadlineExceeded):
-                raise error from None
-            self.why = error.message
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the result") from None
-        except (CallLost, BadMessage) as error:
-            self.why = str(error)
+        found = taken(answer)
+        if isinstance(found, SearchResult):
+            self.result = found
+        else:
+            self.why = found
 
     def leave(self) -> None:
         """Read no more answers."""
         for answer in self.sent:
             answer.cancel()
+
+
+def taken(answer: asyncio.Future[bytes]) -> SearchResult | str:
+    """Return the result in a process' answer, or why it has none; raises an error that would be the same elsewhere."""
+    try:
+        return cast("SearchResult", decode_result(answer.result()))
+    except CallFailed as failed:
+        error = error_of(decode(failed.payload, Event))
+        if error.http_status < 500 or isinstance(error, DeadlineExceeded):
+            raise error from None
+        return error.message
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed before the result") from None
+    except (CallLost, BadMessage) as error:
+        return str(error)
 
 
 def _in_flight(process: tuple[str, CallClient]) -> int:

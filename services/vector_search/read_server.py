@@ -51,12 +51,12 @@ class Read(NamedTuple):
         """What calls that may run as one have in common; made when there is more than one."""
         return alike(self.work)
 
-    def reply(self, outcome: Result | SpillwayError) -> None:
-        """Answer with a result or an error."""
+    def reply(self, outcome: Result | SpillwayError, *, alone: bool = False) -> None:
+        """Answer with a result or an error; `alone`: with no other that would go out with it."""
         error = outcome if isinstance(outcome, SpillwayError) else None
         if not isinstance(outcome, SpillwayError):
             try:
-                self.call.reply(encode(outcome))
+                self.call.reply(encode(outcome), alone=alone)
             except ValueError:  # larger than a message may be: the lanes say how to ask for less
                 error = Unavailable("the result is too large for a call")
         if error is not None:
@@ -228,7 +228,7 @@ class ReadServer:
             known = self._query_s.get(handle, took_s / items)
             self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
         for read, outcome in zip(batch, outcomes, strict=True):
-            read.reply(outcome)
+            read.reply(outcome, alone=len(batch) == 1)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

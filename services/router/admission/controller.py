@@ -107,9 +107,13 @@ class AdmissionController:
         else:
             found = await self._charged_read(caller, caller.key, request, ask)
         if found is not None:
-            self._used[family] = self._bus.clock.monotonic()
-            metrics.admitted(lane_label(family, "call")).inc()
+            self.count_read(family)
         return found
+
+    def count_read(self, family: Family) -> None:
+        """Note that a pure read of a family was made."""
+        self._used[family] = self._bus.clock.monotonic()
+        metrics.admitted(lane_label(family, "call")).inc()
 
     async def _charged_read(
         self,

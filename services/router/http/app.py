@@ -13,7 +13,7 @@ from common.config import RouterConfig
 from common.health import Health
 from services.router import metrics
 from services.router.http import dashboard_files
-from services.router.http.connection import ClientConnection, note_requests
+from services.router.http.connection import ClientConnection, Quick, note_requests
 from services.router.http.middleware import AccessGuard, RequestObserver
 
 HEADER_TIMEOUT_S = 30.0
@@ -53,7 +53,8 @@ def application(
 class HttpServer:
     """The listening socket: connections are counted, idle and slow ones are closed."""
 
-    def __init__(self, app: web.Application, config: RouterConfig) -> None:
+    def __init__(self, app: web.Application, config: RouterConfig, quick: Quick) -> None:
+        self._quick = quick
         self._most = config.max_connections
         self._idle_s = min(HEADER_TIMEOUT_S, config.body_timeout_s)
         self._options: dict[str, Any] = {"access_log": None, "lingering_time": LINGER_S}
@@ -84,7 +85,9 @@ class HttpServer:
 
         def make() -> ClientConnection:
             metrics.CONNECTIONS.set(len(server.connections))
-            return ClientConnection(server, self._most, self._idle_s, loop=loop, **self._options)
+            return ClientConnection(
+                server, self._most, self._idle_s, self._quick, loop=loop, **self._options
+            )
 
         return make
 

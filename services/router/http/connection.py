@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -16,34 +18,76 @@ from services.router.http.replies import error_response, from_http
 
 _BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError)
 TOO_MANY = Unavailable("too many connections; try again", code="too_many_connections")
+_NEVER_S = 1e8
+_MOST_HELD = 65_536
+_HEAD_ENDS = b"\r\n\r\n"
+_PLAIN_METHODS = frozenset({"GET", "POST", "DELETE"})
 _log = log.get("router")
+
+
+class Quick(Protocol):
+    """What may answer requests as their bytes come, past aiohttp."""
+
+    def begin(
+        self, data: bytes, answered: Callable[[bytes | None], None]
+    ) -> asyncio.Future[bytes] | None:
+        """Begin to answer the one request that these bytes are; None if aiohttp is to answer it.
+
+        `answered` gets the bytes of the reply, or None if aiohttp is to answer after all. Cancelling what is returned
+        ends it, and `answered` is not called.
+        """
+
+    def learn(self, head: bytes, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Take note of the head of a request that aiohttp has read, and of its response, which was sent."""
 
 
 class ClientConnection(RequestHandler):
     """aiohttp's connection with our errors; closed after `idle_s` without a request, with 408 if a head had begun.
 
-    Only public names of aiohttp are used: its own idle timer is set to never come first, and `note_requests` tells
-    when a head is complete.
+    Only public names of aiohttp are used: its own idle timer is set to never come, and `note_requests` tells
+    when a head is complete. Requests that `quick` takes, which each came in one piece, never reach aiohttp.
     """
 
     __slots__ = (
         "_closes_at",
+        "_fed",
+        "_head",
         "_head_begun",
+        "_held",
         "_idle_s",
         "_idle_timer",
         "_last_sent",
         "_most",
+        "_quick",
+        "_searching",
         "_serving",
         "_site",
+        "_turns",
     )
 
-    def __init__(self, site: web.Server, most: int, idle_s: float, **options: Any) -> None:
-        super().__init__(site, keepalive_timeout=2 * idle_s, **options)
+    def __init__(
+        self,
+        site: web.Server,
+        most: int,
+        idle_s: float,
+        quick: Quick | None = None,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        **options: Any,
+    ) -> None:
+        super().__init__(site, keepalive_timeout=_NEVER_S, loop=loop, **options)
         self._site: web.Server | None = site
         self._most, self._idle_s = most, idle_s
         self._closes_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._head_begun = self._serving = self._last_sent = False
+        self._quick, self._turns = quick, loop
+        self._searching: asyncio.Future[bytes] | None = None
+        self._held = bytearray()  # what came while a quick search was under way
+        self._head, self._fed = (
+            b"",
+            0,
+        )  # of the request that aiohttp has: its head, and the bytes that came
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; where there are too many connections, say so and close."""
@@ -61,16 +105,60 @@ class ClientConnection(RequestHandler):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        if self._searching is not None:
+            self._searching.cancel()
         if self._site is not None:
             self._site = None
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; between two requests they begin a head, after the last response they are the rest of its body."""
-        if self._site is not None:
-            super().data_received(data)
-            between = not self._serving and not self._last_sent
-            self._head_begun = self._head_begun or (bool(data) and between)
+        if self._site is None:
+            return
+        if self._searching is not None:
+            self._hold(data)
+        elif self._fed or self._last_sent or not self._begun_quickly(data):
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """Give bytes to aiohttp."""
+        if not self._fed:
+            self._head = data[: data.find(_HEAD_ENDS) + len(_HEAD_ENDS)]
+        self._fed += len(data)
+        super().data_received(data)
+        between = not self._serving and not self._last_sent
+        self._head_begun = self._head_begun or (bool(data) and between)
+
+    def _begun_quickly(self, data: bytes) -> bool:
+        """Begin a search that needs no more than these bytes, if they are one; the replies before have been sent."""
+        transport = self.transport
+        if self._quick is None or transport is None or transport.get_write_buffer_size():
+            return False
+        self._searching = self._quick.begin(data, partial(self._answered, data))
+        self._serving = self._searching is not None
+        return self._serving
+
+    def _hold(self, data: bytes) -> None:
+        full, transport = len(self._held) > _MOST_HELD, self.transport
+        self._held += data
+        if len(self._held) > _MOST_HELD and not full and transport and not transport.is_closing():
+            transport.pause_reading()
+
+    def _answered(self, data: bytes, reply: bytes | None) -> None:
+        """Send the reply to a quick search, or give its bytes to aiohttp, and go on with what came meanwhile."""
+        self._searching = None
+        if self._site is None or self.transport is None:
+            return
+        self._rest()
+        if reply is None:
+            self._feed(data)
+        else:
+            self.transport.write(reply)
+        if self._held:
+            held, self._held = bytes(self._held), bytearray()
+            if len(held) > _MOST_HELD and not self.transport.is_closing():
+                self.transport.resume_reading()
+            self.data_received(held)
 
     def begin(self) -> None:
         """Note that a request's head is complete."""
@@ -78,22 +166,21 @@ class ClientConnection(RequestHandler):
 
     def _rest(self) -> None:
         """Wait for the next request, at most `idle_s`; one timer serves all of a connection's requests."""
-        loop = asyncio.get_running_loop()
-        self._serving, self._closes_at = False, loop.time() + self._idle_s
+        self._serving, self._closes_at = False, self._turns.time() + self._idle_s
         if self._idle_timer is None:
-            self._idle_timer = loop.call_at(self._closes_at, self._look)
+            self._idle_timer = self._turns.call_at(self._closes_at, self._look)
 
     def _look(self) -> None:
         # One round later, so that a request whose last bytes came in this round has begun.
-        asyncio.get_running_loop().call_soon(self._end_if_idle)
+        self._turns.call_soon(self._end_if_idle)
 
     def _end_if_idle(self) -> None:
         if self._idle_timer is None:
             return
-        loop = asyncio.get_running_loop()
-        if self._serving or loop.time() < self._closes_at:
-            again_at = loop.time() + self._idle_s if self._serving else self._closes_at
-            self._idle_timer = loop.call_at(again_at, self._look)
+        now = self._turns.time()
+        if self._serving or now < self._closes_at:
+            again_at = now + self._idle_s if self._serving else self._closes_at
+            self._idle_timer = self._turns.call_at(again_at, self._look)
             return
         if self._head_begun and self.transport is not None:
             error = RequestTimeout(f"the request's head did not arrive within {self._idle_s:g} s")
@@ -136,7 +223,18 @@ class ClientConnection(RequestHandler):
             return await super().finish_response(request, resp, start_time)
         finally:
             self._last_sent = resp.keep_alive is False
+            self._learn(request, resp)
             self._rest()
+
+    def _learn(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Note whether aiohttp has read all that came as one request, so that the next one may be quick."""
+        head, self._head = self._head, b""
+        known = head.endswith(_HEAD_ENDS)
+        whole = known and self._fed == len(head) + (request.content_length or 0)
+        if whole and request.method in _PLAIN_METHODS and "Upgrade" not in request.headers:
+            self._fed = 0
+            if self._quick is not None:
+                self._quick.learn(head, request, response)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a fault; a broken body is the client's fault, and the client has its error."""

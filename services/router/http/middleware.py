@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -12,7 +13,7 @@ from common import log, tracing
 from common.clock import Clock
 from common.errors import InternalError, InvalidRequest, SpillwayError, Unauthenticated, Unavailable
 from common.ids import ulid
-from common.registry.api_keys import KEY_PREFIX, KeyStore
+from common.registry.api_keys import KEY_PREFIX, ApiKey, KeyStore
 from services.router import metrics
 from services.router.admission.controller import AdmissionController
 from services.router.http import dashboard_files
@@ -49,12 +50,34 @@ class RequestObserver:
                 response = await _traced(request, handler)
             finally:
                 status = response.status if response is not None else 499
-                route, model = _route(request), request.get(MODEL, "")
-                metrics.requests(route, model, status).inc()
-                metrics.duration(route, model).observe(self._clock.perf_s() - request[BEGAN_S])
+                self._count(_route(request), request.get(MODEL, ""), status, request[BEGAN_S])
         if not response.prepared:
             response.headers["x-request-id"] = _id(request)
         return response
+
+    def begin(self) -> None:
+        """Note that a request is handled which goes through no middleware; `end` or `leave` follows."""
+        self._active.__enter__()
+
+    def end(self, route: str, model: str, status: int, began_s: float) -> None:
+        """Count such a request, which was answered."""
+        self._active.__exit__()
+        self._count(route, model, status, began_s)
+
+    def leave(self) -> None:
+        """Count no such request, as it goes through the middlewares after all."""
+        self._active.__exit__()
+
+    def _count(self, route: str, model: str, status: int, began_s: float) -> None:
+        metrics.requests(route, model, status).inc()
+        metrics.duration(route, model).observe(self._clock.perf_s() - began_s)
+
+
+class KnownCaller(NamedTuple):
+    """A caller whose key, if it needs one, was checked a moment ago."""
+
+    tenant: str
+    key: ApiKey | None
 
 
 class AccessGuard:
@@ -81,19 +104,29 @@ class AccessGuard:
             )
         if _CONTROL.search(request.rel_url.raw_path):
             raise InvalidRequest("the path holds a control character", code="invalid_path")
-        text = _bearer(request)
+        text = bearer(request.headers)
         if self._keys_on and not text:
             raise Unauthenticated(
                 "no API key: send Authorization: Bearer sk-sw-…; `spillway keys create` makes one",
                 code="missing_api_key",
             )
-        # Clients that must send some key send any text where none is needed; a text in the form of a key is checked.
-        if self._keys_on or (text.startswith(KEY_PREFIX) and self._checks):
+        if self._is_checked(text):
             key = await self._keys.check(text)
             request[KEY], request[TENANT] = key, key.tenant
         else:
             request[TENANT] = DEFAULT_TENANT
         return await handler(request)
+
+    def known(self, text: str) -> KnownCaller | None:
+        """Return the caller that sends a text as its key; None if that would have to be read from Redis."""
+        if not self._is_checked(text):
+            return KnownCaller(DEFAULT_TENANT, None)
+        key = self._keys.known(text)
+        return None if key is None else KnownCaller(key.tenant, key)
+
+    def _is_checked(self, text: str) -> bool:
+        # Clients that must send some key send any text where none is needed; a text in the form of a key is checked.
+        return self._keys_on or (text.startswith(KEY_PREFIX) and self._checks)
 
 
 def _id(request: web.Request) -> str:
@@ -154,7 +187,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return error_response(InternalError("an internal error; the log has it under x-request-id"))
 
 
-def _bearer(request: web.Request) -> str:
+def bearer(headers: Mapping[str, str]) -> str:
     """Return the text a request sends as its key, "" if it sends none."""
-    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, text = headers.get("Authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientError
@@ -61,6 +61,10 @@ class Receiver:
             raise _broken(error) from None
         return b"".join(chunks)
 
+    def takes(self, raw: bytes) -> bool:
+        """Return whether a body is not larger than `max_body_bytes`."""
+        return len(raw) <= self._config.max_body_bytes
+
     async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
         """Yield a body of any size as it arrives; 408 where nothing arrives for `body_timeout_s`."""
         limit_s = self._config.body_timeout_s
@@ -84,7 +88,7 @@ class Receiver:
         """Return the caller, the deadline and the headers' wishes; 400 for headers that make no sense."""
         default = default_timeout_s or self._config.request_timeout_s
         owner: ApiKey | None = request.get(KEY)
-        own_s = _timeout_s(request, self._config.max_timeout_s, owner.timeout_s if owner else 0.0)
+        own_s = self._own_s(request.headers, owner)
         low = _is_low(request, owner.priority if owner else "normal")
         key = _idempotency_key(request) if request.method == "POST" else ""
         now_ms = self._clock.now_ms()
@@ -95,10 +99,20 @@ class Receiver:
             came_ms=now_ms,
             own=own_s is not None,
             share=LOW_SHARE if low else 1.0,
-            resume_s=_seconds(request, "Spillway-Resume", 0.0, MAX_RESUME_S, 0.0),
+            resume_s=_seconds(request.headers, "Spillway-Resume", 0.0, MAX_RESUME_S, 0.0),
             idempotency_key=key,
             body_hash=_body_hash(request, raw) if key else b"",
         )
+
+    def timeout_ms(self, headers: Mapping[str, str], owner: ApiKey | None) -> int:
+        """Return the milliseconds that a request of these headers and this key's owner has, from now."""
+        return int((self._own_s(headers, owner) or self._config.request_timeout_s) * 1000)
+
+    def _own_s(self, headers: Mapping[str, str], owner: ApiKey | None) -> float | None:
+        """Return the seconds that a client, or else its key, gives a request, at most `max_timeout_s`, if any."""
+        most_s, key_s = self._config.max_timeout_s, owner.timeout_s if owner else 0.0
+        found = _seconds(headers, "Spillway-Timeout", 0.001, most_s, key_s)
+        return min(found, most_s) if found > 0 else None
 
     def spent_ms(self, request: web.Request) -> float:
         """Return the milliseconds since a request came."""
@@ -148,8 +162,10 @@ def _too_large(most: int) -> TooLarge:
     )
 
 
-def _seconds(request: web.Request, name: str, lowest: float, most: float, default: float) -> float:
-    text = request.headers.get(name)
+def _seconds(
+    headers: Mapping[str, str], name: str, lowest: float, most: float, default: float
+) -> float:
+    text = headers.get(name)
     if text is None:
         return default
     try:
@@ -163,12 +179,6 @@ def _seconds(request: web.Request, name: str, lowest: float, most: float, defaul
             param=name,
         )
     return min(value, most)
-
-
-def _timeout_s(request: web.Request, most_s: float, key_s: float) -> float | None:
-    """Return the seconds that the client, or else its key by `key_s` above 0, gives this request; at most `most_s`."""
-    found = _seconds(request, "Spillway-Timeout", 0.001, most_s, key_s)
-    return min(found, most_s) if found > 0 else None
 
 
 def _is_low(request: web.Request, key_priority: str) -> bool:

@@ -6,56 +6,43 @@ from aiohttp import web
 
 from common.bus import Bus
 from common.errors import NotFound
-from common.registry.collections import Collections
 from common.registry.idempotency import Idempotency
 from common.registry.sessions import Sessions
 from common.wire.registry import CollectionRecord
 from common.wire.sessions import SessionRecord
 from services.router.admission.request_store import RequestStore
 from services.router.http.receiver import MODEL, TENANT
-
-RECENT_S = 0.1
-_MOST_RECENT = 1024
+from services.router.recent_collections import RecentCollections
 
 
 class TenantRecords:
     """Finds the record that a request's path names; NotFound if its tenant has none of that name."""
 
-    def __init__(self, bus: Bus, store: RequestStore) -> None:
-        self._collections, self._sessions = Collections(bus), Sessions(bus)
+    def __init__(self, bus: Bus, store: RequestStore, collections: RecentCollections) -> None:
+        self._collections, self._sessions = collections, Sessions(bus)
         self._claims, self._store = Idempotency(bus), store
-        self._clock = bus.clock
-        self._recent: dict[tuple[str, str], tuple[float, CollectionRecord]] = {}
 
     async def collection(self, request: web.Request) -> CollectionRecord:
         """Return the collection of a path's `name`; NotFound `collection_not_found`."""
         name = request.match_info["name"]
         record = None
         if not name.startswith(".") and len(name) <= 63:
-            record = await self._collections.get(request[TENANT], name)
+            record = await self._collections.now(request[TENANT], name)
         if record is None:
             raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
         return record
 
     async def recent_collection(self, request: web.Request) -> CollectionRecord:
-        """Return the collection of a path's `name` as it was at most RECENT_S ago; NotFound `collection_not_found`.
+        """Return the collection of a path's `name` as it was a moment ago; NotFound `collection_not_found`.
 
         One that another router has replaced or deleted since is refused by its shards: the caller then looks again.
         """
-        name = request[TENANT], request.match_info["name"]
-        now = self._clock.monotonic()
-        at, record = self._recent.get(name, (0.0, None))
-        if record is not None and now - at <= RECENT_S:
-            return record
-        record = await self.collection(request)
-        if len(self._recent) >= _MOST_RECENT:
-            self._recent.clear()
-        self._recent[name] = now, record
-        return record
+        known = self._collections.known(request[TENANT], request.match_info["name"])
+        return known or await self.collection(request)
 
     def forget_collection(self, record: CollectionRecord) -> None:
         """Look a collection up again, as this router has just changed it."""
-        self._recent.pop((record.tenant, record.name), None)
+        self._collections.forget(record)
 
     async def session(self, request: web.Request, *, deleted: bool = False) -> SessionRecord:
         """Return the session of a path's `id`, with `deleted` also one marked so; NotFound `session_not_found`."""

@@ -23,6 +23,7 @@ from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies, noted
 from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.quick_search import ROUTE, read_at_once
 from services.router.http.receiver import MODEL, REQUEST_ID, Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.whole_reply import WholeReply
@@ -31,7 +32,7 @@ from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses import json_bodies
 from services.router.shard_reads import ShardReads
 from services.router.text import collections
-from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
+from services.router.text.pool import TextPool
 from services.router.text.requests import Parcel, parcels_of
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
@@ -43,9 +44,6 @@ from services.router.workflows.search import (
     search_parcels,
     search_work,
 )
-
-_INLINE_NUMBERS = 2048
-_INLINE_BYTES = 1 << 20
 
 
 class SearchApi:
@@ -78,7 +76,7 @@ class SearchApi:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
-        return [web.post("/v1/collections/{name}/search", self.create)]
+        return [web.post(ROUTE, self.create)]
 
     async def create(self, request: web.Request) -> web.Response:
         """Search for the queries of a request."""
@@ -114,7 +112,7 @@ class SearchApi:
             spec=await self._spec(record),
             prompt=record.query_prompt,
         )
-        ask = await self._pool.run(call, inline=_quick(raw))
+        ask = await self._pool.run(call, inline=read_at_once(raw))
         if ask.tokens:
             checked_encoder(record, await self._cards.specs())
         options = ResponseOptions(kind="search", model=record.model or "", many=ask.many)
@@ -236,13 +234,3 @@ class SearchApi:
             return None
         specs = await self._cards.specs()
         return specs.get(record.model) or next(iter(specs.values()), None)
-
-
-def _quick(raw: bytes) -> bool:
-    """Return whether reading a body here holds the loop no longer than handing it to another process would."""
-    if len(raw) < 8 * INLINE_TEXT_BYTES:
-        return True
-    # Texts are tokenized, and numbers cost by their count; vectors in base64 have few commas. A body with escapes may
-    # hide the name "text", so another process reads it.
-    numbers = raw.count(b",") > _INLINE_NUMBERS
-    return not (numbers or len(raw) > _INLINE_BYTES or b'"text' in raw or b"\\" in raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -17,12 +18,17 @@ class WholeReply(web.Response):
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body=body, content_type="application/json")
-        self._whole, self._sent = body, False
+        self._sent = False
 
     @property
     def prepared(self) -> bool:
         """Whether its head was sent."""
         return self._sent or super().prepared
+
+    @property
+    def sent_whole(self) -> bool:
+        """Whether it was sent in one piece, on a connection that is kept."""
+        return self._sent
 
     @property
     def keep_alive(self) -> bool | None:
@@ -39,16 +45,8 @@ class WholeReply(web.Response):
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
-        head = [f"{name}: {value}\r\n" for name, value in self.headers.items()]
-        transport.write(
-            b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n%b\r\n%b"
-            % (
-                "".join(head).encode(),
-                len(self._whole),
-                _fixed(SYSTEM.unix_ns() // 1_000_000_000),
-                self._whole,
-            )
-        )
+        assert isinstance(self.body, bytes)
+        transport.write(one_piece(200, "OK", self.headers.items(), self.body))
         self._sent = True
         await request.writer.drain()
         return None
@@ -57,6 +55,19 @@ class WholeReply(web.Response):
         """Do nothing if all of it was sent."""
         if not self._sent:
             await super().write_eof(data)
+
+
+def one_piece(status: int, reason: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
+    """Return all bytes of a response on a connection that is kept."""
+    head = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    return b"HTTP/1.1 %d %b\r\n%bContent-Length: %d\r\n%b\r\n%b" % (
+        status,
+        reason.encode(),
+        head.encode(),
+        len(body),
+        _fixed(SYSTEM.unix_ns() // 1_000_000_000),
+        body,
+    )
 
 
 @lru_cache(1)

@@ -71,8 +71,13 @@ def rerank(options: ResponseOptions, request: str, results: Sequence[ScoreResult
     )
 
 
-def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes:
-    """Return the JSON of a search reply: one list of hits, or one per query. The hits come as JSON from their shard."""
+def search(
+    options: ResponseOptions, request: str, found: SearchResult, applied: str | None = None
+) -> bytes:
+    """Return the JSON of a search reply: one list of hits, or one per query. The hits come as JSON from their shard.
+
+    `applied` stands in the place of the result's own.
+    """
     rows = [b",".join(row) for row in found.shown]
     if options.many:
         data = b",".join(b'{"index":%d,"data":[%b]}' % pair for pair in enumerate(rows))
@@ -81,7 +86,7 @@ def search(options: ResponseOptions, request: str, found: SearchResult) -> bytes
     tail: dict[str, Any] = {
         "path": found.path,
         "mode": found.mode,
-        "applied": found.applied,
+        "applied": found.applied if applied is None else applied,
         "request_id": request,
     }
     if found.text_indexed < 1.0:

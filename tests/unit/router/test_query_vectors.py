@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.wire.workflows import SearchRequest
-from services.router.http.search import _quick
+from services.router.http.quick_search import read_at_once
 from services.router.text import collections
 from services.router.text.bodies import RequestLimits
 
@@ -76,9 +76,9 @@ def test_only_what_reads_quickly_is_read_on_the_loop() -> None:
     """Large bodies are, of vectors in base64; texts, many numbers and escaped names are not."""
     body = partial(msgspec.json.encode)
     packed = [_packed([1.0] * 384)] * 256
-    assert _quick(body({"text": "short"}))
-    assert _quick(body({"vectors": packed}))
-    assert not _quick(body({"vectors": [[0.25] * 384] * 256}))
-    assert not _quick(body({"texts": ["word " * 10_000]}))
-    assert not _quick(b'{"\\u0074exts": ["' + b"word " * 10_000 + b'"]}')
-    assert not _quick(body({"vectors": packed * 8}))
+    assert read_at_once(body({"text": "short"}))
+    assert read_at_once(body({"vectors": packed}))
+    assert not read_at_once(body({"vectors": [[0.25] * 384] * 256}))
+    assert not read_at_once(body({"texts": ["word " * 10_000]}))
+    assert not read_at_once(b'{"\\u0074exts": ["' + b"word " * 10_000 + b'"]}')
+    assert not read_at_once(body({"vectors": packed * 8}))
