@@ -46,6 +46,7 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
         "recall": round(stats.recall, 4),
         "recall_goal": index.followed.goal,
         "bytes": stats.bytes,
+        "quantizer": stats.quantizer,
         "plan": _plan(index.followed.now),
         "efforts": efforts,
     }
