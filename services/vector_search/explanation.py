@@ -46,10 +46,11 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
         "recall": round(stats.recall, 4),
         "recall_goal": index.followed.goal,
         "bytes": stats.bytes,
-        "quantizer": stats.quantizer,
         "plan": _plan(index.followed.now),
         "efforts": efforts,
     }
+    if stats.quantizer:
+        told["quantizer"] = stats.quantizer
     if wanted is not None:
         own = [at for at, rung in enumerate(rungs) if rung.effort == stats.effort]
         plan = plans[own[0]] if own and len(plans) == len(rungs) else plans[0]

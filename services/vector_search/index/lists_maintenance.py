@@ -94,8 +94,7 @@ class ListsMaintenance:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
         rows, lists = view.rows, view.lists
-        may = rows.live_count and self._clock.perf_s() >= self._again_s
-        if may and self._renew(rows, lists):
+        if rows.live_count and self._renew(rows, lists):
             return True
         if lists is None or self._closing.is_set():
             return False
@@ -119,7 +118,8 @@ class ListsMaintenance:
                     self._quantizers.offer(own)
                 return False
         if known is None or _unfit(known, plan, lists, live):
-            return self._quantizers.may_train() and self._build(rows, None)
+            due = self._clock.perf_s() >= self._again_s
+            return due and self._quantizers.may_train() and self._build(rows, None)
         if lists is None or plan is not None or _differ(lists.quantizer, known.quantizer):
             return self._build(rows, known)
         return False
