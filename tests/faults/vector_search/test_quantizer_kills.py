@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 KILLS = 50 if PROFILE == "soak" else 3
 SHARDS, REPLICAS, WRITERS = 2, 2, 2
-BASE, AT_ONCE = (3000, 500)
+BASE, AT_ONCE = (3000 if PROFILE == "soak" else 2200), 500
 LISTS = (16, 24, 32)
 GOAL, K = 0.9, 10
 PROGRESS = 8  # operations that succeed between two kills
@@ -199,7 +199,7 @@ class ListsWorld:
         await until(self.settled, "lists of one quantizer in all shards", seconds=LIMIT_S)
         assert 1 - sum(self.missed) / (K * len(self.missed)) >= GOAL
         during, self.missed = self.missed, []
-        for number in range(200):
+        for number in range(200 if PROFILE == "soak" else 50):
             await self.ask(vector("last", number))
         recall = 1 - sum(self.missed) / (K * len(self.missed))
         assert recall >= GOAL
