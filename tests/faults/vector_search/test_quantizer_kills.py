@@ -53,7 +53,6 @@ class ListsWorld:
         self.base = base / np.linalg.norm(base, axis=1, keepdims=True)
         self.counts: Counter[str] = Counter()
         self.missed: list[int] = []
-        self.seen: set[str] = set()  # quantizers
 
     async def fill(self) -> None:
         """Store the base."""
@@ -105,7 +104,7 @@ class ListsWorld:
             _, told = await self.world.call("GET", path)
             return self.world.stopping or told.get("state") in {"done", "failed"}
 
-        await until(ended, "the end of a tuning", seconds=LIMIT_S)
+        await until(ended, "the end of a tuning", seconds=5 * LIMIT_S)
         if not self.world.stopping:
             self.counts["tunings"] += 1
 
@@ -125,26 +124,22 @@ class ListsWorld:
         if made is None:
             return
 
-        async def followed() -> bool:
-            return self.world.stopping or await self.listed(plan.tuning)
+        async def followed() -> str:
+            return "stopped" if self.world.stopping else await self.outcome(plan.tuning)
 
-        await until(followed, f"lists by {plan}", seconds=LIMIT_S)
-        if not self.world.stopping:
-            self.counts["retrainings"] += 1
+        self.counts[await until(followed, f"lists by {plan}", seconds=LIMIT_S)] += 1
 
-    async def listed(self, tuning: str) -> bool:
-        """Return whether all shards follow a plan, have proved it, or refused it, and have lists of one quantizer."""
+    async def outcome(self, tuning: str) -> str:
+        """Return "retrained" once all shards have proved a plan by one quantizer, "refused" if one gave it up."""
         status, told = await self.world.call("GET", f"{self.world.path}/explain")
         if status != 200:
-            return False
+            return ""
+        if any(f"tuning {tuning} was given up" in each["why"] for each in told["shards"]):
+            return "refused"
         plans = [each["plan"] or {} for each in told["shards"]]
-        refused = [f"tuning {tuning} was given up" in each["why"] for each in told["shards"]]
-        self.counts["refused"] += any(refused)
         built = [p.get("tuning") == tuning and p.get("proved") is not None for p in plans]
         versions = {each.get("quantizer", "") for each in told["shards"]}
-        if any(refused):
-            return True
-        return all(built) and len(versions) == 1 and "" not in versions
+        return "retrained" if all(built) and len(versions) == 1 and "" not in versions else ""
 
     async def kill(self) -> None:
         """Kill one process or child after another, each time when some operations have succeeded."""
@@ -155,13 +150,24 @@ class ListsWorld:
                 return self.world.oracle.done >= before + PROGRESS
 
             await until(progress, f"progress after {number} kills", seconds=LIMIT_S)
-            if number % 2 == 0 and await self.kill_child():
+            if number % 3 == 0 and await self.kill_child():
                 continue
+            if number % 4 == 3:
+                await self.retrained()
             victim = self.world.random.choice(self.world.search)
             await asyncio.to_thread(victim.kill)
             self.counts["killed_process"] += 1
             await asyncio.sleep(self.world.random.uniform(0.0, 1.0))
             await asyncio.to_thread(victim.start)
+
+    async def retrained(self) -> None:
+        """Wait until one more retraining has succeeded."""
+        before = self.counts["retrained"]
+
+        async def more() -> bool:
+            return self.counts["retrained"] > before
+
+        await until(more, "another retraining", seconds=5 * LIMIT_S)
 
     async def kill_child(self) -> bool:
         """Kill a child that trains or explores, as soon as there is one; False if there was none for a while."""
