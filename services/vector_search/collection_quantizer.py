@@ -48,10 +48,13 @@ class CollectionQuantizer:
     # -- for the exchange
 
     @property
-    def version(self) -> str:
-        """The hash of the quantizer that is here, "" if there is none."""
+    def named(self) -> tuple[str, int]:
+        """The hash of the quantizer that is here, "" if there is none, and how many lists it was asked for.
+
+        Rows that are few give the same quantizer whether 24 lists are asked for or 32.
+        """
         now = self._now
-        return now.quantizer.version if now is not None else ""
+        return ("", 0) if now is None else (now.quantizer.version, now.asked)
 
     @property
     def offered(self) -> TrainedQuantizer | None:

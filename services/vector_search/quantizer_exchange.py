@@ -104,7 +104,7 @@ class QuantizerExchange:
         record = self._named.get(collection)
         if (made := held.offered) is not None:
             await self._publish(collection, held, record, made)
-        elif record is not None and record.version != held.version:
+        elif record is not None and (record.version, record.asked) != held.named:
             self._fetch(held, record)
             if not self._lost(record, now):
                 return

@@ -32,7 +32,7 @@ from tests.support.waiting import until
 KILLS = 50 if PROFILE == "soak" else 3
 SHARDS, REPLICAS, WRITERS = 2, 2, 2
 BASE, AT_ONCE = (3000 if PROFILE == "soak" else 2200), 500
-LISTS = (16, 24, 32)
+LISTS = (8, 12, 16)
 GOAL, K = 0.9, 10
 PROGRESS = 8  # operations that succeed between two kills
 TUNE_EVERY = 4  # so many retrainings
@@ -152,7 +152,7 @@ class ListsWorld:
             await until(progress, f"progress after {number} kills", seconds=LIMIT_S)
             if number % 3 == 0 and await self.kill_child():
                 continue
-            if number % 4 == 3:
+            if number % 8 == 7:
                 await self.retrained()
             victim = self.world.random.choice(self.world.search)
             await asyncio.to_thread(victim.kill)

@@ -585,7 +585,7 @@ def test_shards_share_a_quantizer_that_only_one_may_train() -> None:
     for index in (one, other):
         settle(index)
         found = index.search(ONE, 1)
-        assert (found.lists > 0, found.quantizer) == (True, shared.version)
+        assert (found.lists > 0, found.quantizer) == (True, shared.named[0])
     assert calls == [1]
     assert shared.offered is not None
     shared.published()
@@ -593,7 +593,7 @@ def test_shards_share_a_quantizer_that_only_one_may_train() -> None:
     # Another process' quantizer is taken over without a search by neither; the rows stay found.
     elsewhere = TrainedQuantizer(trained(prepare(clustered(1500, 16, 3), "cosine"), "cosine", 8), 8)
     shared.take(elsewhere)
-    assert one.now.stats().quantizer != shared.version
+    assert one.now.stats().quantizer != shared.named[0]
     assert one.search(ONE, 1).quantizer == one.now.stats().quantizer
     for index in (one, other):
         settle(index)
@@ -618,8 +618,8 @@ def test_lists_of_a_start_give_the_collection_its_quantizer(tmp_path: Path) -> N
     index = Index(16, "l2", exact_below=300, threads=2, room=FEW, trainer=never, quantizers=shared)
     index.restore(store, read.structure, len(read.labels), read.recall)
     settle(index)
-    assert (shared.wanted, shared.version) == (True, "")
+    assert (shared.wanted, shared.named) == (True, ("", 0))
     shared.grant()
     settle(index)
     assert shared.offered is not None
-    assert shared.version == kept.version == index.now.stats().quantizer
+    assert shared.named[0] == kept.version == index.now.stats().quantizer
