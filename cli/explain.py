@@ -53,6 +53,8 @@ def lines(shard: ShardExplanation) -> Iterator[str]:
     yield f"  {shard.live:,} vectors, {shard.newer:,} newer than the index; in memory: {memory}"
     way = f"a search goes by {shard.path}, effort {shard.effort}"
     yield f"  {way}, recall {shard.recall:.3f} (goal {shard.recall_goal})"
+    if shard.quantizer:
+        yield f"  its lists are of the quantizer {shard.quantizer}"
     yield f"  {'effort':>8}  {'recall':>6}  {'at most ms':>10}  path"
     for rung in shard.efforts:
         recall = "-" if rung.recall is None else f"{rung.recall:.3f}"

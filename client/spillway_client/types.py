@@ -286,7 +286,8 @@ class Hit:
 class SearchReport:
     """How a search went: the kind of index, the effort used, the milliseconds it took, and how its time budget was met.
 
-    `predicted_ms` is None where nothing was known; `fits` says whether an effort was predicted to end in time.
+    `predicted_ms` is None where nothing was known; `fits` says whether an effort was predicted to end in time. `lists`
+    inverted lists were read in all shards, made by the `quantizer` of this hash (several with commas).
     """
 
     kind: str
@@ -295,6 +296,8 @@ class SearchReport:
     budget_ms: float | None = None
     predicted_ms: float | None = None
     fits: bool | None = None
+    lists: int = 0
+    quantizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +358,7 @@ class ShardExplanation:
     filter: FilterExplanation | None = None
     plan: dict[str, Any] | None = None
     applied: str = ""
+    quantizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

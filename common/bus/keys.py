@@ -12,6 +12,7 @@ PLACEMENTS = "{collections}:placements"  # where the shards of placed collection
 HOLDINGS = "{collections}:holdings"  # what each vector_search process holds, by its replica's name
 PLACING = "{collections}:placing"  # the lock of the one process that coordinates placements
 TUNINGS = "{collections}:tunings"  # the last tuning of each collection, by the collection's id
+QUANTIZERS = "{collections}:quantizers"  # the quantizer of each collection, by the collection's id
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys
@@ -122,6 +123,11 @@ def orphans(family: Family, router: str) -> str:
 def reembedding(collection: str) -> str:
     """The lock of a re-embedding, with a TTL: the request that holds it is the collection's only writer."""
     return "{collections}:reembed:" + collection
+
+
+def quantizing(collection: str) -> str:
+    """The lock, with a TTL, of the one process that trains a quantizer for a collection."""
+    return "{collections}:quantizing:" + collection
 
 
 def claimed(job_id: str) -> str:

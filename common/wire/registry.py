@@ -171,6 +171,18 @@ class CollectionPlacement(Message, frozen=True):
     layout: int = 0
 
 
+class QuantizerRecord(Message, frozen=True):
+    """The quantizer of a collection: `version` is the blake2b of what it consists of, in hexadecimal digits.
+
+    `asked` is how many lists its training was asked for, `trainer` the replica whose process trained it.
+    """
+
+    collection: str
+    version: str
+    asked: int
+    trainer: str
+
+
 class HeldShard(msgspec.Struct, frozen=True):
     """A shard in a process: its vectors, its bytes on the disk, and why it is not complete, if it is not."""
 

@@ -122,12 +122,13 @@ class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
 class CopyWork(Message, frozen=True, tag="copy"):
     """Copy a shard to another process: `begin` a snapshot, `read` bytes of one of its files, or `end` it.
 
-    Every copy has a name, which its receiver chooses.
+    Every copy has a name, which its receiver chooses. `quantizer` reads bytes of the collection's quantizer of the hash
+    `name`; there are none past its end.
     """
 
     collection: str
     shard: int
-    op: Literal["begin", "read", "end"]
+    op: Literal["begin", "read", "end", "quantizer"]
     name: str
     file: str = ""
     offset: int = 0
@@ -168,6 +169,9 @@ _hits = msgspec.json.Decoder(list[Hit])
 class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a search went: the kind of index, the effort used, and the milliseconds it took.
 
+    Where inverted lists were read, `lists` is how many of each query, in all shards together, and `quantizer` the hash
+    of what they were made by: of several shards each that was used, and "exact" where one read none, with commas.
+
     With a time budget: `predicted_ms` is what it was predicted to take at most, None where nothing was known, and
     `fits` whether that was within the budget.
     """
@@ -178,6 +182,8 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
     budget_ms: float | None = None
     predicted_ms: float | None = None
     fits: bool | None = None
+    lists: int = 0
+    quantizer: str = ""
 
 
 class MissingShard(msgspec.Struct, frozen=True):

@@ -16,11 +16,13 @@ from common.bus.writes import Shard as Key
 from common.config import SearchConfig
 from common.tasks import stop_or_end, wait
 from services.vector_search.applier import Applier
+from services.vector_search.collection_quantizer import CollectionQuantizers
 from services.vector_search.family_server import FamilyServer
 from services.vector_search.holding_reports import HoldingReports
 from services.vector_search.maintenance import ShardMaintenance
 from services.vector_search.peers import Peers
 from services.vector_search.placement_coordinator import PlacementCoordinator
+from services.vector_search.quantizer_exchange import QuantizerExchange
 from services.vector_search.read_server import ReadServer
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard_copies import ShardCopies
@@ -57,6 +59,7 @@ class Replica:
         self._stopping = asyncio.Event()
         # The last write of each shard at the start, to catch up with; None until they are known.
         self._targets: dict[Key, str] | None = None
+        quantizers = CollectionQuantizers()
         self._shards = ShardManager(
             directory,
             bus,
@@ -64,6 +67,7 @@ class Replica:
             name=name,
             threads=threads,
             writer=self._writer,
+            quantizers=quantizers,
             opened=self._opened,
             dropped=self._dropped,
         )
@@ -91,6 +95,9 @@ class Replica:
         self._splitter = ShardSplitter(self._shards, bus, self._holding.why)
         self._coordinator = PlacementCoordinator(self._shards, bus, name)
         self._tunings = TuningRunner(self._shards, bus, wake=self._maintenance.wake)
+        self._quantizers = QuantizerExchange(
+            self._shards, quantizers, bus, self._peers, wake=self._maintenance.wake
+        )
         self._filler = ShardFiller(self._shards, bus, self._peers, self._holding.why)
         self._servers = [
             FamilyServer(
@@ -157,6 +164,7 @@ class Replica:
         await self._tunings.close()
         with contextlib.suppress(BusDown, BusFull):
             await self._coordinator.release()
+            await self._quantizers.close()
         self._peers.close()
         self._copies.close()
         await self._maintenance.finish()
@@ -176,6 +184,7 @@ class Replica:
                 await self._splitter.step()
                 await self._coordinator.step()
                 await self._tunings.step()
+                await self._quantizers.step()
                 await self._holding.publish()
             except BusDown as error:
                 _log.warning("registry_unreachable", why=str(error))

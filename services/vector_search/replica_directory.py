@@ -96,6 +96,29 @@ class ReplicaDirectory:
         """Keep a placement beside its collection's record; OSError if it cannot be written."""
         _write(self.root / placement.collection / _PLACEMENT, encode(placement))
 
+    def quantizer(
+        self, collection: str, version: str, offset: int = 0, most: int = -1
+    ) -> bytes | None:
+        """Return bytes of a quantizer, `most` or all; None if it is not kept here, OSError if it is unreadable."""
+        try:
+            with self._quantizer(collection, version).open("rb") as file:
+                file.seek(offset)
+                return file.read(most)
+        except FileNotFoundError:
+            return None
+
+    def save_quantizer(self, collection: str, version: str, data: bytes) -> None:
+        """Keep a collection's quantizer in the place of those before; OSError if it cannot be written."""
+        path = self._quantizer(collection, version)
+        if not path.exists():
+            _write(path, data)
+        for other in path.parent.glob("quantizer.*"):
+            if other != path:
+                other.unlink(missing_ok=True)
+
+    def _quantizer(self, collection: str, version: str) -> Path:
+        return self.root / collection / f"quantizer.{version}"
+
     def numbers(self, collection: str) -> set[int]:
         """Return the shards of a collection that lie here complete."""
         return {

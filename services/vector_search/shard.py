@@ -41,6 +41,7 @@ from services.vector_search.filters import Filter
 from services.vector_search.hit_cache import HitCache
 from services.vector_search.index.index import Index
 from services.vector_search.index.port import Neighbours
+from services.vector_search.index.quantizer_source import QuantizerSource
 from services.vector_search.index.rows import Flags, Floats, prepare
 from services.vector_search.index.search_path import AUDITED
 from services.vector_search.ranked_search import RankedSearch
@@ -78,6 +79,7 @@ class Shard:
         *,
         threads: int = 1,
         clock: Clock = SYSTEM,
+        quantizers: QuantizerSource | None = None,
     ) -> None:
         self.record = record
         self.dropped = False
@@ -105,6 +107,7 @@ class Shard:
                 exact_below=config.exact_below,
                 threads=threads,
                 clock=clock,
+                quantizers=quantizers,
             )
             self._load(threads)
             self._masks = FilterMasks(self._documents)
@@ -280,7 +283,13 @@ class Shard:
         if picker is not None or not self._searches % _LEARN_EVERY:
             self._cost.observe(found.plan, ended_s - found_s)
         took_ms = round(1000 * (spent_s + ended_s - began_s), 3)
-        report = SearchReport(self._index.now.kind, found.effort, took_ms)
+        report = SearchReport(
+            self._index.now.kind,
+            found.effort,
+            took_ms,
+            lists=found.lists,
+            quantizer=found.quantizer,
+        )
         if picker is not None and picker.fit is not None:
             report = self._kept(work, report, spent_s + found_s - began_s, picker.fit)
         return SearchResult(

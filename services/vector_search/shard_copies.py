@@ -1,5 +1,7 @@
 """Snapshots of shards that other processes copy: the documents' database and the saved graph, as of one moment.
 
+Quantizers, which are files that never change, are read without one.
+
 A snapshot is a directory beside the shard's own, kept while it is read; one that nobody has read for a while goes.
 """
 
@@ -43,6 +45,9 @@ class ShardCopies:
         """Do what a call asks for; Unavailable where the snapshot is not there, or the disk is full."""
         if not (work.name.isascii() and work.name.replace("-", "").isalnum()):
             raise InvalidRequest(f"a copy has the name {work.name[:40]!r}")
+        if work.op == "quantizer":
+            data = await in_pool(self._pool, self._quantizer, work)
+            return CopyResult(data=data, sum=xxhash.xxh3_64_intdigest(data))
         await self._expire()
         path = self._shards.directory.shard(work.collection, work.shard)
         at = path.with_name(f"{work.shard}.{work.name}{_SUFFIX}")
@@ -60,6 +65,16 @@ class ShardCopies:
         self._read[at] = asyncio.get_running_loop().time()
         data = await in_pool(self._pool, _piece, at / Path(work.file).name, work.offset)
         return CopyResult(data=data, sum=xxhash.xxh3_64_intdigest(data))
+
+    def _quantizer(self, work: CopyWork) -> bytes:
+        directory = self._shards.directory
+        try:
+            data = directory.quantizer(work.collection, work.name, work.offset, READ_BYTES)
+        except OSError as error:
+            raise storage_error(error) from error
+        if data is None:
+            raise Unavailable("this process has no such quantizer", code="shard_missing")
+        return data
 
     async def _expire(self) -> None:
         now = asyncio.get_running_loop().time()

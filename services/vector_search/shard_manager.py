@@ -21,6 +21,7 @@ from common.registry.placements import Placements
 from common.tasks import in_pool
 from common.wire.registry import CollectionPlacement, CollectionRecord, PlacedShard
 from services.vector_search import metrics
+from services.vector_search.collection_quantizer import CollectionQuantizers
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import Shard
 from services.vector_search.shard_handle import ShardHandle
@@ -56,6 +57,7 @@ class ShardManager:
         name: str,
         threads: int,
         writer: Executor,
+        quantizers: CollectionQuantizers,
         opened: Callable[[ShardHandle], None],
         dropped: Callable[[ShardHandle], None],
     ) -> None:
@@ -73,6 +75,7 @@ class ShardManager:
         self._config = config
         self._threads = threads
         self._writer = writer
+        self._quantizers = quantizers
         self._opened = opened
         self._dropped = dropped
         self.all_open = asyncio.Event()  # once what is known at the start has been opened
@@ -391,7 +394,14 @@ class ShardManager:
                     self._opened(handle)
 
     def _load(self, directory: Path, record: CollectionRecord) -> Shard:
-        return Shard(directory, record, self._config, threads=self._threads, clock=self._bus.clock)
+        return Shard(
+            directory,
+            record,
+            self._config,
+            threads=self._threads,
+            clock=self._bus.clock,
+            quantizers=self._quantizers.of(record.id),
+        )
 
     async def drop(self, collection: str) -> None:
         """Forget a collection and delete its files and its streams."""

@@ -15,6 +15,7 @@ from common.ids import ulid
 from common.registry import placement_plan
 from common.registry.collections import Collections
 from common.registry.placements import Placements
+from common.registry.quantizers import Quantizers
 from common.registry.tunings import Tunings
 from common.wire.message import encode
 from common.wire.registry import Chunking, CollectionRecord
@@ -201,6 +202,7 @@ class CollectionsApi:
         if record.placed:
             await self._placements.remove(record.id)
         await Tunings(self._bus).remove(record.id)
+        await Quantizers(self._bus).remove(record.id)
         return reply_json({"object": "collection", "name": record.name, "deleted": True})
 
 

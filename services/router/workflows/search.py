@@ -162,7 +162,16 @@ def _report(reports: Sequence[SearchReport | None]) -> SearchReport | None:
         effort=min(efforts) if efforts else "exact",
         predicted_ms=max(told) if len(told) == len(known) else None,
         fits=None if slowest.fits is None else all(report.fits for report in known),
+        lists=sum(report.lists for report in known),
+        quantizer=_quantizers(known),
     )
+
+
+def _quantizers(reports: Sequence[SearchReport]) -> str:
+    """Return the quantizers whose lists shards read, and that some read none; "" if none did."""
+    if not any(report.quantizer for report in reports):
+        return ""
+    return ",".join(sorted({report.quantizer or "exact" for report in reports}))
 
 
 def _best(

@@ -20,6 +20,7 @@ from services.vector_search.index.lists_maintenance import lists_for
 from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.native_graph import SearchGraph, graph_bytes
 from services.vector_search.index.port import Effort, Kind, Neighbours, VectorIndex
+from services.vector_search.index.quantizer_source import OwnQuantizer, QuantizerSource
 from services.vector_search.index.quantizer_training import Trainer, train_apart
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
@@ -40,11 +41,13 @@ class Index:
         clock: Clock = SYSTEM,
         room: Callable[[], int | None] = room_bytes,
         trainer: Trainer = train_apart,
+        quantizers: QuantizerSource | None = None,
     ) -> None:
         self.metric: Metric = metric
         self._dimension, self._exact_below = dimension, exact_below
         self._threads, self._clock, self._room = threads, clock, room
         self._trainer = trainer
+        self._quantizers = quantizers if quantizers is not None else OwnQuantizer()
         self._state = IndexState(dimension)
         self._closed = False
         self._next: VectorIndex | None = None  # builds what takes the place of `now`
@@ -82,6 +85,7 @@ class Index:
             threads=self._threads,
             clock=self._clock,
             trainer=self._trainer,
+            quantizers=self._quantizers,
         )
 
     def restore(

@@ -36,6 +36,7 @@ from services.vector_search.index.port import (
     Pick,
     Rung,
 )
+from services.vector_search.index.quantizer_source import QuantizerSource
 from services.vector_search.index.quantizer_training import Trainer
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
 from services.vector_search.index.search_path import GATHERED_ROW_S, GROWTH
@@ -68,12 +69,25 @@ class IvfpqIndex:
     kind: Kind = "ivfpq"
 
     def __init__(
-        self, state: IndexState, metric: Metric, *, threads: int, clock: Clock, trainer: Trainer
+        self,
+        state: IndexState,
+        metric: Metric,
+        *,
+        threads: int,
+        clock: Clock,
+        trainer: Trainer,
+        quantizers: QuantizerSource,
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
         self._recall = ListsRecall(threads, state.followed)
         self._maintenance = ListsMaintenance(
-            state, self._recall, metric, threads=threads, clock=clock, trainer=trainer
+            state,
+            self._recall,
+            metric,
+            threads=threads,
+            clock=clock,
+            trainer=trainer,
+            quantizers=quantizers,
         )
 
     # -- writing and maintenance
@@ -136,7 +150,8 @@ class IvfpqIndex:
         held |= {"codes": lists.codes_bytes, "quantizer": lists.quantizer_bytes}
         newer = rows.view.size - lists.covered
         return IndexStats(
-            rows.live_count, rows.deleted_ratio, newer, "ivfpq", lists.probes, self._recall.recall, held
+            rows.live_count, rows.deleted_ratio, newer, "ivfpq", lists.probes, self._recall.recall, held,
+            lists.quantizer.version,
         )  # fmt: skip
 
     def ladder(self) -> list[Rung]:
@@ -249,7 +264,8 @@ class IvfpqIndex:
         """Read the nearest lists, more and more until enough is found, and compare the rows that are in none."""
         view, covered = instant.view, lists.covered
         keep = view.live if instant.allowed is None else instant.allowed
-        found = self._enough(queries, k, view, keep, lists, way)
+        found, probes = self._enough(queries, k, view, keep, lists, way)
+        read = plan, plan.path, probes, lists.quantizer.version
         rows, scores = found.rows, found.scores
         if view.size > covered:
             mask = keep[covered : view.size].copy()
@@ -260,12 +276,11 @@ class IvfpqIndex:
             rows, scores = exact.rank(rows, scores, k)
         sound = np.isfinite(scores)
         if sound.all():
-            return Neighbours(view.labels[rows], scores, plan, plan.path)
+            return Neighbours(view.labels[rows], scores, *read)
         return Neighbours(
             [view.labels[row[ok]] for row, ok in zip(rows, sound, strict=True)],
             [row[ok] for row, ok in zip(scores, sound, strict=True)],
-            plan,
-            plan.path,
+            *read,
         )
 
     def _enough(
@@ -276,17 +291,17 @@ class IvfpqIndex:
         keep: Flags,
         lists: InvertedLists,
         way: _Way,
-    ) -> FoundRows:
-        """Return k rows of each query, or all that the lists hold."""
+    ) -> tuple[FoundRows, int]:
+        """Return k rows of each query, or all that the lists hold, and how many lists were read for that."""
         probes = way.probes
         while True:
             found = lists.query(
                 view, keep, queries, k, probes=probes, compared=way.compared, threads=self._threads
             )
             if probes >= lists.quantizer.lists or int(found.found.min(initial=k)) >= k:
-                return found
+                return found, probes
             reach = int(np.count_nonzero(keep[: lists.covered]))
             if int(found.found.min(initial=k)) >= min(k, reach):
-                return found
+                return found, probes
             metrics.SLOW_PATHS.inc(len(queries))
             probes = min(probes * GROWTH, lists.quantizer.lists)

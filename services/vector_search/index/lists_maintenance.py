@@ -1,5 +1,6 @@
 """The background work of inverted lists: train a quantizer, put rows into the lists, train anew, drop deleted rows.
 
+The quantizer is the collection's where there is one that fits, else one is trained here and offered to all shards.
 Whatever is made is made beside the searches and swapped in; what fails leaves in use what there was.
 """
 
@@ -19,6 +20,7 @@ from services.vector_search.index.followed_plan import divided, falls_short, pro
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.quantizer import Quantizer
+from services.vector_search.index.quantizer_source import QuantizerSource, TrainedQuantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
@@ -70,8 +72,10 @@ class ListsMaintenance:
         threads: int,
         clock: Clock,
         trainer: Trainer,
+        quantizers: QuantizerSource,
     ) -> None:
         self._state, self._recall, self._metric = state, recall, metric
+        self._quantizers = quantizers
         self._threads, self._clock, self._train = threads, clock, trainer
         self._closing = threading.Event()
         self._tuned_at = 0  # how many rows the lists covered when the effort was chosen
@@ -90,10 +94,7 @@ class ListsMaintenance:
         """Do one bounded piece of work, if there is any; True if there may be more."""
         view = self._state.view
         rows, lists = view.rows, view.lists
-        planned = self._state.followed.due("ivfpq", rows.live_count) is not None
-        wanted = lists is None or planned or _outgrown(lists, rows.live_count)
-        due = wanted and rows.live_count and self._clock.perf_s() >= self._again_s
-        if due and self._build(rows):
+        if rows.live_count and self._renew(rows, lists):
             return True
         if lists is None or self._closing.is_set():
             return False
@@ -105,16 +106,38 @@ class ListsMaintenance:
         self._extend(lists, rows.view)
         return True
 
-    def _build(self, rows: VectorRows) -> bool:
-        """Train a quantizer, put all rows into lists, and swap them in; False if nothing came of it."""
+    def _renew(self, rows: VectorRows, lists: InvertedLists | None) -> bool:
+        """Build lists if there are none, or others are due; False if nothing came of it, or another shard trains."""
+        known, live = self._quantizers.current(), rows.live_count
+        plan = self._state.followed.due("ivfpq", live)
+        if known is None and lists is not None and plan is None:
+            own = TrainedQuantizer(lists.quantizer, lists.quantizer.lists)
+            if not _outgrown(own.quantizer, lists, live):
+                # Lists of a start come before the collection has a quantizer, or after the registry lost it.
+                if self._quantizers.may_train():
+                    self._quantizers.offer(own)
+                return False
+        if known is None or _unfit(known, plan, lists, live):
+            due = self._clock.perf_s() >= self._again_s
+            return due and self._quantizers.may_train() and self._build(rows, None)
+        if lists is None or plan is not None or _differ(lists.quantizer, known.quantizer):
+            return self._build(rows, known)
+        return False
+
+    def _build(self, rows: VectorRows, known: TrainedQuantizer | None) -> bool:
+        """Put all rows into lists by a quantizer, else by one that is trained first, and swap them in.
+
+        False if nothing came of it.
+        """
         view, plan = rows.view, self._state.followed.held("ivfpq", rows.live_count)
         kept = np.flatnonzero(view.live[: view.size].copy())
         order = np.random.default_rng(len(kept)).permutation(kept)
         count = search_path.AUDITED * (1 if plan is None else 2)
         held_out = np.sort(order[: min(count, len(kept) // 4)])
         try:
-            quantizer = self._trained(view, order[len(held_out) :], plan)
+            made = known or self._trained(view, order[len(held_out) :], plan)
         except (TrainingFailed, MemoryError) as error:
+            self._quantizers.give_up()
             if self._closing.is_set():
                 return False
             self.problem = str(error) or "not enough memory"
@@ -123,7 +146,9 @@ class ListsMaintenance:
             self._again_s = self._clock.perf_s() + _RETRY_S
             _log.warning("quantizer_not_trained", why=self.problem)
             return False
-        self.problem = ""
+        self.problem, quantizer = "", made.quantizer
+        if known is None and plan is None:
+            self._quantizers.offer(made)
         lists = InvertedLists.empty(quantizer)
         for at in range(0, len(kept), _CODED_AT_ONCE):
             if self._closing.is_set():
@@ -135,11 +160,15 @@ class ListsMaintenance:
         lists = self._recall.tune(lists, view, view.matrix[asked], held_out=held_out)
         measured = None if plan is None else self._proof(plan, lists, view, held_out)
         if plan is not None and measured is None:
+            if known is None:
+                self._quantizers.give_up()
             return False
         self._tuned_at = lists.covered
         self._state.take_lists(lists)
         if plan is not None and measured is not None:
             self._state.followed.built(plan, measured)
+            if known is None:
+                self._quantizers.offer(made)
         self._recall.renew()
         return True
 
@@ -155,7 +184,7 @@ class ListsMaintenance:
             return None
         return measured
 
-    def _trained(self, view: RowsView, rows: Ints, plan: IndexPlan | None) -> Quantizer:
+    def _trained(self, view: RowsView, rows: Ints, plan: IndexPlan | None) -> TrainedQuantizer:
         lists = lists_for(len(rows)) if plan is None else plan.setting.lists
         enough = min(
             max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
@@ -169,7 +198,7 @@ class ListsMaintenance:
             dimension=view.matrix.shape[1],
             threads=self._threads,
         )
-        return self._train(work, sample, self._closing.is_set)
+        return TrainedQuantizer(self._train(work, sample, self._closing.is_set), lists)
 
     def _extend(self, lists: InvertedLists, view: RowsView) -> None:
         """Put some of the rows that wait into lists; by some of them the effort is chosen if the lists grew much."""
@@ -197,6 +226,22 @@ class ListsMaintenance:
         return True
 
 
-def _outgrown(lists: InvertedLists, live: int) -> bool:
-    grown = live / max(lists.quantizer.trained, 1)
-    return grown >= _OUTGROWN or (grown >= _OUTGROWN_UNEVEN and lists.unevenness > _UNEVEN)
+def _unfit(
+    known: TrainedQuantizer, plan: IndexPlan | None, lists: InvertedLists | None, live: int
+) -> bool:
+    """Return whether another quantizer is to be trained: for a plan that is due, or since the rows outgrew this one."""
+    if plan is not None and plan.setting.lists != known.asked:
+        return True
+    return _outgrown(known.quantizer, lists, live)
+
+
+def _outgrown(quantizer: Quantizer, lists: InvertedLists | None, live: int) -> bool:
+    grown = live / max(quantizer.trained, 1)
+    if grown < _OUTGROWN_UNEVEN:
+        return False
+    own = lists is not None and not _differ(lists.quantizer, quantizer)
+    return grown >= _OUTGROWN or (own and lists is not None and lists.unevenness > _UNEVEN)
+
+
+def _differ(one: Quantizer, other: Quantizer) -> bool:
+    return one is not other and one.version != other.version

@@ -37,13 +37,16 @@ Pick = Callable[[Sequence[EffortPlan]], EffortPlan]
 class Neighbours(NamedTuple):
     """Labels and scores of each query (rows of a matrix, or a list), best first, the plan, and the path that was gone.
 
-    The path is the plan's, or "scan" where that did not find enough.
+    The path is the plan's, or "scan" where that did not find enough. Of each query so many `lists` were read, made by
+    the quantizer of this hash.
     """
 
     labels: list[Ints] | Ints
     scores: list[Floats] | Floats
     plan: EffortPlan
     path: Path
+    lists: int = 0
+    quantizer: str = ""
 
     @property
     def effort(self) -> Effort:
@@ -62,7 +65,8 @@ class IndexStats(NamedTuple):
     """How an index stands: `newer` rows are compared one by one by every search, since its structure lacks them.
 
     `path` is the way of a search without a filter, `effort` what such a search uses, and `recall` what that was last
-    measured to find. `bytes` are those in memory, by what they hold.
+    measured to find. `bytes` are those in memory, by what they hold, `quantizer` is the hash of what lists are made
+    by, "" without lists.
     """
 
     live: int
@@ -72,6 +76,7 @@ class IndexStats(NamedTuple):
     effort: Effort
     recall: float
     bytes: dict[str, int]
+    quantizer: str = ""
 
 
 class IndexSnapshot(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,15 @@ _log = log.get("vector_search")
 
 
 class PlanFile:
-    """One shard's plan on the disk; a damaged file counts as none, since the registry knows the plan too."""
+    """One shard's plan on the disk; a damaged file counts as none, since the registry knows the plan too.
+
+    Any thread may keep one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept = PlanState()
+        self._keeping = threading.Lock()
 
     def read(self) -> PlanState:
         """Return what was kept last."""
@@ -32,11 +37,12 @@ class PlanFile:
 
     def keep(self, state: PlanState) -> None:
         """Keep a state, durably, if it is another one; OSError leaves the one before."""
-        if state == self._kept:
-            return
-        new = self._path.with_name(self._path.name + ".tmp")
-        new.write_bytes(msgspec.json.encode(state))
-        sync_path(new)
-        new.replace(self._path)
-        sync_path(self._path.parent)
-        self._kept = state
+        with self._keeping:
+            if state == self._kept:
+                return
+            new = self._path.with_name(self._path.name + ".new")  # snapshots remove *.tmp
+            new.write_bytes(msgspec.json.encode(state))
+            sync_path(new)
+            new.replace(self._path)
+            sync_path(self._path.parent)
+            self._kept = state

@@ -18,6 +18,7 @@ from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.lists_tuning import DEPTHS, Places, Truth
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, new_graph
 from services.vector_search.index.port import VectorIndex
+from services.vector_search.index.quantizer_source import OwnQuantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
@@ -234,7 +235,14 @@ def try_lists(
 def lists_index(sample: Sample, lists: InvertedLists, clock: Clock, threads: int = 1) -> IvfpqIndex:
     """Return an index of lists over the rows of a sample."""
     state = sample.state(None, lists)
-    return IvfpqIndex(state, sample.metric, threads=threads, clock=clock, trainer=train_apart)
+    return IvfpqIndex(
+        state,
+        sample.metric,
+        threads=threads,
+        clock=clock,
+        trainer=train_apart,
+        quantizers=OwnQuantizer(),
+    )
 
 
 def _ways(places: Places, lists: int, levels: list[float]) -> set[tuple[int, int]]:

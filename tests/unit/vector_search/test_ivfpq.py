@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.vector_search import snapshot
+from services.vector_search.collection_quantizer import CollectionQuantizer
 from services.vector_search.explanation import explain
 from services.vector_search.index import exact, inverted_lists
 from services.vector_search.index.index import Index
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_maintenance import lists_for
 from services.vector_search.index.quantizer import Quantizer, subspaces_of
+from services.vector_search.index.quantizer_source import TrainedQuantizer
 from services.vector_search.index.quantizer_training import TrainingFailed, TrainingWork, train
 from services.vector_search.index.rows import Floats, Metric, RowsView, VectorRows, prepare
 from services.vector_search.search_cost import SearchCost
@@ -284,6 +286,7 @@ class Room:
 
 
 FEW = Room(400_000)
+ONE = prepare(clustered(1, 16, 9), "cosine")
 
 
 def made(
@@ -558,3 +561,65 @@ def test_a_shard_with_lists_reports_explains_and_opens_again(
     assert [hit.id for hit in again.search(ask(rows[:1])).hits[0]] == before
     assert not again.keep_graph()
     again.close()
+
+
+# -- one quantizer for several shards
+
+
+def test_shards_share_a_quantizer_that_only_one_may_train() -> None:
+    """A shard waits for the right to train, and compares every row; the others take over what it made, untrained."""
+    shared, calls = CollectionQuantizer(), [0]
+
+    def trainer(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
+        calls[0] += 1
+        return train(work, sample, stopped)
+
+    one = made(clustered(1500, 16, 1), trainer=trainer, quantizers=shared)
+    other = made(clustered(1800, 16, 2), trainer=trainer, quantizers=shared)
+    for index in (one, other):
+        settle(index)
+        assert (index.now.kind, index.now.stats().path, calls) == ("ivfpq", "exact", [0])
+        assert (index.search(ONE, 1).lists, index.now.stats().quantizer) == (0, "")
+    assert (shared.wanted, shared.offered) == (True, None)
+    shared.grant()
+    for index in (one, other):
+        settle(index)
+        found = index.search(ONE, 1)
+        assert (found.lists > 0, found.quantizer) == (True, shared.named[0])
+    assert calls == [1]
+    assert shared.offered is not None
+    shared.published()
+
+    # Another process' quantizer is taken over without a search by neither; the rows stay found.
+    elsewhere = TrainedQuantizer(trained(prepare(clustered(1500, 16, 3), "cosine"), "cosine", 8), 8)
+    shared.take(elsewhere)
+    assert one.now.stats().quantizer != shared.named[0]
+    assert one.search(ONE, 1).quantizer == one.now.stats().quantizer
+    for index in (one, other):
+        settle(index)
+        assert index.now.stats().quantizer == elsewhere.quantizer.version
+    assert calls == [1]
+
+
+def test_lists_of_a_start_give_the_collection_its_quantizer(tmp_path: Path) -> None:
+    """Saved lists are not trained anew where the registry knows no quantizer; a lapsed right trains nothing."""
+    rows = clustered(2000, 16, 1)
+    kept = settle(made(rows, metric="l2")).now.snapshot()
+    assert kept is not None
+    snapshot.save(tmp_path, kept, "1-0")
+    read = snapshot.load(tmp_path, 16, "l2", 2)
+    assert read is not None
+    store, shared = VectorRows(16), CollectionQuantizer()
+    store.append(rows, np.arange(2000), np.arange(2000))
+
+    def never(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
+        raise AssertionError("nothing is to be trained")
+
+    index = Index(16, "l2", exact_below=300, threads=2, room=FEW, trainer=never, quantizers=shared)
+    index.restore(store, read.structure, len(read.labels), read.recall)
+    settle(index)
+    assert (shared.wanted, shared.named) == (True, ("", 0))
+    shared.grant()
+    settle(index)
+    assert shared.offered is not None
+    assert shared.named[0] == kept.version == index.now.stats().quantizer
