@@ -132,9 +132,9 @@ def setting(each: Mapping[str, Any]) -> str:
     if each["kind"] == "graph":
         return f"graph: M {each['links']}, ef {each['effort']}{threads}"
     if each["kind"] == "ivfpq":
-        return (
-            f"ivfpq: nlist {each['lists']}, nprobe {each['effort']}, depth {each['depth']}{threads}"
-        )
+        coded = f"{each['code_bits']} bits{', OPQ' if each['rotate'] else ''}"
+        read = f"nlist {each['lists']}, nprobe {each['effort']}, depth {each['depth']}"
+        return f"ivfpq: {read}, {coded}{threads}"
     return "exact"
 
 

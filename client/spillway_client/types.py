@@ -355,6 +355,7 @@ class ShardExplanation:
     filter: FilterExplanation | None = None
     plan: dict[str, Any] | None = None
     applied: str = ""
+    coding: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class IndexSetting(msgspec.Struct, frozen=True, order=True):
     """An index's kind and parameters; those of other kinds are 0.
 
     `effort` is how many lists are read (nprobe) or candidates kept (ef), `depth` how many rows are compared exactly for
-    each that is returned, `links` a graph's M.
+    each that is returned, `links` a graph's M. Rows in lists have codes of `code_bits` bits, rotated before or not
+    (OPQ); of other kinds these two say nothing.
     """
 
     kind: Literal["exact", "graph", "ivfpq"]
@@ -35,6 +36,8 @@ class IndexSetting(msgspec.Struct, frozen=True, order=True):
     effort: int = 0
     depth: int = 0
     threads: int = 1
+    code_bits: Literal[4, 8] = 8
+    rotate: bool = True
 
 
 class ExploredSetting(msgspec.Struct, frozen=True):

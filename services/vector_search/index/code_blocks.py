@@ -28,7 +28,7 @@ def put(held: Bytes, block: Ints, slot: Ints, codes: Bytes) -> None:
     if held.ndim == 3:
         held[block, :, _PLACES[slot]] = codes
         return
-    halves = codes.reshape(len(codes), -1, 2, _NIBBLE)
+    halves = codes.reshape(len(codes), codes.shape[1] // (2 * _NIBBLE), 2, _NIBBLE)
     held[block, :, slot] = halves[:, :, 0] | halves[:, :, 1] << _NIBBLE
 
 
@@ -37,4 +37,4 @@ def taken(held: Bytes) -> Bytes:
     if held.ndim == 3:
         return held.transpose(0, 2, 1)[:, _PLACES]
     halves = np.stack([held & 0xF, held >> _NIBBLE], axis=3).transpose(0, 2, 1, 3, 4)
-    return halves.reshape(len(held), BLOCK, -1)
+    return halves.reshape(len(held), BLOCK, held.shape[1] * 2 * _NIBBLE)

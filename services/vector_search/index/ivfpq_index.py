@@ -136,7 +136,8 @@ class IvfpqIndex:
         held |= {"codes": lists.codes_bytes, "quantizer": lists.quantizer_bytes}
         newer = rows.view.size - lists.covered
         return IndexStats(
-            rows.live_count, rows.deleted_ratio, newer, "ivfpq", lists.probes, self._recall.recall, held
+            rows.live_count, rows.deleted_ratio, newer, "ivfpq", lists.probes, self._recall.recall, held,
+            lists.quantizer.coding,
         )  # fmt: skip
 
     def ladder(self) -> list[Rung]:

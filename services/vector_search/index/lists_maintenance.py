@@ -18,7 +18,7 @@ from services.vector_search.index import search_path
 from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
-from services.vector_search.index.quantizer import Quantizer
+from services.vector_search.index.quantizer import USUAL, Coding, Quantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
@@ -168,6 +168,7 @@ class ListsMaintenance:
             sample=len(sample),
             dimension=view.matrix.shape[1],
             threads=self._threads,
+            coding=USUAL if plan is None else Coding(plan.setting.code_bits, plan.setting.rotate),
         )
         return self._train(work, sample, self._closing.is_set)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from services.vector_search.index.quantizer import Coding
 from services.vector_search.index.rows import Flags, Floats, Ints
 
 Kind = Literal["exact", "graph", "ivfpq"]
@@ -62,7 +63,7 @@ class IndexStats(NamedTuple):
     """How an index stands: `newer` rows are compared one by one by every search, since its structure lacks them.
 
     `path` is the way of a search without a filter, `effort` what such a search uses, and `recall` what that was last
-    measured to find. `bytes` are those in memory, by what they hold.
+    measured to find. `bytes` are those in memory, by what they hold, `coding` is how rows in lists are coded.
     """
 
     live: int
@@ -72,6 +73,7 @@ class IndexStats(NamedTuple):
     effort: Effort
     recall: float
     bytes: dict[str, int]
+    coding: Coding | None = None
 
 
 class IndexSnapshot(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from services.vector_search.index.rows import Floats, Ints, Metric
 
 CodeBits = Literal[4, 8]
-# A byte of a code tells of four dimensions, of more where it would have more than 256 bytes: sums of tables have 16 bits.
+# A byte of a code tells of four dimensions, of more where there would be more than 256: sums of tables have 16 bits.
 _PER_BYTE, _MOST_BYTES = 4, 256
 # The kernel looks so many subspaces up together where codes have 4 bits.
 _EIGHT = 8
@@ -26,6 +26,17 @@ _MAGICS = (b"spillway quantizer 1\n", b"spillway quantizer 2\n")
 # Rows that are compared with all centroids at once make so many products at most.
 _PRODUCTS = 1 << 22
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Coding(NamedTuple):
+    """How rows in lists are coded: the bits by which a code names a word, and whether rows are rotated before (OPQ)."""
+
+    code_bits: CodeBits = 8
+    rotate: bool = True
+
+
+# The coding of lists that no plan asks another one for.
+USUAL = Coding()
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -101,6 +112,11 @@ class Quantizer:
     def code_bytes(self) -> int:
         """Bytes of a row's code."""
         return self.subspaces * self.code_bits // 8
+
+    @property
+    def coding(self) -> Coding:
+        """How it codes rows."""
+        return Coding(self.code_bits, self.rotates)
 
     @cached_property
     def rotates(self) -> bool:

@@ -16,7 +16,9 @@ import msgspec
 import numpy as np
 
 from services.vector_search.index.quantizer import (
+    USUAL,
     CodeBits,
+    Coding,
     Quantizer,
     subspaces_of,
     unrotated,
@@ -46,7 +48,7 @@ class TrainingFailed(Exception):
 class TrainingWork(msgspec.Struct, frozen=True):
     """What is to be trained: for `rows` rows, with so many lists at most, by a sample of float32 rows.
 
-    Codes have 8 bits for every four dimensions, or 4 for every two; `rotate` says whether a rotation is learned (OPQ).
+    Codes have 8 bits for every four dimensions, or 4 for every two.
     """
 
     metric: Metric
@@ -55,8 +57,7 @@ class TrainingWork(msgspec.Struct, frozen=True):
     sample: int
     dimension: int
     threads: int
-    code_bits: CodeBits = 8
-    rotate: bool = True
+    coding: Coding = USUAL
 
 
 Trainer = Callable[[TrainingWork, Floats, Callable[[], bool]], Quantizer]
@@ -76,7 +77,7 @@ def train(
     import faiss  # noqa: PLC0415 - only the process that trains needs it
 
     faiss.omp_set_num_threads(work.threads)
-    bits, count_of_words = work.code_bits, words_of(work.code_bits)
+    bits, count_of_words = work.coding.code_bits, words_of(work.coding.code_bits)
     subspaces, part = subspaces_of(work.dimension, bits)
     width = subspaces * part
     unlike = _unlike(sample)
@@ -89,7 +90,7 @@ def train(
     padded[:, : work.dimension] = unlike[order]
     del unlike
 
-    if not work.rotate:
+    if not work.coding.rotate:
         rotation = unrotated(width, work.dimension)
     elif rotation is None:
         rotation = _rotation(padded, subspaces, bits)[:, : work.dimension]

@@ -13,7 +13,7 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.inverted_lists import Coded, InvertedLists
-from services.vector_search.index.quantizer import WORDS, Quantizer, subspaces_of
+from services.vector_search.index.quantizer import Quantizer, subspaces_of, words_of
 from services.vector_search.index.rows import Metric, VectorRows
 from services.vector_search.tuning.cost_lines import BLOCK, CostLines, ListsSearch
 from services.vector_search.tuning.trials import K, Sample, lists_index, single_searches, speedup
@@ -82,14 +82,14 @@ def _made(sample: Sample, count: int) -> InvertedLists:
     subspaces, part = subspaces_of(sample.rows.dimension)
     width = subspaces * part
     rotation = np.zeros((width, sample.rows.dimension), np.float32)
-    np.fill_diagonal(rotation, 1.0)
+    np.fill_diagonal(rotation[:, ::-1], 1.0)  # rows that are left as they are take less time
     centroids = np.zeros((count, width), np.float32)
     centroids[:, : sample.rows.dimension] = view.matrix[rng.integers(0, view.size, count)]
-    words = rng.standard_normal((subspaces, WORDS, part)).astype(np.float32)
+    words = rng.standard_normal((subspaces, words_of(8), part)).astype(np.float32)
     words *= 0.3 * float(np.abs(view.matrix[: min(view.size, 1000)]).mean())
     metric: Metric = sample.metric
     lists = InvertedLists.empty(Quantizer(metric, view.size, rotation, centroids, words))
-    codes = rng.integers(0, WORDS, (view.size, subspaces), np.uint8)
+    codes = rng.integers(0, words_of(8), (view.size, subspaces), np.uint8)
     lists_of = rng.integers(0, count, view.size)
     return lists.with_more(Coded(np.arange(view.size), lists_of, codes), view.size)
 
