@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
@@ -23,6 +24,7 @@ from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.port import VectorIndex
+from services.vector_search.index.quantizer import Coding
 from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import Floats, VectorRows
 from services.vector_search.tuning import choice
@@ -185,15 +187,19 @@ def _asked(files: ExplorationFiles) -> list[ExploredSetting]:
     """Return, of every structure and goal, the settings that are predicted to be the quickest."""
     found: dict[IndexSetting, ExploredSetting] = {}
     for goal in GOALS:
-        groups: dict[tuple[str, int, int], list[ExploredSetting]] = {}
+        groups: dict[IndexSetting, list[ExploredSetting]] = {}
         for each in _settings(files, goal):
             if not each.why:
-                key = each.setting.kind, each.setting.lists, each.setting.links
-                groups.setdefault(key, []).append(each)
+                groups.setdefault(_structure(each.setting), []).append(each)
         for group in groups.values():
             for each in sorted(group, key=lambda e: -e.qps)[:EACH]:
                 found[each.setting] = each
-    return sorted(found.values(), key=lambda e: e.setting)
+    return sorted(found.values(), key=lambda e: (_structure(e.setting), e.setting))
+
+
+def _structure(setting: IndexSetting) -> IndexSetting:
+    """Return what has to be built for a setting."""
+    return msgspec.structs.replace(setting, effort=0, depth=0, threads=1)
 
 
 def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> Iterator[Measured]:
@@ -202,16 +208,17 @@ def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> Iterato
     numbers = np.arange(len(base))
     held.append(base, numbers, numbers)
     sample = Sample("cosine", held, queries, rows.truth(None)[:ASKED])
-    built: tuple[tuple[str, int, int], Any] | None = None
-    rotation = None
+    built: tuple[IndexSetting, Any] | None = None
+    rotations: dict[Coding, Floats] = {}
     for each in _asked(files):
         setting = each.setting
-        key = setting.kind, setting.lists, setting.links
+        key = _structure(setting)
         if built is None or built[0] != key:
             made: Any = None
             if setting.kind == "ivfpq":
-                made = made_lists(sample, setting.lists, THREADS, rotation)
-                rotation = made.quantizer.rotation
+                coding = Coding(setting.code_bits, setting.rotate)
+                made = made_lists(sample, setting.lists, THREADS, rotations.get(coding), coding)
+                rotations[coding] = made.quantizer.rotation
             elif setting.kind == "graph":
                 made = made_graph(sample, setting.links, THREADS)
             built = key, made
@@ -260,7 +267,10 @@ def _index(
 
 def _told(setting: IndexSetting) -> str:
     if setting.kind == "ivfpq":
-        return f"ivfpq nlist {setting.lists}, nprobe {setting.effort}, depth {setting.depth}"
+        coded = f"{setting.code_bits} bits{', OPQ' if setting.rotate else ''}"
+        return (
+            f"ivfpq nlist {setting.lists}, nprobe {setting.effort}, depth {setting.depth}, {coded}"
+        )
     return f"graph M {setting.links}, ef {setting.effort}" if setting.kind == "graph" else "exact"
 
 

@@ -61,7 +61,8 @@ def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearc
     codes = max(min(probes * trial.codes_each, float(trial.rows)), share * trial.rows)
     slots = max(min(probes * trial.slots_each, codes + 64.0 * trial.lists), codes)
     return ListsSearch(
-        trial.dimension, trial.width, trial.subspaces, trial.lists, probes, slots * grown, codes * grown, depth * K
+        trial.dimension, trial.width, trial.subspaces, trial.lists, probes, slots * grown, codes * grown, depth * K,
+        *trial.coding,
     )  # fmt: skip
 
 
@@ -81,6 +82,8 @@ def _lists(
                 effort=option.probes,
                 depth=option.depth,
                 threads=threads,
+                code_bits=trial.coding.code_bits,
+                rotate=trial.coding.rotate,
             )
             yield ExploredSetting(
                 setting, option.recall, option.sure, factor / mean_s, p99_s, int(trial.bytes * grown) + rows_bytes

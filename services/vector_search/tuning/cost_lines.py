@@ -13,8 +13,10 @@ import numpy as np
 
 # Rows of a block of codes, which is always scored whole.
 BLOCK = 64
-# The stages of a search in lists, in the order of `ListsSearch.work`.
-STAGES = ("call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore")
+# The stages of a search in lists, in the order of `ListsSearch.work`; the last two are those of codes of 4 bits.
+STAGES = (
+    "call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore", "BuildLUT4", "PQDist4",
+)  # fmt: skip
 
 
 class ListsSearch(NamedTuple):
@@ -28,19 +30,24 @@ class ListsSearch(NamedTuple):
     slots: float
     codes: float
     kept: int
+    code_bits: int = 8
+    rotate: bool = True
 
     def work(self) -> tuple[float, ...]:
         """Return the units of each stage, in the order of STAGES."""
+        eight, four = float(self.code_bits == 8), float(self.code_bits == 4)
         entered = self.kept * (1.0 + math.log(max(self.codes / max(self.kept, 1), 1.0)))
         return (
             1.0,
-            float(self.width * self.dimension),
+            float(self.rotate * self.width * self.dimension),
             float(self.lists * self.width),
             self.lists + self.probes * math.log2(1.0 + self.probes),
-            256.0 * self.width,
-            self.slots * self.subspaces,
+            eight * 256.0 * self.width,
+            eight * self.slots * self.subspaces,
             entered * math.log2(1.0 + self.kept),
             float(min(self.kept, self.codes) * self.dimension),
+            four * self.subspaces,
+            four * self.slots * self.subspaces / 2.0,
         )
 
 

@@ -20,6 +20,7 @@ from common.clock import SYSTEM, Clock
 from common.wire.tuning import ExploredSetting, TuningGoal
 from services.vector_search.index.inverted_lists import lists_bytes
 from services.vector_search.index.native_graph import graph_bytes
+from services.vector_search.index.quantizer import USUAL, Coding, subspaces_of
 from services.vector_search.index.quantizer_training import SAMPLE_BYTES as TRAINED_BYTES
 from services.vector_search.index.rows import Floats, Metric, VectorRows
 from services.vector_search.tuning import choice, space
@@ -89,7 +90,7 @@ class Known:
     def __init__(self, directory: Path) -> None:
         self._path = directory / _MEASURED
         self.calibration: StageCalibration | None = None
-        self.lists: dict[int, ListsTrial] = {}
+        self.lists: dict[tuple[Coding, int], ListsTrial] = {}
         self.graphs: dict[tuple[int, int], GraphTrial] = {}
         for each in _lines(self._path):
             self._take(each)
@@ -97,7 +98,7 @@ class Known:
     def _take(self, each: _Measured) -> None:
         self.calibration = each.calibration or self.calibration
         if each.lists is not None:
-            self.lists[each.lists.asked] = each.lists
+            self.lists[each.lists.coding, each.lists.asked] = each.lists
         if each.graph is not None:
             self.graphs[each.graph.links, each.graph.rows] = each.graph
 
@@ -144,7 +145,7 @@ class Explorer:
         self.known = Known(directory)
         self._levels = sorted({*space.LEVELS, work.goal.recall})
         self._notes: list[str] = []
-        self._rotation: Floats | None = None
+        self._rotations: dict[Coding, Floats] = {}
 
     def run(self) -> Exploration:
         """Explore what was not explored before, and choose."""
@@ -186,7 +187,10 @@ class Explorer:
                 f"graphs were built over {min(size, GRAPH_ROWS):,} of {work.rows:,} rows and a quarter of these, and "
                 "their ef and time carried on from there"
             )
-        yield "the kind of lists always rotates (OPQ) and has codes of 8 bits for every 4 dimensions"
+        yield (
+            "codes of 4 bits, and rows that are not rotated (OPQ), were tried with the best number of lists and "
+            "those beside it"
+        )
 
     # -- lists
 
@@ -200,23 +204,40 @@ class Explorer:
             )
         if not counts:
             self._notes.append(f"{rows:,} rows are too few for lists")
-        for count in counts:
-            if count in self.known.lists:
-                continue
-            if self._too_large(lists_bytes(work.rows, work.dimension, count)):
-                self._notes.append(f"{count} lists take more than the memory")
-                continue
-            least_s = _least_lists_s(known, self._sample, count, work.rows)
-            if space.hopeless(least_s, self._best_s()):
-                self._notes.append(
-                    f"{count} lists were left out: a search would take at least {1000 * least_s:.3g} ms"
-                )
-                continue
-            lists = made_lists(self._sample, count, work.threads, self._rotation)
-            self._rotation = lists.quantizer.rotation
-            trial = try_lists(self._sample, lists, count, self._levels, work.threads, self._clock)
-            self.known.add(_Measured(lists=trial))
-            self._say(f"tried {count} lists{self._so_far()}")
+        for coding in space.CODINGS:
+            best = self._best_lists()
+            for count in counts if coding == USUAL else space.beside(counts, best):
+                self._try_lists(known, count, coding)
+
+    def _try_lists(self, known: StageCalibration, count: int, coding: Coding) -> None:
+        """Make so many lists and try them, unless that was done, or they cannot win."""
+        work, told = self._work, f"{count} lists of codes of {coding.code_bits} bits"
+        if not coding.rotate:
+            told += ", rows not rotated"
+        if (coding, count) in self.known.lists:
+            return
+        if self._too_large(lists_bytes(work.rows, work.dimension, count, coding.code_bits)):
+            self._notes.append(f"{told}: more than the memory")
+            return
+        least_s = _least_lists_s(known, self._sample, count, work.rows, coding)
+        if space.hopeless(least_s, self._best_s()):
+            self._notes.append(
+                f"{told}: left out, a search would take at least {1000 * least_s:.3g} ms"
+            )
+            return
+        lists = made_lists(self._sample, count, work.threads, self._rotations.get(coding), coding)
+        self._rotations[coding] = lists.quantizer.rotation
+        trial = try_lists(self._sample, lists, count, self._levels, work.threads, self._clock)
+        self.known.add(_Measured(lists=trial))
+        self._say(f"tried {told}{self._so_far()}")
+
+    def _best_lists(self) -> int | None:
+        """Return the number of lists of the quickest that reach the goal so far, None if none do."""
+        work = self._work
+        settings = choice.explored(self.known.all(), work.rows, work.rows_bytes)
+        own = [each for each in settings if each.setting.kind == "ivfpq"]
+        found = choice.best(choice.judged(own, work.goal))
+        return None if found is None else found.setting.lists
 
     # -- graphs
 
@@ -276,12 +297,14 @@ class Explorer:
         )
 
 
-def _least_lists_s(known: StageCalibration, sample: Sample, lists: int, rows: int) -> float:
+def _least_lists_s(
+    known: StageCalibration, sample: Sample, lists: int, rows: int, coding: Coding
+) -> float:
     """Return what a search takes at least in so many lists: one of them is read, and K rows are compared."""
     dimension, one = sample.rows.dimension, rows / lists
-    width = -(-dimension // 4) * 4
+    subspaces, part = subspaces_of(dimension, coding.code_bits)
     return known.lists.seconds(
-        ListsSearch(dimension, width, width // 4, lists, 1, one, one, K).work()
+        ListsSearch(dimension, subspaces * part, subspaces, lists, 1, one, one, K, *coding).work()
     )
 
 

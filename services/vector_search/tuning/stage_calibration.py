@@ -13,7 +13,7 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.inverted_lists import Coded, InvertedLists
-from services.vector_search.index.quantizer import Quantizer, subspaces_of, words_of
+from services.vector_search.index.quantizer import CodeBits, Quantizer, subspaces_of, words_of
 from services.vector_search.index.rows import Metric, VectorRows
 from services.vector_search.tuning.cost_lines import BLOCK, CostLines, ListsSearch
 from services.vector_search.tuning.trials import K, Sample, lists_index, single_searches, speedup
@@ -21,6 +21,7 @@ from services.vector_search.tuning.trials import K, Sample, lists_index, single_
 _QUERIES = 48
 # Numbers of lists, of which a share is read, and rows compared for each of K.
 _LISTS, _SHARES, _DEPTHS = (64, 512, 4096), (0.0, 0.05, 0.4), (1, 8, 48)
+_BITS: tuple[CodeBits, ...] = (4, 8)
 # Shares of the rows that are compared one by one.
 _PARTS = (0.05, 0.3, 1.0)
 
@@ -50,8 +51,8 @@ def calibrate(sample: Sample, threads: int, clock: Clock) -> StageCalibration:
     dimension = sample.rows.dimension
     for own in (dimension, max(dimension // 2, 8)):
         made = sample if own == dimension else _narrow(sample, own)
-        for count in sorted({min(each, most) for each in _LISTS}):
-            lists = _made(made, count)
+        for count, bits in itertools.product(sorted({min(each, most) for each in _LISTS}), _BITS):
+            lists = _made(made, count, bits)
             for share, depth in itertools.product(_SHARES, _DEPTHS):
                 probes = max(1, round(share * count))
                 point, tail = _timed(made, lists.tuned(probes, depth), clock)
@@ -75,21 +76,21 @@ def _narrow(sample: Sample, dimension: int) -> Sample:
     return Sample(sample.metric, rows, np.ascontiguousarray(sample.queries[:, :dimension]), sample.truth)  # fmt: skip
 
 
-def _made(sample: Sample, count: int) -> InvertedLists:
+def _made(sample: Sample, count: int, bits: CodeBits) -> InvertedLists:
     """Return lists of random codes over the rows, with rows as centroids."""
     view = sample.rows.view
     rng = np.random.default_rng(count)
-    subspaces, part = subspaces_of(sample.rows.dimension)
+    subspaces, part = subspaces_of(sample.rows.dimension, bits)
     width = subspaces * part
     rotation = np.zeros((width, sample.rows.dimension), np.float32)
     np.fill_diagonal(rotation[:, ::-1], 1.0)  # rows that are left as they are take less time
     centroids = np.zeros((count, width), np.float32)
     centroids[:, : sample.rows.dimension] = view.matrix[rng.integers(0, view.size, count)]
-    words = rng.standard_normal((subspaces, words_of(8), part)).astype(np.float32)
+    words = rng.standard_normal((subspaces, words_of(bits), part)).astype(np.float32)
     words *= 0.3 * float(np.abs(view.matrix[: min(view.size, 1000)]).mean())
     metric: Metric = sample.metric
     lists = InvertedLists.empty(Quantizer(metric, view.size, rotation, centroids, words))
-    codes = rng.integers(0, words_of(8), (view.size, subspaces), np.uint8)
+    codes = rng.integers(0, words_of(bits), (view.size, subspaces), np.uint8)
     lists_of = rng.integers(0, count, view.size)
     return lists.with_more(Coded(np.arange(view.size), lists_of, codes), view.size)
 
@@ -110,6 +111,7 @@ def _timed(
         float(slots),
         float(lists.sizes[order].sum(axis=1).mean()),
         lists.depth * K,
+        *quantizer.coding,
     ).work()
     times = single_searches(lists_index(sample, lists, clock), queries, clock)
     return (work, times.mean_s), times.p99_s / times.mean_s

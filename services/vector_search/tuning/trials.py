@@ -18,6 +18,7 @@ from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.lists_tuning import DEPTHS, Places, Truth
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, new_graph
 from services.vector_search.index.port import VectorIndex
+from services.vector_search.index.quantizer import USUAL, Coding
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
     LEAST_PER_LIST,
@@ -69,6 +70,7 @@ class ListsTrial(msgspec.Struct, frozen=True):
     options: list[ListsOption]
     timed: ListsOption | None
     timed_s: float
+    coding: Coding = USUAL
 
 
 class GraphOption(msgspec.Struct, frozen=True):
@@ -165,7 +167,11 @@ def speedup(search: Callable[[int], object], threads: int, clock: Clock) -> floa
 
 
 def made_lists(
-    sample: Sample, asked: int, threads: int, rotation: Floats | None = None
+    sample: Sample,
+    asked: int,
+    threads: int,
+    rotation: Floats | None = None,
+    coding: Coding = USUAL,
 ) -> InvertedLists:
     """Train a quantizer for the rows of a sample, and put them into lists; a `rotation` is taken over."""
     view, rows = sample.rows.view, sample.rows.view.size
@@ -178,6 +184,7 @@ def made_lists(
         sample=len(some),
         dimension=some.shape[1],
         threads=threads,
+        coding=coding,
     )
     lists = InvertedLists.empty(train(work, some, rotation=rotation))
     for at in range(0, rows, _CODED_AT_ONCE):
@@ -228,6 +235,7 @@ def try_lists(
         options,
         timed,
         timed_s,
+        quantizer.coding,
     )
 
 
