@@ -24,7 +24,7 @@ from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.lists_maintenance import lists_for
 from services.vector_search.index.native_graph import graph_bytes
 from services.vector_search.index.port import Kind
-from services.vector_search.index.quantizer import USUAL, Coding, Quantizer
+from services.vector_search.index.quantizer import USUAL, CodeBits, Coding, Quantizer
 from services.vector_search.index.rows import Flags, Floats, Ints
 
 SHAPES = tuple(
@@ -34,9 +34,10 @@ K, THREADS, MOST = 10, 2, 100
 EXACT: Kind = "exact"
 GRAPH: Kind = "graph"
 LISTS: Kind = "ivfpq"
+BITS: tuple[CodeBits, ...] = (8, 4)
 CODINGS = {
     f"ivfpq, {bits} bits{', OPQ' if rotate else ''}": Coding(bits, rotate)
-    for bits, rotate in itertools.product((8, 4), (True, False))
+    for bits, rotate in itertools.product(BITS, (True, False))
 }
 OURS_EIGHT, OURS_FOUR, EIGHT, FOUR = (
     "ours, 8 bits",
@@ -70,10 +71,10 @@ def run(options: BenchOptions) -> Body:
         if options.only not in search_sets.name_of(shape):
             continue
         rows = search_sets.search_set(shape, options.seed, options.setup_dir / "data")
-        built = {kind: _built(rows, kind) for kind in (EXACT, GRAPH)}
+        built: dict[str, _Built] = {kind: _built(rows, kind) for kind in (EXACT, GRAPH)}
         built |= {name: _built(rows, LISTS, coding) for name, coding in CODINGS.items()}
         _kinds(body, rows, built, kinds, options)
-        _scans(body, rows, {bits: _lists(built, bits) for bits in (8, 4)}, scans, options)
+        _scans(body, rows, {bits: _lists(built, bits) for bits in BITS}, scans, options)
     columns = ["data", "kind", "built, s", "beside the rows, MiB", "effort", "recall@10"]
     columns += [f"{way.name}, per s" for way in WAYS]
     body.table("kinds of index, each with the effort that it chose", columns, kinds)
@@ -141,6 +142,8 @@ def _built(rows: SearchSet, kind: Kind, coding: Coding = USUAL) -> _Built:
     began_s = time.perf_counter()
     while index.maintain():
         pass
+    if index.followed.now.refused:
+        raise RuntimeError(f"{coding}: {index.followed.now.why}")
     print(f"{rows.name}: {kind} built", flush=True)
     return _Built(index, time.perf_counter() - began_s)
 

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from bench.simulation.scale_out import network_s, over_machines
 from common.clock import SYSTEM
 from common.wire.tuning import ExploredSetting, IndexPlan, IndexSetting, TuningGoal
+from services.vector_search.explanation import explain
 from services.vector_search.index.followed_plan import FollowedPlan, divided, holds, tunes
 from services.vector_search.index.index import Index
+from services.vector_search.index.quantizer import USUAL
 from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import prepare
+from services.vector_search.search_cost import SearchCost
 from services.vector_search.tuning import choice, space
 from services.vector_search.tuning.cost_lines import (
     STAGES,
@@ -70,6 +73,20 @@ def test_every_number_of_lists_has_enough_rows(rows: int, trained: int) -> None:
     assert sorted(found) == [1 << e for e in range(6, 20) if (1 << e) <= min(rows, trained) // 39]
 
 
+@given(st.integers(64, 5_000_000), st.integers(0, 15))
+def test_other_codings_are_tried_with_the_best_number_of_lists_and_those_beside_it(
+    rows: int, at: int
+) -> None:
+    """Three numbers at most, the best first; where none is the best, the one that is tried first of all."""
+    counts = space.numbers_of_lists(rows, rows)
+    assert space.beside(counts, None) == counts[:1]
+    if counts:
+        best = counts[at % len(counts)]
+        found = space.beside(counts, best)
+        assert found[0] == best
+        assert set(found) == {each for each in counts if each in (best // 2, best, 2 * best)}
+
+
 @given(st.lists(settings, min_size=1, max_size=30), goals)
 def test_the_best_keeps_to_the_goal_and_nothing_beats_the_front(
     tried: list[ExploredSetting], goal: TuningGoal
@@ -96,7 +113,9 @@ def test_the_best_keeps_to_the_goal_and_nothing_beats_the_front(
     assert [each.recall for each in front] == sorted(each.recall for each in front)
 
 
-@given(st.lists(st.floats(1e-10, 1e-6), min_size=8, max_size=8), st.integers(0, 9))
+@given(
+    st.lists(st.floats(1e-10, 1e-6), min_size=len(STAGES), max_size=len(STAGES)), st.integers(0, 9)
+)
 def test_lines_find_the_costs_they_were_made_by(units: list[float], seed: int) -> None:
     """Seconds made by lines are predicted by the lines fitted to them, between the points too."""
     rng = np.random.default_rng(seed)
@@ -104,13 +123,14 @@ def test_lines_find_the_costs_they_were_made_by(units: list[float], seed: int) -
     def search() -> ListsSearch:
         dimension = int(rng.choice([32, 64, 128]))
         codes = float(rng.integers(1000, 100_000))
+        bits = int(rng.choice([4, 8]))
         return ListsSearch(
-            dimension, dimension, dimension // 4, int(rng.choice([64, 512, 4096])),
-            int(rng.integers(1, 64)), codes + 500.0, codes, int(rng.integers(10, 640)),
+            dimension, dimension, dimension // 4 if bits == 8 else dimension // 2, int(rng.choice([64, 512, 4096])),
+            int(rng.integers(1, 64)), codes + 500.0, codes, int(rng.integers(10, 640)), bits, bool(rng.integers(2)),
         )  # fmt: skip
 
     made = CostLines(tuple(units))
-    points = [search().work() for _ in range(60)]
+    points = [search().work() for _ in range(80)]
     fitted = CostLines.fit([(work, made.seconds(work)) for work in points])
     assert min(fitted.units_s) >= 0
     for work in points + [search().work() for _ in range(20)]:
@@ -194,6 +214,9 @@ def test_an_exploration_tries_every_kind_and_its_recall_holds(explored: Explorat
     assert found.explored > 50
     measured = _measured(explored)
     assert {(each.asked) for each in measured.lists} == {64}
+    codings = [each.coding for each in measured.lists]
+    assert codings[0] == USUAL
+    assert set(codings) <= set(space.CODINGS)
     assert measured.graphs[0].links == 16
     for trial in measured.graphs:
         efforts = [each.ef for each in trial.options]
@@ -248,10 +271,11 @@ def test_too_few_rows_cannot_be_tuned_by(tmp_path: Path) -> None:
 PLANS = [
     IndexSetting("graph", links=8, effort=20),
     IndexSetting("ivfpq", lists=64, effort=4, depth=4),
+    IndexSetting("ivfpq", lists=64, effort=4, depth=4, code_bits=4, rotate=False),
 ]
 
 
-@pytest.mark.parametrize("setting", PLANS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("setting", PLANS, ids=lambda each: f"{each.kind}-{each.code_bits}")
 def test_an_index_is_built_by_a_plan_and_proved(setting: IndexSetting, tmp_path: Path) -> None:
     """The kind and its parameters are the plan's, the recall is proved by queries of its own, and is remembered."""
     made = index_of(ROWS)
@@ -260,6 +284,9 @@ def test_an_index_is_built_by_a_plan_and_proved(setting: IndexSetting, tmp_path:
     settle(made)
     measured = made.followed.now.measured
     assert made.now.kind == made.now.stats().path == setting.kind
+    if setting.kind == "ivfpq":
+        coding = {"code_bits": setting.code_bits, "rotate": setting.rotate}
+        assert explain(made, SearchCost(), 10)["coding"] == coding
     assert measured is not None
     assert measured.queries > 100
     assert recall(made) >= 0.85
