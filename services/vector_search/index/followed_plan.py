@@ -61,6 +61,13 @@ class FollowedPlan:
         plan = self.now.plan
         return plan.recall if plan is not None else search_path.RECALL_GOAL
 
+    def threads(self, most: int) -> int:
+        """Return how many of the threads a batch of searches is divided among."""
+        now = self.now
+        if now.plan is None or now.measured is None:
+            return most
+        return min(now.plan.setting.threads, most)
+
     def held(self, kind: str, live: int) -> IndexPlan | None:
         """Return the plan if it is of a kind and the rows are still about as many as it was made for."""
         plan = self.now.plan

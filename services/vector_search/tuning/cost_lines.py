@@ -15,6 +15,8 @@ import numpy as np
 BLOCK = 64
 # The stages of a search in lists, in the order of `ListsSearch.work`.
 STAGES = ("call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore")
+# Parts of them that grow together: what every search in the same lists does, each code, each row that is compared.
+PARTS = ((0, 1, 2, 3, 4), (5,), (6, 7))
 
 
 class ListsSearch(NamedTuple):
@@ -73,6 +75,11 @@ class CostLines(msgspec.Struct, frozen=True):
     def stages_s(self, work: Sequence[float]) -> tuple[float, ...]:
         """Return what each stage takes."""
         return tuple(unit * amount for unit, amount in zip(self.units_s, work, strict=True))
+
+    def parts_s(self, work: Sequence[float]) -> tuple[float, ...]:
+        """Return what each of PARTS takes."""
+        stages = self.stages_s(work)
+        return tuple(sum(stages[at] for at in part) for part in PARTS)
 
 
 def expected_codes(sizes: Sequence[int], probes: int) -> float:
