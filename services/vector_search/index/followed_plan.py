@@ -85,6 +85,10 @@ class FollowedPlan:
         if now.plan == plan:
             self.now = PlanState(plan, measured)
 
+    def dropped(self, plan: IndexPlan | None) -> bool:
+        """Return whether another plan is kept to by now, so that what was built by this one is not to be used."""
+        return plan is not None and self.now.plan != plan
+
     def refuse(self, plan: IndexPlan, why: str) -> None:
         """Go back to the plan before: the index in use stays."""
         now = self.now
