@@ -8,7 +8,8 @@ import msgspec
 
 from common.wire.message import Message
 
-TuningState = Literal["asked", "exploring", "building", "done", "failed"]
+TuningState = Literal["asked", "exploring", "building", "done", "failed", "cancelled"]
+ENDED: frozenset[TuningState] = frozenset({"done", "failed", "cancelled"})
 
 
 class TuningGoal(msgspec.Struct, frozen=True):
@@ -82,8 +83,9 @@ class MeasuredPlan(msgspec.Struct, frozen=True):
 class CollectionTuning(Message, frozen=True):
     """A tuning of a collection, and the plan in force, which may be of an earlier one.
 
-    The vector_search process `tuner` explores and builds first; `steps` tells what it has done. `front` are explored
-    settings that no other one beats.
+    The vector_search process `tuner` explores and builds first; where it has died, or the first shard has left it,
+    another one that holds that shard takes its place. `steps` tells what was done. `front` are explored settings that
+    no other one beats.
     """
 
     collection: str

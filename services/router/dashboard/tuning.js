@@ -15,6 +15,7 @@ const STATES = {
   exploring: "exploring, beside the traffic",
   building: "building by the plan; the old index answers until the new one is proved",
   done: "done",
+  cancelled: "cancelled; the index that there was answers",
   failed: "failed; the index that there was answers",
 };
 

@@ -134,7 +134,7 @@ class ListsMaintenance:
         asked = held_out if plan is None else divided(view.labels, held_out).tuning
         lists = self._recall.tune(lists, view, view.matrix[asked], held_out=held_out)
         measured = None if plan is None else self._proof(plan, lists, view, held_out)
-        if plan is not None and measured is None:
+        if (plan is not None and measured is None) or self._state.followed.dropped(plan):
             return False
         self._tuned_at = lists.covered
         self._state.take_lists(lists)

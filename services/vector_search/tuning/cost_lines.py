@@ -17,6 +17,8 @@ BLOCK = 64
 STAGES = (
     "call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore", "BuildLUT4", "PQDist4",
 )  # fmt: skip
+# Parts of them that grow together: what every search in the same lists does, each code, each row that is compared.
+PARTS = ((0, 1, 2, 3, 4, 8), (5, 9), (6, 7))
 
 
 class ListsSearch(NamedTuple):
@@ -80,6 +82,11 @@ class CostLines(msgspec.Struct, frozen=True):
     def stages_s(self, work: Sequence[float]) -> tuple[float, ...]:
         """Return what each stage takes."""
         return tuple(unit * amount for unit, amount in zip(self.units_s, work, strict=True))
+
+    def parts_s(self, work: Sequence[float]) -> tuple[float, ...]:
+        """Return what each of PARTS takes."""
+        stages = self.stages_s(work)
+        return tuple(sum(stages[at] for at in part) for part in PARTS)
 
 
 def expected_codes(sizes: Sequence[int], probes: int) -> float:
