@@ -31,7 +31,9 @@ from services.vector_search.tuning.cost_lines import (
 )
 from services.vector_search.tuning.exploration import ExplorationFiles, Known
 from services.vector_search.tuning.plan_file import PlanFile
+from services.vector_search.tuning.search_timer import SearchTimer, Side
 from services.vector_search.tuning.shard_tuning import give_sample, measure
+from tests.support.clock import ManualClock
 
 NONE = np.zeros(0, np.int64)
 ROWS, DIMENSION = 3000, 16
@@ -165,6 +167,29 @@ def test_rows_are_queries_of_tuning_or_of_the_proof() -> None:
     assert not tunes(labels[held.proof]).any()
 
 
+@given(st.lists(st.floats(1e-5, 1e-2), min_size=1, max_size=5), st.floats(0.2, 5.0))
+def test_times_are_told_by_the_reference(costs_s: list[float], slower: float) -> None:
+    """A machine that has become slower, or is disturbed in less than all rounds, tells the same times."""
+    clock, pace, asked = ManualClock(), [1.0], [0]
+    queries = np.zeros((8, 2), np.float32)
+
+    def side(cost_s: float) -> Side:
+        def search(_: Any) -> None:
+            asked[0] += 1
+            disturbed = 50.0 if asked[0] < len(costs_s) * 10 else 1.0  # within the first round
+            clock.now_s += cost_s * pace[0] * disturbed
+
+        return Side(search, queries)
+
+    timer = SearchTimer(side(0.001), clock)
+    sides = [side(cost_s) for cost_s in costs_s]
+    for pace[0] in (1.0, slower):
+        times = timer.time(sides)
+        assert [each.mean_s for each in times] == pytest.approx(costs_s)
+        assert [each.p99_s for each in times] == pytest.approx(costs_s)
+    assert timer.base_s == pytest.approx(0.001)
+
+
 # -- real indexes
 
 
@@ -291,6 +316,7 @@ def test_an_index_is_built_by_a_plan_and_proved(setting: IndexSetting, tmp_path:
     assert measured.queries > 100
     assert recall(made) >= 0.85
     assert "tuning t1" in made.choice().why
+    assert made.followed.threads(2) == 1  # a batch is divided as the plan says
     timed = measure(made, measured, SYSTEM)
     assert (timed.recall, timed.effort) == (measured.recall, made.now.stats().effort)
     assert timed.qps > 0
@@ -333,6 +359,22 @@ def test_a_plan_that_falls_short_leaves_the_index_that_there_was() -> None:
     assert after is not None
     assert (kept.version, kept.effort) == (after.version, after.effort)
     assert not made.followed.follow(bad)  # it is not tried again
+
+
+def test_an_index_whose_plan_was_given_up_meanwhile_is_not_used() -> None:
+    """A tuning that is cancelled while its index is built leaves the index that there was."""
+    made = index_of(ROWS)
+
+    def given_up(*args: Any, **more: Any) -> Any:
+        made.followed.follow(None)
+        return train(*args, **more)
+
+    made._trainer = given_up
+    made.followed.follow(IndexPlan("t", IndexSetting("ivfpq", lists=64), 0.9, ROWS))
+    settle(made)
+    assert made.lists is None
+    settle(made)  # as when it is woken since it follows another plan
+    assert (made.now.kind, made.followed.now.plan) == ("exact", None)
 
 
 def test_a_plan_lapses_when_the_rows_have_outgrown_it() -> None:
