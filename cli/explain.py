@@ -51,6 +51,9 @@ def lines(shard: ShardExplanation) -> Iterator[str]:
     yield f"  {shard.why}"
     memory = ", ".join(f"{name} {size:,} bytes" for name, size in shard.bytes.items())
     yield f"  {shard.live:,} vectors, {shard.newer:,} newer than the index; in memory: {memory}"
+    if shard.coding is not None:
+        turned = "rotated" if shard.coding["rotate"] else "not rotated"
+        yield f"  codes of {shard.coding['code_bits']} bits, rows {turned}"
     way = f"a search goes by {shard.path}, effort {shard.effort}"
     yield f"  {way}, recall {shard.recall:.3f} (goal {shard.recall_goal})"
     if shard.quantizer:

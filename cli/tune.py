@@ -16,6 +16,7 @@ from cli.http import add_server, say, talk
 from cli.terminal import printable
 
 _LOOK_S = 1.0
+_ENDED = {"done", "failed", "cancelled"}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -27,7 +28,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="find the best index for a recall goal, and build it",
         description="Explore kinds of index and their parameters on a sample of the collection, beside its traffic,"
         " predict what each does, build the best, and prove its recall by queries that the exploration did not see."
-        " Searches go by the old index until then, and for good if that fails.",
+        " Searches go by the old index until then, and for good if that fails. Ctrl-C ends what is shown; the tuning"
+        " goes on: --watch shows it again, --cancel ends it.",
     )
     parser.add_argument("collection")
     parser.add_argument(
@@ -39,13 +41,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--watch", action="store_true", help="show the tuning that was begun last; begin none"
     )
+    parser.add_argument(
+        "--cancel",
+        action="store_true",
+        help="end the tuning that goes on, and leave the index that there is; begin none",
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     add_server(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Begin a tuning, print its steps as they come, and what was found; 1 if it failed."""
+    """Begin a tuning, print its steps as they come, and what was found; or cancel one. 1 if it ended otherwise."""
     try:
         if not 0 < args.recall <= 1:
             raise ValueError(f"--recall is {args.recall:g}: expected more than 0 and at most 1")
@@ -70,7 +77,9 @@ async def _tune(
     client: AsyncSpillway, args: argparse.Namespace, p99_s: float | None, memory: float | None
 ) -> int:
     collections, name = client.collections, args.collection
-    if args.watch:
+    if args.cancel:
+        now = await collections.cancel_tuning(name)
+    elif args.watch:
         now = await collections.tuning(name)
     else:
         now = await collections.tune(
@@ -85,7 +94,7 @@ async def _tune(
         for step in [] if args.json else now.steps[told:]:
             print(printable(step), flush=True)
         told = len(now.steps)
-        if now.state in {"done", "failed"}:
+        if now.state in _ENDED:
             break
         await asyncio.sleep(_LOOK_S)
         now = await collections.tuning(name)
@@ -94,7 +103,7 @@ async def _tune(
     else:
         for line in lines(now):
             print(printable(line))
-    return 0 if now.state == "done" else 1
+    return 0 if now.state == ("cancelled" if args.cancel else "done") else 1
 
 
 def lines(found: Tuning) -> Iterator[str]:
@@ -122,6 +131,8 @@ def lines(found: Tuning) -> Iterator[str]:
         )
     if found.state == "failed":
         yield f"failed: {found.why}; searches go by the index that there was"
+    elif found.state == "cancelled":
+        yield "cancelled; searches go by the index that there was"
     elif found.plan_only:
         yield "nothing was built, as --plan-only asks"
 
@@ -132,9 +143,9 @@ def setting(each: Mapping[str, Any]) -> str:
     if each["kind"] == "graph":
         return f"graph: M {each['links']}, ef {each['effort']}{threads}"
     if each["kind"] == "ivfpq":
-        return (
-            f"ivfpq: nlist {each['lists']}, nprobe {each['effort']}, depth {each['depth']}{threads}"
-        )
+        coded = f"{each['code_bits']} bits{', OPQ' if each['rotate'] else ''}"
+        read = f"nlist {each['lists']}, nprobe {each['effort']}, depth {each['depth']}"
+        return f"ivfpq: {read}, {coded}{threads}"
     return "exact"
 
 

@@ -225,13 +225,22 @@ def _simulated(found: Found) -> str:
 
 def _lists_recall(found: Found) -> str:
     rows: list[list[str]] = _titled(found, "kinds of index")["rows"]
-    return min(row[5] for row in rows if row[1] == "ivfpq")
+    return min(row[5] for row in rows if row[1].startswith("ivfpq"))
 
 
-def _scan_ratio(found: Found) -> str:
-    rows = [row for row in _titled(found, "scan of the lists")["rows"] if row[2] == "faiss, 8 bits"]
-    row = min(rows, key=lambda row: float(row[6].split()[0]))
-    return f"{row[6]} ({row[0]}, {row[1]} lists)"
+def _scan_ratio(bits: int) -> Figure:
+    """Return V1L's line of the scan of codes of so many bits: the worst set."""
+
+    def told(found: Found) -> str:
+        name = f"ours, {bits} bits"
+        rows = [row for row in _titled(found, "scan of the lists")["rows"] if row[2] == name]
+        row = min(rows, key=lambda row: float(row[6].split()[0]))
+        return f"{row[6]} ({row[0]}, {row[1]} lists)"
+
+    return Figure(
+        "V1L", f"scan of lists of {bits}-bit codes, one thread: ours / faiss', worst", "-", "≥ 1.0",
+        told, f"scan of {bits} bits ≥ 1.0", lambda _: "faiss, the same codes",
+    )  # fmt: skip
 
 
 def _tuning() -> tuple[Figure, ...]:
@@ -431,10 +440,8 @@ FIGURES: tuple[Figure, ...] = (
         "V1L", "inverted lists in process: recall@10 at the effort that they chose, lowest", "≥ 0.95", "≥ 0.95",
         _lists_recall, "recall@10 ≥ 0.95",
     ),
-    Figure(
-        "V1L", "scan of lists of 8-bit codes, one thread: ours / faiss', worst", "-", "≥ 1.0",
-        _scan_ratio, "scan ≥ 1.0", lambda _: "faiss, the same codes",
-    ),
+    _scan_ratio(8),
+    _scan_ratio(4),
     *_tuning(),
     Figure("V2", "filtered search: fewer than k though k match", "0", "0", _short, "k whenever k match"),
     Figure("V2", "filtered search: recall@10", "≥ 0.95", "≥ 0.95", _recall, "recall@10"),

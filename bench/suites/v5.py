@@ -1,6 +1,7 @@
 """V5: an index tuned for a recall goal: what was predicted beside what is measured, and the plan beside all others.
 
-Every structure that the exploration tried is built again and measured with queries that it did not see, one at a time.
+Every structure that the exploration tried is built again and measured with queries that it did not see, one at a time,
+all settings by turns; what was measured while the machine's speed moved does not count.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
+from bench.peak import Peak, still_blocks
 from bench.simulation.scale_out import network_s, over_machines
 from bench.workloads import search_sets
 from bench.workloads.search_sets import SearchSet
@@ -22,7 +25,8 @@ from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.ivfpq_index import IvfpqIndex
-from services.vector_search.index.port import VectorIndex
+from services.vector_search.index.port import Neighbours, VectorIndex
+from services.vector_search.index.quantizer import Coding
 from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import Floats, VectorRows
 from services.vector_search.tuning import choice
@@ -34,10 +38,12 @@ from services.vector_search.tuning.exploration import (
     ExplorationWork,
     Known,
 )
+from services.vector_search.tuning.search_timer import SearchTimes, Seconds, Side, rounds_of
+from services.vector_search.tuning.stage_calibration import reference
 from services.vector_search.tuning.trials import K, Sample, made_graph, made_lists
 
 GOALS = (0.80, 0.95, 0.99)
-THREADS, EACH, ASKED, ROUNDS = 2, 3, 250, 3
+THREADS, EACH, ASKED, BLOCKS, ROUNDS = 2, 3, 250, 6, 2
 SHAPES = tuple(
     shape
     for shape in search_sets.SHAPES
@@ -81,6 +87,44 @@ class Measured(NamedTuple):
         """Predicted over measured searches a second, or the other way round where that is less."""
         found = self.predicted.qps / self.qps
         return min(found, 1 / found)
+
+
+class MeasuredSettings(NamedTuple):
+    """What was measured; the machine's pace then, of that of the exploration; and how many blocks do not count."""
+
+    settings: list[Measured]
+    pace: float
+    dropped: int
+
+
+class BuiltSetting(NamedTuple):
+    """A setting with a real index."""
+
+    predicted: ExploredSetting
+    built: VectorIndex
+    lists: InvertedLists | None
+
+    def search(self, queries: Floats) -> Neighbours:
+        """Search as the setting says."""
+        ef = self.predicted.setting.effort if self.predicted.setting.kind == "graph" else None
+        return self.built.search(queries, K, effort=ef, remember=False)
+
+    def measured(self, sample: Sample, taken: Seconds) -> Measured:
+        """Return what searches whose seconds are `taken` (rounds, queries) do, and what they find."""
+        queries = sample.queries
+        near = np.array([
+            self.search(queries[i : i + 1]).labels[0] for i in range(len(queries))
+        ])  # fmt: skip
+        codes = expected = 0.0
+        if self.lists is not None:
+            order = self.lists.nearest_lists(queries)[:, : self.lists.probes]
+            codes = float(self.lists.sizes[order].sum(axis=1).mean())
+            expected = expected_codes(self.lists.sizes.tolist(), self.lists.probes)
+        same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
+        times = SearchTimes.of(taken)
+        return Measured(
+            self.predicted, 1 / times.mean_s, times.p99_s, float(same.mean()), codes, expected, taken.ravel().tolist()
+        )  # fmt: skip
 
 
 def run(options: BenchOptions) -> Body:
@@ -132,13 +176,17 @@ def _tuned(body: Body, rows: SearchSet, options: BenchOptions) -> Levels:
     began = time.perf_counter()
     found = files.explore(lambda step: print(f"  {rows.name}: {step}", flush=True))
     minutes = (time.perf_counter() - began) / 60
-    measured = list(_measured(files, rows, base))
+    taken = _measured(files, rows, base)
+    measured = taken.settings
     _predictions(body, rows, measured)
+    _by_kind(body, rows, measured)
     plan = _plans(body, rows, files, measured)
     _codes(body, rows, measured)
     _scale_out(body, rows, files, measured, options.seed)
     body.notes.append(
-        f"{rows.name}: {found.explored} settings explored in {minutes:.1f} minutes; {'; '.join(found.notes)}."
+        f"{rows.name}: {found.explored} settings explored in {minutes:.1f} minutes; {'; '.join(found.notes)}. "
+        f"All settings were measured by turns; {taken.dropped} of {BLOCKS} blocks dropped. The search that times are "
+        f"told by took {1 / taken.pace:.3f} of what it took when the exploration began."
     )
     body.samples[rows.name] = _samples(found, measured, minutes)
     good = [each for each in measured if each.ratio >= 0.85]
@@ -185,61 +233,62 @@ def _asked(files: ExplorationFiles) -> list[ExploredSetting]:
     """Return, of every structure and goal, the settings that are predicted to be the quickest."""
     found: dict[IndexSetting, ExploredSetting] = {}
     for goal in GOALS:
-        groups: dict[tuple[str, int, int], list[ExploredSetting]] = {}
+        groups: dict[IndexSetting, list[ExploredSetting]] = {}
         for each in _settings(files, goal):
             if not each.why:
-                key = each.setting.kind, each.setting.lists, each.setting.links
-                groups.setdefault(key, []).append(each)
+                groups.setdefault(_structure(each.setting), []).append(each)
         for group in groups.values():
             for each in sorted(group, key=lambda e: -e.qps)[:EACH]:
                 found[each.setting] = each
-    return sorted(found.values(), key=lambda e: e.setting)
+    return sorted(found.values(), key=lambda e: (_structure(e.setting), e.setting))
 
 
-def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> Iterator[Measured]:
-    queries = np.ascontiguousarray(rows.queries[:ASKED], np.float32)
+def _structure(setting: IndexSetting) -> IndexSetting:
+    """Return what has to be built for a setting."""
+    return msgspec.structs.replace(setting, effort=0, depth=0, threads=1)
+
+
+def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> MeasuredSettings:
+    """Build every setting, and time all by turns, with the search that the exploration told its times by."""
     held = VectorRows(base.shape[1], len(base))
     numbers = np.arange(len(base))
     held.append(base, numbers, numbers)
+    queries = np.ascontiguousarray(rows.queries[:ASKED], np.float32)
     sample = Sample("cosine", held, queries, rows.truth(None)[:ASKED])
-    built: tuple[tuple[str, int, int], Any] | None = None
-    rotation = None
-    for each in _asked(files):
+    explored = sample._replace(queries=np.asarray(rows.tuning[:QUERIES], np.float32))
+    built = list(_built(sample, _asked(files)))
+    sides = [reference(explored, SYSTEM), *(Side(each.search, queries) for each in built)]
+    peak = Peak()
+    speeds, blocks = [peak.now()], []
+    for _ in range(BLOCKS):
+        blocks.append(rounds_of(sides, SYSTEM, ROUNDS))
+        speeds.append(peak.now())
+    still = still_blocks(speeds)
+    dropped = still.count(False) if any(still) else 0
+    kept = [block for block, good in zip(blocks, still, strict=True) if good] or blocks
+    first, *others = (np.vstack(each) for each in zip(*kept, strict=True))
+    now_s, known = SearchTimes.of(first).mean_s, Known(files.directory).all().calibration
+    pace = known.reference_s / now_s
+    settings = [
+        each.measured(sample, pace * taken) for each, taken in zip(built, others, strict=True)
+    ]
+    return MeasuredSettings(settings, pace, dropped)
+
+
+def _built(sample: Sample, asked: Sequence[ExploredSetting]) -> Iterator[BuiltSetting]:
+    made: dict[IndexSetting, Any] = {}
+    rotations: dict[Coding, Floats] = {}
+    for each in asked:
         setting = each.setting
-        key = setting.kind, setting.lists, setting.links
-        if built is None or built[0] != key:
-            made: Any = None
-            if setting.kind == "ivfpq":
-                made = made_lists(sample, setting.lists, THREADS, rotation)
-                rotation = made.quantizer.rotation
-            elif setting.kind == "graph":
-                made = made_graph(sample, setting.links, THREADS)
-            built = key, made
-        yield _one(sample, each, built[1])
-
-
-def _one(sample: Sample, each: ExploredSetting, made: Any) -> Measured:
-    index, lists = _index(sample, each.setting, made)
-    queries = sample.queries
-    singles = [queries[i : i + 1] for i in range(len(queries))]
-    near = np.array([index.search(each, K, remember=False).labels[0] for each in singles])
-    taken = np.empty((ROUNDS, len(queries)))
-    for times in taken:
-        for i, each_query in enumerate(singles):
-            began = time.perf_counter()
-            index.search(each_query, K, remember=False)
-            times[i] = time.perf_counter() - began
-    codes = expected = 0.0
-    if lists is not None:
-        order = lists.nearest_lists(queries)[:, : lists.probes]
-        codes = float(lists.sizes[order].sum(axis=1).mean())
-        expected = expected_codes(lists.sizes.tolist(), lists.probes)
-    best = taken.min(axis=0)
-    same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
-    p99_s = float(np.quantile(taken, 0.99, axis=1).min())
-    return Measured(
-        each, 1 / float(best.mean()), p99_s, float(same.mean()), codes, expected, taken.ravel().tolist()
-    )  # fmt: skip
+        key = _structure(setting)
+        if key not in made and setting.kind == "ivfpq":
+            coding = Coding(setting.code_bits, setting.rotate)
+            made[key] = made_lists(sample, setting.lists, THREADS, rotations.get(coding), coding)
+            rotations[coding] = made[key].quantizer.rotation
+        elif key not in made and setting.kind == "graph":
+            made[key] = made_graph(sample, setting.links, THREADS)
+        index, lists = _index(sample, setting, made.get(key))
+        yield BuiltSetting(each, index, lists)
 
 
 def _index(
@@ -250,7 +299,6 @@ def _index(
         state = sample.state(None, lists)
         return IvfpqIndex(state, "cosine", threads=1, clock=SYSTEM, trainer=train), lists
     if setting.kind == "graph":
-        made.set_ef(setting.effort)
         return GraphIndex(sample.state(made, None), "cosine", threads=1, clock=SYSTEM), None
     return ExactIndex(sample.state(None, None), "cosine", threads=1, clock=SYSTEM), None
 
@@ -260,7 +308,10 @@ def _index(
 
 def _told(setting: IndexSetting) -> str:
     if setting.kind == "ivfpq":
-        return f"ivfpq nlist {setting.lists}, nprobe {setting.effort}, depth {setting.depth}"
+        coded = f"{setting.code_bits} bits{', OPQ' if setting.rotate else ''}"
+        return (
+            f"ivfpq nlist {setting.lists}, nprobe {setting.effort}, depth {setting.depth}, {coded}"
+        )
     return f"graph M {setting.links}, ef {setting.effort}" if setting.kind == "graph" else "exact"
 
 
@@ -283,6 +334,29 @@ def _predictions(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> N
             for each in measured
         ],
     )
+
+
+def _by_kind(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
+    """Tell which kinds and depths are predicted too fast or too slow."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for each in measured:
+        setting = each.predicted.setting
+        of = (
+            f"depth {setting.depth}"
+            if setting.depth
+            else f"M {setting.links}"
+            if setting.links
+            else ""
+        )
+        groups.setdefault((setting.kind, of), []).append(each.predicted.qps / each.qps)
+    body.table(
+        f"{rows.name}: predicted / measured by what was built",
+        ["kind", "", "settings", "least", "median", "most"],
+        [
+            [*kind, str(len(found)), f"{min(found):.3f}", f"{np.median(found):.3f}", f"{max(found):.3f}"]
+            for kind, found in sorted(groups.items())
+        ],
+    )  # fmt: skip
 
 
 def _plans(

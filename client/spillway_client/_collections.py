@@ -138,6 +138,15 @@ class CollectionsResource:
         path = f"/v1/collections/{segment(name)}/tune"
         return build(Tuning, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
 
+    async def cancel_tuning(self, name: str, *, timeout_s: float | None = None) -> Tuning:
+        """End the tuning that goes on, and return it; the collection keeps its index. One that has ended stays so.
+
+        NotFoundError if there was none.
+        """
+        path = f"/v1/collections/{segment(name)}/tune"
+        answer = await self._transport.call("DELETE", path, timeout_s=timeout_s)
+        return build(Tuning, answer.payload)
+
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """Delete a collection with all its documents."""
         await self._transport.call(

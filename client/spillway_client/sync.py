@@ -60,6 +60,7 @@ class SyncCollections(Bound[CollectionsResource]):
     explain = call(CollectionsResource.explain)
     tune = call(CollectionsResource.tune)
     tuning = call(CollectionsResource.tuning)
+    cancel_tuning = call(CollectionsResource.cancel_tuning)
     delete = call(CollectionsResource.delete)
     reembed = call(CollectionsResource.reembed)
     shards = call(CollectionsResource.shards)

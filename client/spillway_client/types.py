@@ -160,8 +160,8 @@ class ShardList:
 class Tuning:
     """A tuning of a collection's index: its goal, its steps, the settings that none beats, and the plan chosen.
 
-    `state` is asked, exploring, building, done or failed, and `why` says what failed. `measured` is what the index
-    that was built does; `in_force` is the plan that searches go by.
+    `state` is asked, exploring, building, done, failed or cancelled, and `why` says what failed. `measured` is what the
+    index that was built does; `in_force` is the plan that searches go by.
     """
 
     id: str
@@ -359,6 +359,7 @@ class ShardExplanation:
     plan: dict[str, Any] | None = None
     applied: str = ""
     quantizer: str = ""
+    coding: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

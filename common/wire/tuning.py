@@ -8,7 +8,8 @@ import msgspec
 
 from common.wire.message import Message
 
-TuningState = Literal["asked", "exploring", "building", "done", "failed"]
+TuningState = Literal["asked", "exploring", "building", "done", "failed", "cancelled"]
+ENDED: frozenset[TuningState] = frozenset({"done", "failed", "cancelled"})
 
 
 class TuningGoal(msgspec.Struct, frozen=True):
@@ -26,7 +27,8 @@ class IndexSetting(msgspec.Struct, frozen=True, order=True):
     """An index's kind and parameters; those of other kinds are 0.
 
     `effort` is how many lists are read (nprobe) or candidates kept (ef), `depth` how many rows are compared exactly for
-    each that is returned, `links` a graph's M.
+    each that is returned, `links` a graph's M. Rows in lists have codes of `code_bits` bits, rotated before or not
+    (OPQ); of other kinds these two say nothing.
     """
 
     kind: Literal["exact", "graph", "ivfpq"]
@@ -35,6 +37,8 @@ class IndexSetting(msgspec.Struct, frozen=True, order=True):
     effort: int = 0
     depth: int = 0
     threads: int = 1
+    code_bits: Literal[4, 8] = 8
+    rotate: bool = True
 
 
 class ExploredSetting(msgspec.Struct, frozen=True):
@@ -79,8 +83,9 @@ class MeasuredPlan(msgspec.Struct, frozen=True):
 class CollectionTuning(Message, frozen=True):
     """A tuning of a collection, and the plan in force, which may be of an earlier one.
 
-    The vector_search process `tuner` explores and builds first; `steps` tells what it has done. `front` are explored
-    settings that no other one beats.
+    The vector_search process `tuner` explores and builds first; where it has died, or the first shard has left it,
+    another one that holds that shard takes its place. `steps` tells what was done. `front` are explored settings that
+    no other one beats.
     """
 
     collection: str

@@ -51,6 +51,8 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
     }
     if stats.quantizer:
         told["quantizer"] = stats.quantizer
+    if stats.coding is not None:
+        told["coding"] = stats.coding._asdict()
     if wanted is not None:
         own = [at for at, rung in enumerate(rungs) if rung.effort == stats.effort]
         plan = plans[own[0]] if own and len(plans) == len(rungs) else plans[0]

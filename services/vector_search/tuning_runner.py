@@ -22,7 +22,7 @@ from common.errors import SpillwayError
 from common.registry.collections import Collections
 from common.registry.tunings import Tunings
 from common.tasks import cancel, in_pool
-from common.wire.tuning import CollectionTuning, IndexPlan, TuningState
+from common.wire.tuning import ENDED, CollectionTuning, IndexPlan, TuningState
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.tuning.exploration import Exploration, ExplorationFiles
 from services.vector_search.tuning.shard_tuning import ShardTuning
@@ -40,6 +40,7 @@ class TuningRunner:
 
     One process, the tuner, explores in a process of its own, which goes on after a kill with what it had measured. Its
     shards build by the chosen plan first; once that is proved, it is in force for all. `wake` has a shard maintained.
+    Where the tuner has died, or no longer holds the first shard, another process that does takes its place.
     """
 
     def __init__(self, shards: ShardManager, bus: Bus, *, wake: Callable[[Key], None]) -> None:
@@ -63,6 +64,7 @@ class TuningRunner:
         for name, tuning in list(self._known.items()):
             if name in self._shards.records:
                 await self._follow(tuning)
+        await self._stop_unwanted()
 
     async def _forget_removed(self) -> None:
         """Forget the tunings of collections that were deleted, or re-embedded, which gives them another id."""
@@ -71,6 +73,20 @@ class TuningRunner:
         for name in others & removed:
             await self._tunings.remove(name)
             del self._known[name]
+
+    async def _stop_unwanted(self) -> None:
+        """End work for tunings that were cancelled or replaced, or are another process' by now."""
+        wanted = {
+            each.id
+            for each in self._known.values()
+            if each.tuner == self._shards.name and each.state not in ENDED and self._first(each.collection)
+        }  # fmt: skip
+        unwanted = self._tasks.keys() - wanted
+        await cancel(*(self._tasks[each] for each in unwanted))
+        for each in self._known.values():
+            first = self._first(each.collection) if each.id in unwanted else None
+            if first is not None:
+                await in_pool(self._pool, _only, first.directory / _FOLDER, "")
 
     async def close(self) -> None:
         """End explorations; the next start goes on with them."""
@@ -83,11 +99,12 @@ class TuningRunner:
         building = mine and tuning.state == "building"
         await self._give(tuning.collection, tuning.plan if building else tuning.in_force)
         first = self._first(tuning.collection)
-        if first is None:
+        if first is None or tuning.state in ENDED:
             return
-        if tuning.state == "asked":
-            await self._claim(tuning)
-        elif mine and tuning.state == "exploring":
+        if not mine:
+            if await self._is_free(tuning):
+                await self._claim(tuning)
+        elif tuning.state == "exploring":
             self._begin(tuning, self._explore(tuning, first))
         elif building and tuning.plan is not None:
             self._begin(tuning, self._check(tuning, tuning.plan, first))
@@ -137,13 +154,31 @@ class TuningRunner:
             return None
         return handle.shard.tuning
 
+    async def _is_free(self, tuning: CollectionTuning) -> bool:
+        """Return whether nobody carries a tuning out: it has no tuner, or that lost the first shard, or is dead."""
+        if not tuning.tuner:
+            return True
+        placement = self._shards.placements.get(tuning.collection)
+        if placement is not None:
+            first = min(placement.shards, key=lambda one: one.number)
+            if tuning.tuner not in {replica.name for replica in first.replicas}:
+                return True
+        family = self._bus.writes.search_family(tuning.collection)
+        return tuning.tuner not in {each.replica for each in await self._bus.workers.living(family)}
+
     async def _claim(self, tuning: CollectionTuning) -> None:
+        """Become the tuner, unless another process was first."""
         name = self._shards.name
 
         def claimed(known: CollectionTuning | None) -> CollectionTuning | None:
-            if known is None or known.id != tuning.id or known.state != "asked":
+            if (
+                known is None
+                or (known.id, known.tuner) != (tuning.id, tuning.tuner)
+                or known.state in ENDED
+            ):
                 return None
-            return msgspec.structs.replace(known, tuner=name, state="exploring")
+            state: TuningState = "exploring" if known.state == "asked" else known.state
+            return msgspec.structs.replace(known, tuner=name, state=state)
 
         made = await self._tunings.update(tuning.collection, claimed)
         if made is not None:
@@ -155,7 +190,7 @@ class TuningRunner:
         """Explore, or go on, and say what was found."""
         folder = shard.directory / _FOLDER / tuning.id
         files = ExplorationFiles(folder)
-        await in_pool(self._pool, _only, folder)
+        await in_pool(self._pool, _only, folder.parent, folder.name)
         if files.work() is None:
             await self._say(tuning, "drawing a sample")
             why = await in_pool(self._pool, shard.give_sample, files, tuning.goal)
@@ -241,10 +276,15 @@ class TuningRunner:
         tuning: CollectionTuning,
         change: Callable[[CollectionTuning], dict[str, object]],
     ) -> None:
-        """Change what the registry says of a tuning, unless another one has taken its place."""
+        """Change what the registry says of a tuning, unless it has ended, or is another process' or another one."""
+        name = self._shards.name
 
         def changed(known: CollectionTuning | None) -> CollectionTuning | None:
-            if known is None or known.id != tuning.id:
+            if (
+                known is None
+                or (known.id, known.tuner) != (tuning.id, name)
+                or known.state in ENDED
+            ):
                 return None
             return msgspec.structs.replace(known, **change(known))
 
@@ -253,8 +293,8 @@ class TuningRunner:
             self._known[tuning.collection] = made
 
 
-def _only(folder: Path) -> None:
-    """Remove what earlier tunings left beside a folder."""
-    for other in folder.parent.glob("*"):
-        if other != folder:
+def _only(folder: Path, kept: str) -> None:
+    """Remove what earlier tunings left in a folder."""
+    for other in folder.glob("*"):
+        if other.name != kept:
             shutil.rmtree(other, ignore_errors=True)

@@ -255,6 +255,8 @@ def collections(script: Script, other: str) -> None:
     script.call("tune bad recall", "POST", f"{here}/tune", {"recall": 2})
     _told(script, "tune", "POST", f"{COLLECTIONS}/points/tune", {"plan_only": True})
     _told(script, "tuning", "GET", f"{COLLECTIONS}/points/tune")
+    script.call("tuning none to cancel", "DELETE", f"{here}/tune")
+    _told(script, "tuning cancelled", "DELETE", f"{COLLECTIONS}/points/tune")
     script.call("documents", "GET", f"{here}/documents?limit=2")
     script.call("documents after", "GET", f"{here}/documents?limit=2&after=b&include=text,metadata")
     script.call("documents filter", "GET", f"{here}/documents?filter=%7B%22n%22%3A1%7D")

@@ -15,6 +15,7 @@ const STATES = {
   exploring: "exploring, beside the traffic",
   building: "building by the plan; the old index answers until the new one is proved",
   done: "done",
+  cancelled: "cancelled; the index that there was answers",
   failed: "failed; the index that there was answers",
 };
 
@@ -84,9 +85,10 @@ function bounds({ p99_s: p99, memory_bytes: memory }) {
   return `${p99 ? `, p99 ${seconds(p99)}` : ""}${memory ? `, ${bytes(memory)} of memory` : ""}`;
 }
 
-function settingWords({ kind, lists, links, effort, depth }) {
+function settingWords({ kind, lists, links, effort, depth, code_bits: bits, rotate }) {
   if (kind === "graph") return `graph, M ${links}, ef ${effort}`;
-  return kind === "ivfpq" ? `ivfpq, nlist ${lists}, nprobe ${effort}, depth ${depth}` : "exact";
+  if (kind !== "ivfpq") return "exact";
+  return `ivfpq, nlist ${lists}, nprobe ${effort}, depth ${depth}, ${bits} bits${rotate ? ", OPQ" : ""}`;
 }
 
 function planWords({ chosen, measured, explored }) {

@@ -12,18 +12,16 @@ from common.errors import Conflict, NotFound
 from common.ids import ulid
 from common.registry.tunings import Tunings
 from common.wire.registry import CollectionRecord
-from common.wire.tuning import CollectionTuning, TuningGoal
+from common.wire.tuning import ENDED, CollectionTuning, TuningGoal
 from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
 from services.router.http.shards import processes_of
 from services.router.text.bodies import TuneBody, decode
 
-_ENDED = frozenset({"done", "failed"})
-
 
 class TuningApi:
-    """Begins a tuning of a tenant's collection, and tells how far it is and what it found."""
+    """Begins a tuning of a tenant's collection, tells how far it is and what it found, and cancels it."""
 
     def __init__(self, receiver: Receiver, records: TenantRecords, bus: Bus) -> None:
         self._receiver, self._records, self._bus = receiver, records, bus
@@ -32,7 +30,11 @@ class TuningApi:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         path = "/v1/collections/{name}/tune"
-        return [web.post(path, self.begin), web.get(path, self.get)]
+        return [
+            web.post(path, self.begin),
+            web.get(path, self.get),
+            web.delete(path, self.cancel),
+        ]
 
     async def begin(self, request: web.Request) -> web.Response:
         """Begin a tuning; Conflict `tuning_under_way` while a living process carries another one out."""
@@ -43,7 +45,7 @@ class TuningApi:
 
         def begun(known: CollectionTuning | None) -> CollectionTuning:
             alive = known is not None and (known.tuner in living if known.tuner else bool(living))
-            if known is not None and known.state not in _ENDED and alive:
+            if known is not None and known.state not in ENDED and alive:
                 raise Conflict(
                     f"collection {record.name!r} is being tuned (tuning {known.id}, {known.state}): ask again when it "
                     "has ended",
@@ -71,8 +73,28 @@ class TuningApi:
         record = await self._records.collection(request)
         found = await self._tunings.get(record.id)
         if found is None:
-            raise NotFound(f"collection {record.name!r} was never tuned", code="tuning_not_found")
+            raise _never(record)
         return reply_json(_shown(record, found))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End the tuning that goes on, and return it; one that has ended stays as it is. NotFound as of `get`."""
+        record = await self._records.collection(request)
+        now_ms = self._bus.clock.now_ms()
+
+        def cancelled(known: CollectionTuning | None) -> CollectionTuning:
+            if known is None:
+                raise _never(record)
+            if known.state in ENDED:
+                return known
+            return msgspec.structs.replace(known, state="cancelled", ended_ms=now_ms)
+
+        made = await self._tunings.update(record.id, cancelled)
+        assert made is not None
+        return reply_json(_shown(record, made))
+
+
+def _never(record: CollectionRecord) -> NotFound:
+    return NotFound(f"collection {record.name!r} was never tuned", code="tuning_not_found")
 
 
 def _shown(record: CollectionRecord, tuning: CollectionTuning) -> dict[str, Any]:

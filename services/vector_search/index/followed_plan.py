@@ -61,6 +61,13 @@ class FollowedPlan:
         plan = self.now.plan
         return plan.recall if plan is not None else search_path.RECALL_GOAL
 
+    def threads(self, most: int) -> int:
+        """Return how many of the threads a batch of searches is divided among."""
+        now = self.now
+        if now.plan is None or now.measured is None:
+            return most
+        return min(now.plan.setting.threads, most)
+
     def held(self, kind: str, live: int) -> IndexPlan | None:
         """Return the plan if it is of a kind and the rows are still about as many as it was made for."""
         plan = self.now.plan
@@ -77,6 +84,10 @@ class FollowedPlan:
         now = self.now
         if now.plan == plan:
             self.now = PlanState(plan, measured)
+
+    def dropped(self, plan: IndexPlan | None) -> bool:
+        """Return whether another plan is kept to by now, so that what was built by this one is not to be used."""
+        return plan is not None and self.now.plan != plan
 
     def refuse(self, plan: IndexPlan, why: str) -> None:
         """Go back to the plan before: the index in use stays."""

@@ -174,7 +174,9 @@ class Graph:
                         continue
                 self._marked += 1
 
-    def query(self, queries: Floats, k: int, ef: int | None = None) -> tuple[Ints, Floats]:
+    def query(
+        self, queries: Floats, k: int, ef: int | None = None, threads: int | None = None
+    ) -> tuple[Ints, Floats]:
         """Return (rows, scores) of shape (queries, k'), best first, with k' <= k clamped to what can be found.
 
         `ef` below the set one is honoured alone (it is a global of the library), above it through k.
@@ -185,27 +187,29 @@ class Graph:
             empty = np.zeros((len(queries), 0))
             return empty.astype(np.int64), empty.astype(np.float32)
         if ef is not None and ef < self.ef:
-            labels, distances = self._with_ef(queries, k, max(ef, k))
+            labels, distances = self._with_ef(queries, k, max(ef, k), threads)
         else:
             with self.lock:
-                labels, distances = self._search(queries, max(k, min(ef or 0, live)))
+                labels, distances = self._search(queries, max(k, min(ef or 0, live)), threads)
         scores = -np.sqrt(distances) if self.metric == "l2" else 1.0 - distances
         rows: Ints = labels.view(np.int64)
         return (rows, scores) if rows.shape[1] <= k else (rows[:, :k], scores[:, :k])
 
-    def _with_ef(self, queries: Floats, k: int, ef: int) -> tuple[Ints, Floats]:
+    def _with_ef(
+        self, queries: Floats, k: int, ef: int, threads: int | None
+    ) -> tuple[Ints, Floats]:
         with self.lock.alone():
             self._index.set_ef(ef)
             try:
-                return self._search(queries, k)
+                return self._search(queries, k, threads)
             finally:
                 self._index.set_ef(self.ef)
 
-    def _search(self, queries: Floats, k: int) -> tuple[Ints, Floats]:
+    def _search(self, queries: Floats, k: int, threads: int | None) -> tuple[Ints, Floats]:
         while True:
             try:
                 found: tuple[Ints, Floats] = self._index.knn_query(
-                    queries, k, num_threads=self.threads
+                    queries, k, num_threads=threads or self.threads
                 )
                 return found
             except RuntimeError:

@@ -200,6 +200,10 @@ class GraphIndex:
             return [self._plan(moment, queries, k, "exact")[0]]
         return [self._plan(moment, queries, k, ef)[0] for ef in search_path.EF_LADDER]
 
+    @property
+    def _searching(self) -> int:
+        return self._state.followed.threads(self._threads)
+
     def _plan(
         self, moment: _Moment, queries: int, k: int, effort: Effort | None
     ) -> tuple[EffortPlan, search_path.SearchPath]:
@@ -218,7 +222,7 @@ class GraphIndex:
             if matching is None:
                 return exact_plan(queries, k, size, None), way
             return filtered_plan(queries, k, size, matching), way
-        walked = one_after_another(queries, self._threads)
+        walked = one_after_another(queries, self._searching)
         kept, tail = walked * max(ef, k, way.fetch), size - moment.covered
         factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
         if matching is not None:
@@ -237,7 +241,7 @@ class GraphIndex:
         view, covered = moment.view, moment.covered
         if view.size != covered or moment.dead:
             return None
-        found, scores = graph.query(queries, k, _asked(plan, graph))
+        found, scores = graph.query(queries, k, _asked(plan, graph), self._searching)
         rows = self._state.view.rows
         if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
             return None
@@ -261,7 +265,7 @@ class GraphIndex:
         counted = allowed is not None or not isinstance(graph, Graph)
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         while True:
-            found, scores = graph.query(queries, fetch, _asked(plan, graph))
+            found, scores = graph.query(queries, fetch, _asked(plan, graph), self._searching)
             # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]

@@ -16,15 +16,19 @@ import numpy as np
 
 from common import log
 from common.native.finder import find
-from services.vector_search.index import exact
+from services.vector_search.index import code_blocks, exact
+from services.vector_search.index.code_blocks import BLOCK
 from services.vector_search.index.native.sources import SCAN_LISTS
-from services.vector_search.index.quantizer import Bytes, Quantizer, subspaces_of
+from services.vector_search.index.quantizer import (
+    Bytes,
+    CodeBits,
+    Quantizer,
+    subspaces_of,
+    words_of,
+)
 from services.vector_search.index.rows import Flags, Floats, Ints, RowsView
 
-_BLOCK = 64
 _MAGIC = b"spillway lists 1\n"
-# Where a block's bytes hold its rows: the kernel adds up even and odd bytes apart.
-_PLACES = np.arange(_BLOCK) % (_BLOCK // 2) * 2 + np.arange(_BLOCK) // (_BLOCK // 2)
 _METRICS = {"dot": 0, "cosine": 1, "l2": 2}
 # The largest depth.
 MOST_DEPTH = 64
@@ -39,6 +43,7 @@ class _Layout(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT) for name in ("dimension", "width", "subspaces", "part", "lists", "metric")),
+        ("entries", _INT),
         *((name, _POINTER) for name in ("rotation", "centroids", "halves", "words")),
         *((name, _POINTER) for name in ("starts", "codes", "rows", "norms")),
     )
@@ -91,8 +96,9 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Packed(NamedTuple):
-    """The rows and codes of all lists, in blocks of 64: `rows` (blocks, 64), -1 where there is none, `codes` (blocks,
-    subspaces, 64) and, but for dot products, `norms` (blocks, 64). List i has `sizes[i]` rows from block `starts[i]`.
+    """The rows and codes of all lists, in blocks of 64: `rows` (blocks, 64), -1 where there is none, `codes` as
+    `code_blocks` lays them out and, but for dot products, `norms` (blocks, 64). List i has `sizes[i]` rows from block
+    `starts[i]`.
     """
 
     sizes: Ints
@@ -104,14 +110,14 @@ class _Packed(NamedTuple):
     @classmethod
     def room(cls, sizes: Ints, quantizer: Quantizer) -> Self:
         """Return room for lists of so many rows, without any."""
-        starts = np.concatenate([[0], np.cumsum(-(-sizes // _BLOCK))]).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(-(-sizes // BLOCK))]).astype(np.int64)
         blocks = int(starts[-1])
         return cls(
             sizes,
             starts,
-            np.full((blocks, _BLOCK), -1, np.int32),
-            np.zeros((blocks, quantizer.subspaces, _BLOCK), np.uint8),
-            np.zeros((blocks, _BLOCK), np.float32) if quantizer.metric != "dot" else None,
+            np.full((blocks, BLOCK), -1, np.int32),
+            code_blocks.blocks_of(blocks, quantizer.subspaces, quantizer.code_bits),
+            np.zeros((blocks, BLOCK), np.float32) if quantizer.metric != "dot" else None,
         )
 
     def arrays(self) -> list[Any]:
@@ -128,9 +134,9 @@ class _Packed(NamedTuple):
         order = np.argsort(more.lists, kind="stable")
         lists, rows, codes = more.lists[order], more.rows[order], more.codes[order]
         at = self.sizes[lists] + np.arange(len(order)) - (np.cumsum(added) - added)[lists]
-        block, slot = made.starts[lists] + at // _BLOCK, at % _BLOCK
+        block, slot = made.starts[lists] + at // BLOCK, at % BLOCK
         made.rows[block, slot] = rows
-        made.codes[block, :, _PLACES[slot]] = codes
+        code_blocks.put(made.codes, block, slot, codes)
         if made.norms is not None and self.norms is not None:
             made.norms[moved] = self.norms
             stands = quantizer.decoded(lists, codes)
@@ -142,16 +148,16 @@ class _Packed(NamedTuple):
         blocks = slice(int(self.starts[first]), int(self.starts[end]))
         taken = self.rows[blocks] >= 0
         lists = np.repeat(np.arange(first, end), self.sizes[first:end])
-        codes = self.codes[blocks].transpose(0, 2, 1)[:, _PLACES][taken]
+        codes = code_blocks.taken(self.codes[blocks])[taken]
         return Coded(self.rows[blocks][taken].astype(np.int64), lists, codes)
 
 
-def lists_bytes(rows: int, dimension: int, lists: int) -> int:
+def lists_bytes(rows: int, dimension: int, lists: int, bits: CodeBits = 8) -> int:
     """Return about how many bytes lists over so many rows take beside them."""
-    subspaces, part = subspaces_of(dimension)
-    slots = rows + lists * _BLOCK // 2
+    subspaces, part = subspaces_of(dimension, bits)
+    slots = rows + lists * BLOCK // 2
     width = subspaces * part
-    return slots * (subspaces + 8) + 4 * width * (lists + dimension + 256)
+    return slots * (subspaces * bits // 8 + 8) + 4 * width * (lists + dimension + words_of(bits))
 
 
 class InvertedLists:
@@ -177,7 +183,6 @@ class InvertedLists:
     def _lay_out(self) -> _Layout:
         q, packed = self.quantizer, self._packed
         arrays = (
-            q.rotation,
             q.centroids,
             q.halves,
             self._words,
@@ -186,8 +191,8 @@ class InvertedLists:
             packed.rows,
         )
         return _Layout(
-            q.dimension, q.width, q.subspaces, q.words.shape[2], q.lists, _METRICS[q.metric],
-            *(array.ctypes.data for array in arrays),
+            q.dimension, q.width, q.subspaces, q.words.shape[2], q.lists, _METRICS[q.metric], q.words.shape[1],
+            q.rotation.ctypes.data if q.rotates else None, *(array.ctypes.data for array in arrays),
             None if packed.norms is None else packed.norms.ctypes.data,
         )  # fmt: skip
 
@@ -309,7 +314,7 @@ class InvertedLists:
             tables = np.einsum("jwd,jd->jw", q.words, own.reshape(q.subspaces, -1))
             chosen = order[:probes]
             blocks = np.concatenate([np.arange(*packed.starts[i : i + 2]) for i in chosen])
-            codes = packed.codes[blocks].transpose(0, 2, 1)[:, _PLACES]
+            codes = code_blocks.taken(packed.codes[blocks])
             scores = tables[np.arange(q.subspaces), codes].sum(axis=2)
             counts = packed.starts[chosen + 1] - packed.starts[chosen]
             scores += np.repeat(product[chosen], counts)[:, None]

@@ -151,7 +151,7 @@ class IvfpqIndex:
         newer = rows.view.size - lists.covered
         return IndexStats(
             rows.live_count, rows.deleted_ratio, newer, "ivfpq", lists.probes, self._recall.recall, held,
-            lists.quantizer.version,
+            lists.quantizer.version, lists.quantizer.coding,
         )  # fmt: skip
 
     def ladder(self) -> list[Rung]:
@@ -204,6 +204,10 @@ class IvfpqIndex:
         metrics.BY_PATH[plan.path].inc(len(queries))
         return self._read(queries, k, instant, lists, plan, way)
 
+    @property
+    def _searching(self) -> int:
+        return self._state.followed.threads(self._threads)
+
     def _instant(self, wanted: Flags | None) -> _Instant:
         state = self._state.view
         view = state.rows.view
@@ -240,7 +244,7 @@ class IvfpqIndex:
             lists_s = codes_s(lists, codes) + compared * GATHERED_ROW_S
             if matching <= compared or matching * GATHERED_ROW_S <= lists_s:
                 return filtered_plan(queries, k, size, matching), None
-        one_by_one, tail = one_after_another(queries, self._threads), size - lists.covered
+        one_by_one, tail = one_after_another(queries, self._searching), size - lists.covered
         factors: tuple[float, ...] = (
             one_by_one,
             one_by_one * codes,
@@ -296,7 +300,13 @@ class IvfpqIndex:
         probes = way.probes
         while True:
             found = lists.query(
-                view, keep, queries, k, probes=probes, compared=way.compared, threads=self._threads
+                view,
+                keep,
+                queries,
+                k,
+                probes=probes,
+                compared=way.compared,
+                threads=self._searching,
             )
             if probes >= lists.quantizer.lists or int(found.found.min(initial=k)) >= k:
                 return found, probes

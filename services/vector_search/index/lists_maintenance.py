@@ -19,7 +19,7 @@ from services.vector_search.index import search_path
 from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
-from services.vector_search.index.quantizer import Quantizer
+from services.vector_search.index.quantizer import USUAL, Coding, Quantizer
 from services.vector_search.index.quantizer_source import QuantizerSource, TrainedQuantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
@@ -159,7 +159,7 @@ class ListsMaintenance:
         asked = held_out if plan is None else divided(view.labels, held_out).tuning
         lists = self._recall.tune(lists, view, view.matrix[asked], held_out=held_out)
         measured = None if plan is None else self._proof(plan, lists, view, held_out)
-        if plan is not None and measured is None:
+        if (plan is not None and measured is None) or self._state.followed.dropped(plan):
             if known is None:
                 self._quantizers.give_up()
             return False
@@ -197,6 +197,7 @@ class ListsMaintenance:
             sample=len(sample),
             dimension=view.matrix.shape[1],
             threads=self._threads,
+            coding=USUAL if plan is None else _coding(plan),
         )
         return TrainedQuantizer(self._train(work, sample, self._closing.is_set), lists)
 
@@ -230,9 +231,16 @@ def _unfit(
     known: TrainedQuantizer, plan: IndexPlan | None, lists: InvertedLists | None, live: int
 ) -> bool:
     """Return whether another quantizer is to be trained: for a plan that is due, or since the rows outgrew this one."""
-    if plan is not None and plan.setting.lists != known.asked:
+    if plan is not None and (
+        plan.setting.lists != known.asked or _coding(plan) != known.quantizer.coding
+    ):
         return True
     return _outgrown(known.quantizer, lists, live)
+
+
+def _coding(plan: IndexPlan) -> Coding:
+    """Return how a plan codes rows in lists."""
+    return Coding(plan.setting.code_bits, plan.setting.rotate)
 
 
 def _outgrown(quantizer: Quantizer, lists: InvertedLists | None, live: int) -> bool:

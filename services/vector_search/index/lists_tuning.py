@@ -32,7 +32,7 @@ def probes_ladder(lists: int) -> list[int]:
 
 def codes_s(lists: InvertedLists, codes: float) -> float:
     """Return about the seconds that scoring so many codes takes."""
-    return codes * lists.quantizer.subspaces * (_SLOW_BYTE_S if kernel() is None else _BYTE_S)
+    return codes * lists.quantizer.code_bytes * (_SLOW_BYTE_S if kernel() is None else _BYTE_S)
 
 
 class Truth(NamedTuple):

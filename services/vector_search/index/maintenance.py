@@ -192,6 +192,8 @@ class IndexMaintenance:
         self._recall.tune(graph, made, view.matrix[asked], held_out=held_out)
         if plan is not None and not self._proved(plan, graph, made, held_out):
             return None
+        if self._state.followed.dropped(plan):
+            return None
         if count:
             graph.add(view, held_out)
         return graph

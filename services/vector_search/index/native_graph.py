@@ -254,7 +254,9 @@ class NativeGraph:
 
     # -- searching
 
-    def query(self, queries: Floats, k: int, ef: int | None = None) -> tuple[Ints, Floats]:
+    def query(
+        self, queries: Floats, k: int, ef: int | None = None, threads: int | None = None
+    ) -> tuple[Ints, Floats]:
         """Return (rows, scores) of shape (queries, k'), best first, with k' <= k what every query found."""
         count, stored = len(queries), self._rows
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
@@ -263,7 +265,7 @@ class NativeGraph:
         laid = self._now(stored.view)
         found = self._library.spillway_search(
             laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k,
-            ef or self.ef, _SPARE, stored.dead, self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
+            ef or self.ef, _SPARE, stored.dead, threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
         )  # fmt: skip
         return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
 

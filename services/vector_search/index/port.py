@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from services.vector_search.index.quantizer import Coding
 from services.vector_search.index.rows import Flags, Floats, Ints
 
 Kind = Literal["exact", "graph", "ivfpq"]
@@ -66,7 +67,7 @@ class IndexStats(NamedTuple):
 
     `path` is the way of a search without a filter, `effort` what such a search uses, and `recall` what that was last
     measured to find. `bytes` are those in memory, by what they hold, `quantizer` is the hash of what lists are made
-    by, "" without lists.
+    by, "" without lists, `coding` how rows in lists are coded.
     """
 
     live: int
@@ -77,6 +78,7 @@ class IndexStats(NamedTuple):
     recall: float
     bytes: dict[str, int]
     quantizer: str = ""
+    coding: Coding | None = None
 
 
 class IndexSnapshot(NamedTuple):

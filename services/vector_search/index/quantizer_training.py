@@ -15,7 +15,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from services.vector_search.index.quantizer import WORDS, Quantizer, subspaces_of
+from services.vector_search.index.quantizer import (
+    USUAL,
+    CodeBits,
+    Coding,
+    Quantizer,
+    subspaces_of,
+    unrotated,
+    words_of,
+)
 from services.vector_search.index.rows import Floats, Metric
 
 # Rows of a sample that faiss wants at least for every centroid, and rows that are enough for words and rotation.
@@ -24,6 +32,8 @@ ENOUGH_ROWS = 32_768
 # Bytes of a sample, at most: of wide rows there are fewer, and so fewer lists.
 SAMPLE_BYTES = 64 << 20
 _ROUNDS = 10
+# Rows of a centroid, at most, that its place is found from.
+_ROWS_PER_LIST = 256
 # Rotations are learned in so many rounds, from so many rows; the time of a round is cubic in the dimensions.
 _TURNS, _LEAST_TURNS, _TURNS_AT, _TURNED_ROWS = 8, 2, 2048, 16_384
 _CHECK_S = 0.2
@@ -36,7 +46,10 @@ class TrainingFailed(Exception):
 
 
 class TrainingWork(msgspec.Struct, frozen=True):
-    """What is to be trained: for `rows` rows, with so many lists at most, by a sample of float32 rows."""
+    """What is to be trained: for `rows` rows, with so many lists at most, by a sample of float32 rows.
+
+    Codes have 8 bits for every four dimensions, or 4 for every two.
+    """
 
     metric: Metric
     lists: int
@@ -44,6 +57,7 @@ class TrainingWork(msgspec.Struct, frozen=True):
     sample: int
     dimension: int
     threads: int
+    coding: Coding = USUAL
 
 
 Trainer = Callable[[TrainingWork, Floats, Callable[[], bool]], Quantizer]
@@ -63,24 +77,27 @@ def train(
     import faiss  # noqa: PLC0415 - only the process that trains needs it
 
     faiss.omp_set_num_threads(work.threads)
-    subspaces, part = subspaces_of(work.dimension)
+    bits, count_of_words = work.coding.code_bits, words_of(work.coding.code_bits)
+    subspaces, part = subspaces_of(work.dimension, bits)
     width = subspaces * part
     unlike = _unlike(sample)
     del sample
     lists = max(1, min(work.lists, len(unlike) // LEAST_PER_LIST))
     # A rotation cannot be learned from fewer rows than dimensions, nor words from fewer rows than there are.
-    count = max(len(unlike), WORDS, width)
+    count = max(len(unlike), words_of(8), width)
     order = np.random.default_rng(work.rows).permutation(count) % len(unlike)
     padded = np.zeros((count, width), np.float32)
     padded[:, : work.dimension] = unlike[order]
     del unlike
 
-    if rotation is None:
-        rotation = _rotation(padded, subspaces)[:, : work.dimension]
+    if not work.coding.rotate:
+        rotation = unrotated(width, work.dimension)
+    elif rotation is None:
+        rotation = _rotation(padded, subspaces, bits)[:, : work.dimension]
     rotated = padded[:, : work.dimension] @ rotation.T
     del padded
     means = faiss.Kmeans(
-        width, lists, niter=_ROUNDS, seed=1, max_points_per_centroid=WORDS, min_points_per_centroid=1
+        width, lists, niter=_ROUNDS, seed=1, max_points_per_centroid=_ROWS_PER_LIST, min_points_per_centroid=1
     )  # fmt: skip
     means.train(rotated)
     rough = Quantizer(
@@ -88,19 +105,19 @@ def train(
         work.rows,
         np.ascontiguousarray(rotation),
         np.ascontiguousarray(means.centroids, np.float32),
-        np.zeros((subspaces, WORDS, part), np.float32),
+        np.zeros((subspaces, count_of_words, part), np.float32),
     )
-    words = faiss.ProductQuantizer(width, subspaces, 8)
+    words = faiss.ProductQuantizer(width, subspaces, bits)
     words.cp.niter, words.cp.min_points_per_centroid = _ROUNDS, 1
-    words.cp.max_points_per_centroid = ENOUGH_ROWS // WORDS
+    words.cp.max_points_per_centroid = ENOUGH_ROWS // count_of_words
     words.train(rough.residuals(rotated, rough.nearest_lists(rotated)))
-    found = faiss.vector_to_array(words.centroids).reshape(subspaces, WORDS, part)
+    found = faiss.vector_to_array(words.centroids).reshape(subspaces, count_of_words, part)
     return Quantizer(
         rough.metric, rough.trained, rough.rotation, rough.centroids, np.ascontiguousarray(found)
     )
 
 
-def _rotation(rows: Floats, subspaces: int) -> Floats:
+def _rotation(rows: Floats, subspaces: int, bits: CodeBits) -> Floats:
     """Learn the rotation of rows (OPQ), (width, width)."""
     import faiss  # noqa: PLC0415
 
@@ -109,6 +126,8 @@ def _rotation(rows: Floats, subspaces: int) -> Floats:
     turn.niter = max(_LEAST_TURNS, min(_TURNS, _TURNS_AT // width))
     turn.niter_pq, turn.niter_pq_0 = 2, _ROUNDS
     turn.max_train_points = _TURNED_ROWS
+    words = faiss.ProductQuantizer(width, subspaces, bits)
+    turn.pq = words
     turn.train(rows)
     found: Floats = faiss.vector_to_array(turn.A).reshape(width, width)
     return found

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from common.wire.tuning import ExploredSetting, IndexSetting, TuningGoal
-from services.vector_search.tuning.cost_lines import ListsSearch
+from services.vector_search.tuning.cost_lines import PARTS, CostLines, ListsSearch
 from services.vector_search.tuning.stage_calibration import StageCalibration
-from services.vector_search.tuning.trials import GraphOption, GraphTrial, K, ListsTrial
+from services.vector_search.tuning.trials import GraphOption, GraphTrial, K, ListsTrial, TimedWay
 
 
 class Measurements(NamedTuple):
@@ -48,12 +49,23 @@ def _exact(known: StageCalibration, rows: int, rows_bytes: int) -> Iterable[Expl
     yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
 
 
-def _corrected(known: StageCalibration, trial: ListsTrial) -> float:
-    """Return how many times what the lines say a search in these lists took: real codes cost more than made-up ones."""
-    if trial.timed is None:
-        return 1.0
-    search = _search(trial, trial.rows, trial.timed.probes, trial.timed.depth)
-    return trial.timed_s / known.lists.seconds(search.work())
+def _lines(known: StageCalibration, trial: ListsTrial) -> CostLines:
+    """Return how many times what the lines say each part of a search took in these lists.
+
+    Real codes cost more than made-up ones, and so do the rows of lists that lie apart.
+    """
+    if not trial.timed:
+        return CostLines((1.0,) * len(PARTS))
+    measured = []
+    for way in trial.timed:
+        search = _search(trial, trial.rows, way.effort, way.depth)
+        measured.append((known.lists.parts_s(search.work()), way.mean_s))
+    return CostLines.fit(measured)
+
+
+def _tail(timed: Sequence[TimedWay], usual: float = 1.0) -> float:
+    """Return how many times the mean one search in a hundred takes."""
+    return statistics.median(each.p99_s / each.mean_s for each in timed) if timed else usual
 
 
 def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearch:
@@ -61,19 +73,21 @@ def _search(trial: ListsTrial, rows: int, probes: int, depth: int) -> ListsSearc
     codes = max(min(probes * trial.codes_each, float(trial.rows)), share * trial.rows)
     slots = max(min(probes * trial.slots_each, codes + 64.0 * trial.lists), codes)
     return ListsSearch(
-        trial.dimension, trial.width, trial.subspaces, trial.lists, probes, slots * grown, codes * grown, depth * K
+        trial.dimension, trial.width, trial.subspaces, trial.lists, probes, slots * grown, codes * grown, depth * K,
+        *trial.coding,
     )  # fmt: skip
 
 
 def _lists(
     known: StageCalibration, trial: ListsTrial, rows: int, rows_bytes: int
 ) -> Iterable[ExploredSetting]:
-    grown, slower = rows / trial.rows, _corrected(known, trial)
+    grown, lines = rows / trial.rows, _lines(known, trial)
+    tail = _tail(trial.timed, known.lists_tail)
     for option in trial.options:
         search = _search(trial, rows, option.probes, option.depth)
-        mean_s = slower * known.lists.seconds(search.work())
+        mean_s = lines.seconds(known.lists.parts_s(search.work()))
         slow = search._replace(slots=max(option.slots_p99 * grown, search.slots))
-        p99_s = slower * known.lists.seconds(slow.work()) * known.lists_tail
+        p99_s = tail * lines.seconds(known.lists.parts_s(slow.work()))
         for threads, factor in _threads(known.threads, known.lists_speedup):
             setting = IndexSetting(
                 "ivfpq",
@@ -81,6 +95,8 @@ def _lists(
                 effort=option.probes,
                 depth=option.depth,
                 threads=threads,
+                code_bits=trial.coding.code_bits,
+                rotate=trial.coding.rotate,
             )
             yield ExploredSetting(
                 setting, option.recall, option.sure, factor / mean_s, p99_s, int(trial.bytes * grown) + rows_bytes
@@ -89,12 +105,12 @@ def _lists(
 
 def _graph(trials: Sequence[GraphTrial], rows: int, rows_bytes: int) -> Iterable[ExploredSetting]:
     """Return a graph's settings; one over fewer rows than there are goes on as it grew from a smaller one."""
-    last = trials[-1]
-    call_s, candidate_s, steps = last.call_s, last.candidate_s, 0.0
-    first = trials[0]
+    first, last = trials[0], trials[-1]
+    (call_s, candidate_s), steps = _graph_line(last), 0.0
     if len(trials) > 1 and rows > last.rows:
         steps = math.log(rows / last.rows) / math.log(last.rows / first.rows)
-        candidate_s += steps * max(last.candidate_s - first.candidate_s, 0.0)
+        candidate_s += steps * max(candidate_s - _graph_line(first)[1], 0.0)
+    tail = _tail(last.timed)
     for option in last.options:
         ef = option.ef + math.ceil(steps * max(option.ef - _ef_at(first, option), 0))
         mean_s = call_s + candidate_s * max(ef, K)
@@ -102,8 +118,15 @@ def _graph(trials: Sequence[GraphTrial], rows: int, rows_bytes: int) -> Iterable
             setting = IndexSetting("graph", links=last.links, effort=ef, threads=threads)
             size = int(last.bytes * rows / last.rows) + rows_bytes
             yield ExploredSetting(
-                setting, option.recall, option.sure, factor / mean_s, last.tail * mean_s, size
+                setting, option.recall, option.sure, factor / mean_s, tail * mean_s, size
             )
+
+
+def _graph_line(trial: GraphTrial) -> tuple[float, ...]:
+    """Return the seconds of a search in a graph, and of each candidate that it keeps."""
+    return CostLines.fit(
+        [((1.0, max(each.effort, K)), each.mean_s) for each in trial.timed]
+    ).units_s
 
 
 def _ef_at(trial: GraphTrial, option: GraphOption) -> int:

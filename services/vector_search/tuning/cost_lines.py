@@ -13,8 +13,12 @@ import numpy as np
 
 # Rows of a block of codes, which is always scored whole.
 BLOCK = 64
-# The stages of a search in lists, in the order of `ListsSearch.work`.
-STAGES = ("call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore")
+# The stages of a search in lists, in the order of `ListsSearch.work`; the last two are those of codes of 4 bits.
+STAGES = (
+    "call", "OPQ", "IVFDist", "SelCells", "BuildLUT", "PQDist", "SelK", "rescore", "BuildLUT4", "PQDist4",
+)  # fmt: skip
+# Parts of them that grow together: what every search in the same lists does, each code, each row that is compared.
+PARTS = ((0, 1, 2, 3, 4, 8), (5, 9), (6, 7))
 
 
 class ListsSearch(NamedTuple):
@@ -28,19 +32,24 @@ class ListsSearch(NamedTuple):
     slots: float
     codes: float
     kept: int
+    code_bits: int = 8
+    rotate: bool = True
 
     def work(self) -> tuple[float, ...]:
         """Return the units of each stage, in the order of STAGES."""
+        eight, four = float(self.code_bits == 8), float(self.code_bits == 4)
         entered = self.kept * (1.0 + math.log(max(self.codes / max(self.kept, 1), 1.0)))
         return (
             1.0,
-            float(self.width * self.dimension),
+            float(self.rotate * self.width * self.dimension),
             float(self.lists * self.width),
             self.lists + self.probes * math.log2(1.0 + self.probes),
-            256.0 * self.width,
-            self.slots * self.subspaces,
+            eight * 256.0 * self.width,
+            eight * self.slots * self.subspaces,
             entered * math.log2(1.0 + self.kept),
             float(min(self.kept, self.codes) * self.dimension),
+            four * self.subspaces,
+            four * self.slots * self.subspaces / 2.0,
         )
 
 
@@ -73,6 +82,11 @@ class CostLines(msgspec.Struct, frozen=True):
     def stages_s(self, work: Sequence[float]) -> tuple[float, ...]:
         """Return what each stage takes."""
         return tuple(unit * amount for unit, amount in zip(self.units_s, work, strict=True))
+
+    def parts_s(self, work: Sequence[float]) -> tuple[float, ...]:
+        """Return what each of PARTS takes."""
+        stages = self.stages_s(work)
+        return tuple(sum(stages[at] for at in part) for part in PARTS)
 
 
 def expected_codes(sizes: Sequence[int], probes: int) -> float:

@@ -23,8 +23,9 @@ from services.vector_search.tuning.exploration import (
     ExplorationWork,
 )
 from services.vector_search.tuning.plan_file import PlanFile
+from services.vector_search.tuning.search_timer import SearchTimes, Side, rounds_of
 from services.vector_search.tuning.space import LEAST_ROWS
-from services.vector_search.tuning.trials import single_searches
+from services.vector_search.tuning.trials import K, batch_s
 
 _AT_ONCE = 4096
 
@@ -102,17 +103,27 @@ def _parts(view: RowsView, rows: Ints) -> Iterator[Floats]:
 
 
 def measure(index: Index, known: MeasuredPlan, clock: Clock) -> MeasuredPlan:
-    """Return what was measured with the seconds of single searches, for rows that tuning did not ask for."""
+    """Return what was measured with the times of searches for rows that tuning did not ask for.
+
+    They are searches of one query, and a batch of them where the plan divides it among threads.
+    """
     view = index.rows.view
     live = np.flatnonzero(view.live[: view.size].copy())
     rows = live[~tunes(view.labels[live])]
     queries = view.matrix[np.random.default_rng(1).permutation(rows)[:QUERIES]]
-    stats = index.now.stats()
-    times = single_searches(index.now, queries, clock)
+    stats, plan = index.now.stats(), index.followed.now.plan
+
+    def search(asked: Floats) -> object:
+        return index.now.search(asked, K, remember=False)
+
+    times = SearchTimes.of(rounds_of([Side(search, queries)], clock)[0])
+    mean_s = times.mean_s
+    if plan is not None and plan.setting.threads > 1:
+        mean_s = batch_s(lambda: search(queries), clock) / len(queries)
     return msgspec.structs.replace(
         known,
         effort=stats.effort if isinstance(stats.effort, int) else 0,
-        qps=1.0 / times.mean_s,
+        qps=1.0 / mean_s,
         p99_s=times.p99_s,
         bytes=sum(stats.bytes.values()),
     )

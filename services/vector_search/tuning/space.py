@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.vector_search.index.quantizer import USUAL, Coding
 from services.vector_search.index.quantizer_training import LEAST_PER_LIST
 
 # Fewer rows are compared one by one in less time than any structure saves.
@@ -11,6 +12,8 @@ LEAST_ROWS = 1000
 _FEWEST_LISTS = 64
 # Links of a graph's nodes: M.
 LINKS = (16, 32, 8)
+# How rows in lists are coded: the first is tried with every number of lists, others with the best and those beside it.
+CODINGS = (USUAL, Coding(4), Coding(8, rotate=False), Coding(4, rotate=False))
 # Few links are not tried where a walk needs this many candidates, nor many where it needs fewer.
 _LONG_WALK, _SHORT_WALK = 64, 24
 # A number of lists is left out where reading them without error would already take this share of the best time.
@@ -30,6 +33,12 @@ def numbers_of_lists(rows: int, trained: int) -> list[int]:
     found = [1 << e for e in range(_FEWEST_LISTS.bit_length() - 1, most.bit_length())]
     middle = 1.5 * rows**0.5
     return sorted(found, key=lambda lists: max(lists / middle, middle / lists))
+
+
+def beside(counts: list[int], best: int | None) -> list[int]:
+    """Return the numbers of lists within twice and half the best, which goes first; the first where none is known."""
+    near = [each for each in counts if best is not None and best <= 2 * each <= 4 * best]
+    return sorted(near, key=lambda each: each != best) if near else counts[:1]
 
 
 def hopeless(least_s: float, best_s: float) -> bool:

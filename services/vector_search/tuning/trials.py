@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.lists_tuning import DEPTHS, Places, Truth
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, new_graph
 from services.vector_search.index.port import VectorIndex
+from services.vector_search.index.quantizer import USUAL, Coding
 from services.vector_search.index.quantizer_source import OwnQuantizer
 from services.vector_search.index.quantizer_training import (
     ENOUGH_ROWS,
@@ -30,15 +31,26 @@ from services.vector_search.index.quantizer_training import SAMPLE_BYTES as TRAI
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 from services.vector_search.tuning.cost_lines import BLOCK, expected_codes, expected_slots
+from services.vector_search.tuning.search_timer import SearchTimes, Side
 from services.vector_search.tuning.space import least
 
 K = 10
 _CODED_AT_ONCE = 32_768
 _BUILD_SLICE = 2000
-# Values of ef that a graph's line goes through.
-_TIMED_EFS = (10, 32, 96, 256)
+# Values of ef that a graph's line goes through, and how many ways to read them the lines of lists do.
+_TIMED_EFS = (10, 16, 32, 64, 128, 256)
+_TIMED_WAYS = 9
 _MOST_EF = 2048
-_ROUNDS = 3
+_ROUNDS = 5
+
+
+class StructureKey(NamedTuple):
+    """A structure of a kind, with its number of lists or links, over so many rows, which lists code so."""
+
+    kind: str
+    number: int
+    rows: int
+    coding: Coding = USUAL
 
 
 class ListsOption(msgspec.Struct, frozen=True):
@@ -52,11 +64,17 @@ class ListsOption(msgspec.Struct, frozen=True):
     slots_p99: float
 
 
-class ListsTrial(msgspec.Struct, frozen=True):
-    """Lists over `rows` rows: what a query that reads one of them is expected to read, and ways to read them.
+class TimedWay(msgspec.Struct, frozen=True):
+    """What single searches took with an effort (lists read, or ef) and a depth (0 for graphs)."""
 
-    A search in the way `timed` took `timed_s` seconds.
-    """
+    effort: int
+    depth: int
+    mean_s: float
+    p99_s: float
+
+
+class ListsTrial(msgspec.Struct, frozen=True):
+    """Lists over `rows` rows: what a query that reads one of them is expected to read, ways to read them, and times."""
 
     asked: int
     lists: int
@@ -68,8 +86,13 @@ class ListsTrial(msgspec.Struct, frozen=True):
     slots_each: float
     bytes: int
     options: list[ListsOption]
-    timed: ListsOption | None
-    timed_s: float
+    timed: list[TimedWay] = []
+    coding: Coding = USUAL
+
+    @property
+    def key(self) -> StructureKey:
+        """What tells the lists from others."""
+        return StructureKey("ivfpq", self.asked, self.rows, self.coding)
 
 
 class GraphOption(msgspec.Struct, frozen=True):
@@ -81,27 +104,20 @@ class GraphOption(msgspec.Struct, frozen=True):
 
 
 class GraphTrial(msgspec.Struct, frozen=True):
-    """A graph over `rows` rows: a search takes `call_s` + `candidate_s` * ef seconds, one in a hundred `tail` times it.
-
-    `speedup` is how many times the searches one thread does `threads` of them do.
-    """
+    """A graph over `rows` rows; `speedup` is how many times the searches of one thread `threads` of them do."""
 
     links: int
     rows: int
     bytes: int
-    call_s: float
-    candidate_s: float
-    tail: float
     threads: int
     speedup: float
     options: list[GraphOption]
+    timed: list[TimedWay] = []
 
-
-class SingleSearches(NamedTuple):
-    """Seconds of searches of one query each: the mean of the best times, and what one in a hundred takes."""
-
-    mean_s: float
-    p99_s: float
+    @property
+    def key(self) -> StructureKey:
+        """What tells the graph from others."""
+        return StructureKey("graph", self.links, self.rows)
 
 
 class Sample(NamedTuple):
@@ -133,40 +149,33 @@ class Sample(NamedTuple):
         return made
 
 
-def single_searches(index: VectorIndex, queries: Floats, clock: Clock) -> SingleSearches:
-    """Time searches of one query each, the best of a few times."""
-    taken = np.empty((_ROUNDS, len(queries)))
-    for times in taken:
-        for i in range(len(queries)):
-            began_s = clock.perf_s()
-            index.search(queries[i : i + 1], K, remember=False)
-            times[i] = clock.perf_s() - began_s
-    return SingleSearches(
-        float(taken.min(axis=0).mean()), float(np.quantile(taken, 0.99, axis=1).min())
-    )
+def batch_s(search: Callable[[], object], clock: Clock) -> float:
+    """Return the seconds of a batch, the best of a few times."""
+    times = []
+    for _ in range(_ROUNDS):
+        began_s = clock.perf_s()
+        search()
+        times.append(clock.perf_s() - began_s)
+    return min(times)
 
 
 def speedup(search: Callable[[int], object], threads: int, clock: Clock) -> float:
     """Return how many times the searches of one thread so many do; `search` runs a batch with a number of threads."""
     if threads == 1:
         return 1.0
-
-    def took_s(count: int) -> float:
-        times = []
-        for _ in range(_ROUNDS):
-            began_s = clock.perf_s()
-            search(count)
-            times.append(clock.perf_s() - began_s)
-        return min(times)
-
-    return max(1.0, took_s(1) / took_s(threads))
+    alone_s = batch_s(partial(search, 1), clock)
+    return alone_s / batch_s(partial(search, threads), clock)
 
 
 # -- lists
 
 
 def made_lists(
-    sample: Sample, asked: int, threads: int, rotation: Floats | None = None
+    sample: Sample,
+    asked: int,
+    threads: int,
+    rotation: Floats | None = None,
+    coding: Coding = USUAL,
 ) -> InvertedLists:
     """Train a quantizer for the rows of a sample, and put them into lists; a `rotation` is taken over."""
     view, rows = sample.rows.view, sample.rows.view.size
@@ -179,6 +188,7 @@ def made_lists(
         sample=len(some),
         dimension=some.shape[1],
         threads=threads,
+        coding=coding,
     )
     lists = InvertedLists.empty(train(work, some, rotation=rotation))
     for at in range(0, rows, _CODED_AT_ONCE):
@@ -193,7 +203,6 @@ def try_lists(
     asked: int,
     levels: list[float],
     threads: int,
-    clock: Clock,
 ) -> ListsTrial:
     """Return, for each depth and each recall level, the least number of lists to read, and what that reads."""
     view, quantizer = sample.rows.view, lists.quantizer
@@ -211,11 +220,6 @@ def try_lists(
                 probes, depth, float(shares.mean()), _sure(shares), float(read), float(slow)
             )
         )
-    timed = options[len(options) // 2] if options else None
-    timed_s = 0.0
-    if timed is not None:
-        tuned = lists.tuned(timed.probes, timed.depth)
-        timed_s = single_searches(lists_index(sample, tuned, clock), sample.queries, clock).mean_s
     return ListsTrial(
         asked,
         quantizer.lists,
@@ -227,9 +231,25 @@ def try_lists(
         expected_slots(lists.sizes.tolist(), 1),
         lists.codes_bytes + lists.quantizer_bytes,
         options,
-        timed,
-        timed_s,
+        coding=quantizer.coding,
     )
+
+
+def lists_sides(
+    sample: Sample, lists: InvertedLists, trial: ListsTrial, clock: Clock
+) -> dict[tuple[int, int], Side]:
+    """Return searches in lists in some of the ways of a trial, by lists read and depth."""
+    ways = [(each.probes, each.depth) for each in trial.options]
+    drawn = np.random.default_rng(len(ways)).permutation(len(ways))[:_TIMED_WAYS]
+    found = {}
+    for probes, depth in sorted(ways[at] for at in drawn):
+        index = lists_index(sample, lists.tuned(probes, depth), clock)
+        found[probes, depth] = Side(partial(_asked, index, None), sample.queries)
+    return found
+
+
+def _asked(index: VectorIndex, effort: int | None, query: Floats) -> object:
+    return index.search(query, K, effort=effort, remember=False)
 
 
 def lists_index(sample: Sample, lists: InvertedLists, clock: Clock, threads: int = 1) -> IvfpqIndex:
@@ -275,27 +295,29 @@ def made_graph(sample: Sample, links: int, threads: int) -> SearchGraph:
 def try_graph(
     sample: Sample, graph: SearchGraph, levels: list[float], threads: int, clock: Clock
 ) -> GraphTrial:
-    """Return the least ef for each recall level, and the line of a search's seconds by ef."""
+    """Return the least ef for each recall level."""
     options = _graph_options(sample, graph, levels)
-    index = GraphIndex(sample.state(graph, None), sample.metric, threads=threads, clock=clock)
-    times = []
-    for ef in _TIMED_EFS:
-        graph.set_ef(ef)
-        times.append(single_searches(index, sample.queries, clock))
-    means = np.array([each.mean_s for each in times])
-    lines = np.stack([np.ones(len(means)), np.array(_TIMED_EFS)], axis=1) / means[:, None]
-    call_s, candidate_s = np.linalg.lstsq(lines, np.ones(len(means)), rcond=None)[0]
     return GraphTrial(
         graph.links,
         sample.rows.view.size,
         graph.bytes if isinstance(graph, NativeGraph) else int(graph.copied_bytes),
-        float(max(call_s, 0.0)),
-        float(candidate_s),
-        float(np.median([each.p99_s / each.mean_s for each in times])),
         threads,
         _graph_speedup(graph, sample.queries, threads, clock),
         options,
     )
+
+
+def graph_sides(sample: Sample, graph: SearchGraph, clock: Clock) -> dict[tuple[int, int], Side]:
+    """Return searches of a graph by ef, and 0."""
+    index = GraphIndex(sample.state(graph, None), sample.metric, threads=1, clock=clock)
+    return {(ef, 0): Side(partial(_asked, index, ef), sample.queries) for ef in _TIMED_EFS}
+
+
+def timed_ways(
+    sides: Mapping[tuple[int, int], Side], times: Sequence[SearchTimes]
+) -> list[TimedWay]:
+    """Return what was measured of sides, in their order."""
+    return [TimedWay(*way, *taken) for way, taken in zip(sides, times, strict=True)]
 
 
 def _graph_options(sample: Sample, graph: SearchGraph, levels: list[float]) -> list[GraphOption]:
@@ -315,13 +337,7 @@ def _graph_options(sample: Sample, graph: SearchGraph, levels: list[float]) -> l
 
 
 def _graph_speedup(graph: SearchGraph, queries: Floats, threads: int, clock: Clock) -> float:
-    def search(count: int) -> None:
-        graph.threads = count
-        graph.query(queries, K)
-
-    found = speedup(search, threads, clock)
-    graph.threads = threads
-    return found
+    return speedup(lambda count: graph.query(queries, K, threads=count), threads, clock)
 
 
 def _least_sure(shares: Callable[[int], Floats], level: float, most: int) -> int | None:

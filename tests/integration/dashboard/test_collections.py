@@ -168,7 +168,8 @@ def test_a_tuning_is_shown_with_the_front_that_it_explored(page: Page, made: Col
     expect(page.get_by_label("Tuning", exact=True)).to_be_hidden()
 
     def setting(kind: str, recall: float, qps: float, **more: int) -> dict[str, Any]:
-        parts = {"lists": 0, "links": 0, "effort": 0, "depth": 0, "threads": 1, **more}
+        parts = {"lists": 0, "links": 0, "effort": 0, "depth": 0, "threads": 1, "code_bits": 8}
+        parts |= {"rotate": True, **more}
         told = {"setting": {"kind": kind, **parts}, "recall": recall, "sure": recall, "qps": qps}
         return {**told, "p99_s": 0.001, "bytes": 1000, "why": ""}
 

@@ -353,6 +353,7 @@ ROUTES = (
     ("POST", "/v1/collections/{c}/map"),
     ("GET", "/v1/collections/{c}/tune"),
     ("POST", "/v1/collections/{c}/tune"),
+    ("DELETE", "/v1/collections/{c}/tune"),
     ("GET", "/v1/collections/{c}/shards"),
     ("POST", "/v1/collections/{c}/replicas"),
     ("POST", "/v1/collections/{c}/shards/{s}/split"),

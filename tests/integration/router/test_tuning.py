@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,11 +19,11 @@ from tests.support.mesh import Mesh
 from tests.support.waiting import until
 
 DIMENSION, ROWS = 8, 1500
-ENDED = {"done", "failed"}
+ENDED = {"done", "failed", "cancelled"}
 
 
-async def filled(http: aiohttp.ClientSession, name: str, rows: int) -> str:
-    body = {"name": name, "model": None, "dimension": DIMENSION, "metric": "dot"}
+async def filled(http: aiohttp.ClientSession, name: str, rows: int, **more: int) -> str:
+    body = {"name": name, "model": None, "dimension": DIMENSION, "metric": "dot", **more}
     status, _ = await call(http, "POST", "/v1/collections", body)
     assert status == 201
     path = f"/v1/collections/{name}"
@@ -82,6 +86,70 @@ async def test_a_tuning_goes_on_after_a_kill_and_its_plan_is_followed() -> None:
         mesh.close()
 
 
+def explorations(mesh: Mesh) -> set[int]:
+    """Return the processes that explore below a mesh's directory."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes()
+            if b"tuning.exploration" in words and str(mesh.directory).encode() in words:
+                found.add(int(path.parent.name))
+    return found
+
+
+async def begun(http: aiohttp.ClientSession, mesh: Mesh, path: str) -> dict[str, Any]:
+    """Begin a tuning, and hold its exploration where it is, so that it does not end by itself."""
+    others = explorations(mesh)
+    status, told = await call(http, "POST", f"{path}/tune", {"recall": 0.9, "plan_only": True})
+    assert (status, told["state"]) == (202, "asked")
+    for process in await until(lambda: explorations(mesh) - others, "an exploration"):
+        os.kill(process, signal.SIGSTOP)
+    return await tuning(http, path)
+
+
+async def test_a_tuning_is_taken_up_where_its_shard_went_and_can_be_cancelled() -> None:
+    """The process that the first shard moved to goes on; a cancelled tuning leaves no files, and another may begin."""
+    mesh = Mesh()
+    try:
+        mesh.add("vector_search", "1").ports()
+        async with aiohttp.ClientSession(mesh.url) as http, asyncio.timeout(150):
+
+            async def both() -> bool:
+                body = {"name": "both", "model": None, "dimension": DIMENSION, "replicas": 2}
+                return bool((await call(http, "POST", "/v1/collections", body))[0] == 201)
+
+            await until(both)
+            path = await filled(http, "moved", ROWS, shards=1)
+            before = await begun(http, mesh, path)
+            held = explorations(mesh)
+            status, told = await call(
+                http, "POST", f"{path}/shards/0/move", {"from": before["tuner"]}
+            )
+            assert status == 200, told
+
+            async def taken_up() -> bool:
+                now = await tuning(http, path)
+                return now["id"] == before["id"] and now["tuner"] != before["tuner"]
+
+            await until(taken_up)
+            await until(lambda: not explorations(mesh) & held, "the first exploration ends")
+            status, told = await call(http, "POST", f"{path}/tune", {})
+            assert (status, told["error"]["code"]) == (409, "tuning_under_way")
+            for _ in range(2):
+                status, told = await call(http, "DELETE", f"{path}/tune")
+                assert (status, told["id"], told["state"]) == (200, before["id"], "cancelled")
+            await until(lambda: not explorations(mesh), "the second exploration ends")
+            assert (await begun(http, mesh, path))["id"] != before["id"]
+            status, told = await call(http, "DELETE", f"{path}/tune")
+            assert (status, told["state"], told["in_force"]) == (200, "cancelled", None)
+            await until(lambda: not explorations(mesh), "the third exploration ends")
+            await until(lambda: not list(mesh.directory.glob("**/tuning/*")), "the files are gone")
+            status, told = await call(http, "GET", f"{path}/explain")
+            assert (status, told["shards"][0]["kind"]) == (200, "exact")
+    finally:
+        mesh.close()
+
+
 def test_the_command_explores_without_building(
     mesh: Mesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +170,8 @@ def test_the_command_explores_without_building(
     assert main(["tune", "plan-only", "--p99", "1us", "--plan-only"]) == 1
     assert "needed: a p99 of" in capsys.readouterr().out
 
+    assert main(["tune", "plan-only", "--cancel"]) == 1  # it has ended
+    assert "needed: a p99 of" in capsys.readouterr().out
     asyncio.run(made("few", 50))
     assert main(["tune", "few"]) == 1
     assert "50 vectors are too few to tune by" in capsys.readouterr().out

@@ -19,9 +19,16 @@ from services.vector_search.collection_quantizer import CollectionQuantizer
 from services.vector_search.explanation import explain
 from services.vector_search.index import exact, inverted_lists
 from services.vector_search.index.index import Index
-from services.vector_search.index.inverted_lists import InvertedLists, code
+from services.vector_search.index.inverted_lists import Coded, InvertedLists, code
 from services.vector_search.index.lists_maintenance import lists_for
-from services.vector_search.index.quantizer import Quantizer, subspaces_of
+from services.vector_search.index.quantizer import (
+    USUAL,
+    CodeBits,
+    Coding,
+    Quantizer,
+    subspaces_of,
+    words_of,
+)
 from services.vector_search.index.quantizer_source import TrainedQuantizer
 from services.vector_search.index.quantizer_training import TrainingFailed, TrainingWork, train
 from services.vector_search.index.rows import Floats, Metric, RowsView, VectorRows, prepare
@@ -31,6 +38,7 @@ from tests.support.clock import ManualClock
 from tests.support.vectors import DIMENSION, ask, document, shard, write
 
 METRICS: list[Metric] = ["cosine", "dot", "l2"]
+BITS: list[CodeBits] = [4, 8]
 NONE = np.zeros(0, np.int64)
 
 
@@ -46,15 +54,18 @@ def view_of(rows: Floats) -> RowsView:
     return RowsView(rows, labels, labels, np.ones(len(rows), np.bool_), len(rows))
 
 
-def trained(rows: Floats, metric: Metric, lists: int) -> Quantizer:
-    work = TrainingWork(metric, lists, len(rows), len(rows), rows.shape[1], threads=1)
+def trained(rows: Floats, metric: Metric, lists: int, coding: Coding = USUAL) -> Quantizer:
+    work = TrainingWork(
+        metric, lists, len(rows), len(rows), rows.shape[1], threads=1, coding=coding
+    )
     return train(work, rows)
 
 
 @cache
-def lists_of(metric: Metric, dimension: int = 30) -> tuple[Floats, InvertedLists]:
-    rows = prepare(clustered(3000, dimension, 1), metric)
-    quantizer = trained(rows, metric, 16)
+def lists_of(metric: Metric, coding: Coding = USUAL) -> tuple[Floats, InvertedLists]:
+    rows = prepare(clustered(3000, 30, 1), metric)
+    quantizer = trained(rows, metric, 16, coding)
+    assert quantizer.coding == coding
     coded = code(quantizer, view_of(rows), np.arange(len(rows)))
     return rows, InvertedLists.empty(quantizer).with_more(coded, len(rows))
 
@@ -79,7 +90,7 @@ def faiss_scores(lists: InvertedLists, rows: Floats, queries: Floats, probes: in
     metric = faiss.METRIC_L2 if l2 else faiss.METRIC_INNER_PRODUCT
     coarse = (faiss.IndexFlatL2 if l2 else faiss.IndexFlatIP)(q.width)
     coarse.add(q.centroids)
-    index: Any = faiss.IndexIVFPQ(coarse, q.width, q.lists, q.subspaces, 8, metric)
+    index: Any = faiss.IndexIVFPQ(coarse, q.width, q.lists, q.subspaces, q.code_bits, metric)
     faiss.copy_array_to_vector(q.words.ravel(), index.pq.centroids)
     index.is_trained, index.by_residual, index.nprobe = True, True, probes
     rotated = q.rotated(rows)
@@ -103,18 +114,21 @@ def faiss_scores(lists: InvertedLists, rows: Floats, queries: Floats, probes: in
 
 
 def step(lists: InvertedLists, query: Floats) -> float:
-    """How far a score by the kernel's tables of 8 bits may lie from the sum of products."""
+    """How far a score by the kernel's tables, rounded to 8 bits, may lie from the sum of products."""
     q = lists.quantizer
     own = q.rotated(query[None])[0].reshape(q.subspaces, -1)
     tables = np.einsum("jwd,jd->jw", q.words, own)
     return float(np.ptp(tables, axis=1).max() / 255 / 2 * q.subspaces) + 1e-4
 
 
+@pytest.mark.parametrize("coding", [USUAL, Coding(4, rotate=False)])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("probes", [1, 4, 16])
-def test_candidates_are_those_of_faiss(way: str, metric: Metric, probes: int) -> None:
+def test_candidates_are_those_of_faiss(
+    way: str, metric: Metric, probes: int, coding: Coding
+) -> None:
     """The same rows in the same lists have faiss' scores; the kernel rounds tables, and errs by no more than that."""
-    rows, lists = lists_of(metric)
+    rows, lists = lists_of(metric, coding)
     queries = prepare(clustered(12, 30, 2), metric)
     oracle = faiss_scores(lists, rows, queries, probes)
     keep = np.ones(len(rows), np.bool_)
@@ -131,10 +145,13 @@ def test_candidates_are_those_of_faiss(way: str, metric: Metric, probes: int) ->
         assert surely <= set(found.rows[i, :count].tolist())
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_row_is_in_the_list_and_has_the_code_that_faiss_gives_it(metric: Metric) -> None:
+def test_a_row_is_in_the_list_and_has_the_code_that_faiss_gives_it(
+    metric: Metric, bits: CodeBits
+) -> None:
     """Assignment and encoding agree with faiss but for ties by rounding."""
-    rows, lists = lists_of(metric)
+    rows, lists = lists_of(metric, Coding(bits, rotate=True))
     q = lists.quantizer
     coarse = faiss.IndexFlatL2(q.width)
     coarse.add(q.centroids)
@@ -142,25 +159,130 @@ def test_a_row_is_in_the_list_and_has_the_code_that_faiss_gives_it(metric: Metri
     right = coarse.search(rotated, 1)[1].ravel()
     own = q.nearest_lists(rotated)
     assert (own == right).mean() > 0.999
-    product = faiss.ProductQuantizer(q.width, q.subspaces, 8)
+    product = faiss.ProductQuantizer(q.width, q.subspaces, bits)
     faiss.copy_array_to_vector(q.words.ravel(), product.centroids)
     left = q.residuals(rotated, own)
-    assert (q.codes(left) == product.compute_codes(left)).mean() > 0.999
+    codes, right_codes = q.codes(left), product.compute_codes(left)
+    if bits == 4:  # faiss has the first of two codes in the low half of a byte
+        right_codes = np.stack([right_codes & 15, right_codes >> 4], axis=2).reshape(codes.shape)
+    assert (codes == right_codes).mean() > 0.999
     assert np.array_equal(lists.list_of_rows(), own)
+
+
+# -- the kernel's rule in numpy
+
+
+def by_the_rule(lists: InvertedLists, coded: Coded, query: Floats, probes: int) -> Floats:
+    """Score every row of the nearest lists as the kernel does, -inf elsewhere: tables rounded to 8 bits, summed up.
+
+    A table is `low + scale * rounded`, of one scale for all; a score is the sum of the rounded times the scale, with
+    the products of query and centroid and the lows, less half the square of what the code stands for.
+    """
+    q = lists.quantizer
+    own = q.rotated(query[None])[0]
+    tables = np.einsum("jwd,jd->jw", q.words, own.reshape(q.subspaces, -1)).astype(np.float32)
+    lows = tables.min(axis=1, keepdims=True)
+    scale = np.float32((tables - lows).max()) / np.float32(255) or np.float32(1)
+    rounded = np.rint((tables - lows) * (np.float32(1) / scale)).astype(np.int64)
+    sums = rounded[np.arange(q.subspaces), coded.codes].sum(axis=1)
+    scores = sums * np.float64(scale) + lows.sum() + (q.centroids @ own)[coded.lists]
+    if q.metric != "dot":
+        stands = q.decoded(coded.lists, coded.codes)
+        scores -= 0.5 * np.einsum("nd,nd->n", stands, stands)
+    chosen = lists.nearest_lists(query[None])[0, :probes]
+    exact_sums = tables[np.arange(q.subspaces), coded.codes].sum(axis=1)
+    off = np.abs(sums * np.float64(scale) + lows.sum() - exact_sums).max(initial=0.0)
+    assert off <= 0.5001 * scale * q.subspaces + 1e-4  # half a step for each subspace
+    found: Floats = np.where(np.isin(coded.lists, chosen), scores, -np.inf)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dimension=st.integers(1, 70),
+    count=st.integers(0, 700),
+    lists=st.integers(1, 6),
+    probes=st.integers(1, 6),
+    most=st.integers(1, 300),
+    live=st.floats(0, 1),
+    bits=st.sampled_from(BITS),
+    metric=st.sampled_from(METRICS),
+    seed=st.integers(0, 1000),
+)
+def test_the_kernel_keeps_to_its_rule(
+    dimension: int,
+    count: int,
+    lists: int,
+    probes: int,
+    most: int,
+    live: float,
+    bits: CodeBits,
+    metric: Metric,
+    seed: int,
+) -> None:
+    """Any sizes, blocks that are not full, marks of live rows: the same candidates as by numpy, equal scores aside.
+
+    Words and queries are small whole numbers, so that products are exact however they are added up.
+    """
+    if inverted_lists.kernel() is None:
+        pytest.skip("this processor cannot run the kernel")
+    rng = np.random.default_rng(seed)
+    subspaces, part = subspaces_of(dimension, bits)
+
+    def whole(*shape: int) -> Floats:
+        return rng.integers(-9, 10, shape).astype(np.float32)
+
+    rotation = np.eye(subspaces * part, dimension, dtype=np.float32)[:, ::-1]
+    quantizer = Quantizer(
+        metric,
+        max(count, 1),
+        np.ascontiguousarray(rotation if rng.random() < 0.5 else rotation[:, ::-1]),
+        whole(lists, subspaces * part),
+        whole(subspaces, words_of(bits), part),
+    )
+    coded = Coded(
+        np.arange(count),
+        rng.integers(0, lists, count),
+        rng.integers(0, words_of(bits), (count, subspaces)).astype(np.uint8),
+    )
+    made = InvertedLists.empty(quantizer).with_more(coded, count)
+    keep = rng.random(count) < live
+    queries = whole(3, dimension)
+    found = made.candidates(keep, queries, most, probes=probes, threads=2)
+
+    for i, query in enumerate(queries):
+        right = by_the_rule(made, coded, query, probes)
+        right[~keep] = -np.inf
+        best = np.sort(right[np.isfinite(right)])[::-1][:most]
+        rows, scores = found.rows[i, : found.found[i]], found.scores[i, : found.found[i]]
+        assert len(set(rows.tolist())) == found.found[i] == len(best)
+        assert scores == pytest.approx(best, rel=1e-5, abs=1e-2)
+        assert scores == pytest.approx(right[rows], rel=1e-5, abs=1e-2)
 
 
 # -- exact search as an oracle
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dimension", [1, 3, 4, 30, 130])
+@pytest.mark.parametrize(
+    ("dimension", "coding"),
+    [
+        (1, USUAL),
+        (3, Coding(4)),
+        (4, USUAL),
+        (30, USUAL),
+        (30, Coding(4, rotate=False)),
+        (130, Coding(8, rotate=False)),
+        (130, Coding(4)),
+    ],
+)
 def test_all_lists_and_all_rows_compared_is_exact_search(
-    way: str, metric: Metric, dimension: int
+    way: str, metric: Metric, dimension: int, coding: Coding
 ) -> None:
     """Whatever the dimension; dimensions that no subspaces divide are filled up with zeros."""
     rows = prepare(clustered(400, dimension, 1), metric)
-    quantizer = trained(rows, metric, 5)
-    subspaces, part = subspaces_of(dimension)
+    quantizer = trained(rows, metric, 5, coding)
+    subspaces, part = subspaces_of(dimension, coding.code_bits)
     assert (quantizer.subspaces, quantizer.width) == (subspaces, subspaces * part)
     lists = InvertedLists.empty(quantizer).with_more(
         code(quantizer, view_of(rows), np.arange(400)), 400
@@ -175,20 +297,26 @@ def test_all_lists_and_all_rows_compared_is_exact_search(
         assert np.array_equal(found.rows, truth)
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_codes_of_many_dimensions_have_256_bytes_at_most(way: str, metric: Metric) -> None:
+def test_codes_of_many_dimensions_have_256_bytes_at_most(
+    way: str, metric: Metric, bits: CodeBits
+) -> None:
     """Whatever a quantizer consists of, comparing all that it covers is exact search."""
     assert [subspaces_of(d) for d in (1, 4, 5, 1024, 1025, 4096)] == [
         (1, 4), (1, 4), (2, 4), (256, 4), (205, 5), (256, 16),
     ]  # fmt: skip
+    assert [subspaces_of(d, 4) for d in (1, 4, 17, 1024, 1030, 4096)] == [
+        (8, 2), (8, 2), (16, 2), (512, 2), (344, 3), (512, 8),
+    ]  # fmt: skip
     rng = np.random.default_rng(1)
-    subspaces, part = subspaces_of(1030)
+    subspaces, part = subspaces_of(1030, bits)
     quantizer = Quantizer(
         metric,
         300,
         np.eye(subspaces * part, 1030, dtype=np.float32),
         rng.standard_normal((3, subspaces * part)).astype(np.float32),
-        rng.standard_normal((subspaces, 256, part)).astype(np.float32),
+        rng.standard_normal((subspaces, words_of(bits), part)).astype(np.float32),
     )
     rows = prepare(rng.standard_normal((300, 1030)).astype(np.float32), metric)
     view, every = view_of(rows), np.arange(300)
@@ -204,14 +332,15 @@ def test_codes_of_many_dimensions_have_256_bytes_at_most(way: str, metric: Metri
         st.tuples(st.integers(0, 130), st.floats(0, 1), st.booleans()), min_size=1, max_size=5
     ),
     metric=st.sampled_from(METRICS),
+    bits=st.sampled_from(BITS),
     seed=st.integers(0, 1000),
 )
 def test_lists_hold_what_was_put_into_them(
-    steps: list[tuple[int, float, bool]], metric: Metric, seed: int
+    steps: list[tuple[int, float, bool]], metric: Metric, bits: CodeBits, seed: int
 ) -> None:
     """Rows are added, deleted and renumbered, and lists saved: all that is left, and nothing else, is in its list."""
     rng = np.random.default_rng(seed)
-    quantizer = lists_of(metric)[1].quantizer
+    quantizer = lists_of(metric, Coding(bits))[1].quantizer
     lists, matrix = InvertedLists.empty(quantizer), np.zeros((0, 30), np.float32)
     live = np.zeros(0, np.bool_)
     for count, deleted, renumber in steps:
@@ -241,10 +370,11 @@ def test_lists_hold_what_was_put_into_them(
 # -- files
 
 
-def test_lists_and_quantizer_are_read_as_they_were_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("coding", [Coding(4, rotate=False), USUAL])
+def test_lists_and_quantizer_are_read_as_they_were_written(tmp_path: Path, coding: Coding) -> None:
     """All metrics; a damaged byte anywhere in a quantizer, or a cut, is noticed."""
     for metric in METRICS:
-        rows, lists = lists_of(metric)
+        rows, lists = lists_of(metric, coding)
         lists.tuned(3, 4).save(str(tmp_path / metric))
         read = InvertedLists.load(tmp_path / metric)
         assert (read.probes, read.depth, read.covered) == (3, 4, len(rows))
@@ -270,6 +400,18 @@ def test_lists_and_quantizer_are_read_as_they_were_written(tmp_path: Path) -> No
     (tmp_path / "cut").write_bytes(b"spillway graph 1\n")
     with pytest.raises(ValueError, match="holds no lists"):
         InvertedLists.load(tmp_path / "cut")
+
+
+def test_a_quantizer_of_before_there_were_4_bits_is_read() -> None:
+    """Its first line says an earlier version, its header nothing of bits, and its hash is what it was."""
+    quantizer = lists_of("cosine")[1].quantizer
+    magic, header, rest = quantizer.to_bytes().split(b"\n", 2)
+    before = header.replace(b',"code_bits":8', b"")
+    assert len(before) < len(header)
+    data = b"\n".join([magic.replace(b"quantizer 2", b"quantizer 1"), before, rest])
+    read = Quantizer.from_bytes(data)
+    assert (read.version, read.coding) == (quantizer.version, USUAL)
+    assert np.array_equal(read.words, quantizer.words)
 
 
 # -- the kind

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from bench.simulation.scale_out import network_s, over_machines
 from common.clock import SYSTEM
 from common.wire.tuning import ExploredSetting, IndexPlan, IndexSetting, TuningGoal
+from services.vector_search.explanation import explain
 from services.vector_search.index.followed_plan import FollowedPlan, divided, holds, tunes
 from services.vector_search.index.index import Index
+from services.vector_search.index.quantizer import USUAL
 from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import prepare
+from services.vector_search.search_cost import SearchCost
 from services.vector_search.tuning import choice, space
 from services.vector_search.tuning.cost_lines import (
     STAGES,
@@ -28,7 +31,9 @@ from services.vector_search.tuning.cost_lines import (
 )
 from services.vector_search.tuning.exploration import ExplorationFiles, Known
 from services.vector_search.tuning.plan_file import PlanFile
+from services.vector_search.tuning.search_timer import SearchTimer, Side
 from services.vector_search.tuning.shard_tuning import give_sample, measure
+from tests.support.clock import ManualClock
 
 NONE = np.zeros(0, np.int64)
 ROWS, DIMENSION = 3000, 16
@@ -70,6 +75,20 @@ def test_every_number_of_lists_has_enough_rows(rows: int, trained: int) -> None:
     assert sorted(found) == [1 << e for e in range(6, 20) if (1 << e) <= min(rows, trained) // 39]
 
 
+@given(st.integers(64, 5_000_000), st.integers(0, 15))
+def test_other_codings_are_tried_with_the_best_number_of_lists_and_those_beside_it(
+    rows: int, at: int
+) -> None:
+    """Three numbers at most, the best first; where none is the best, the one that is tried first of all."""
+    counts = space.numbers_of_lists(rows, rows)
+    assert space.beside(counts, None) == counts[:1]
+    if counts:
+        best = counts[at % len(counts)]
+        found = space.beside(counts, best)
+        assert found[0] == best
+        assert set(found) == {each for each in counts if each in (best // 2, best, 2 * best)}
+
+
 @given(st.lists(settings, min_size=1, max_size=30), goals)
 def test_the_best_keeps_to_the_goal_and_nothing_beats_the_front(
     tried: list[ExploredSetting], goal: TuningGoal
@@ -96,7 +115,9 @@ def test_the_best_keeps_to_the_goal_and_nothing_beats_the_front(
     assert [each.recall for each in front] == sorted(each.recall for each in front)
 
 
-@given(st.lists(st.floats(1e-10, 1e-6), min_size=8, max_size=8), st.integers(0, 9))
+@given(
+    st.lists(st.floats(1e-10, 1e-6), min_size=len(STAGES), max_size=len(STAGES)), st.integers(0, 9)
+)
 def test_lines_find_the_costs_they_were_made_by(units: list[float], seed: int) -> None:
     """Seconds made by lines are predicted by the lines fitted to them, between the points too."""
     rng = np.random.default_rng(seed)
@@ -104,13 +125,14 @@ def test_lines_find_the_costs_they_were_made_by(units: list[float], seed: int) -
     def search() -> ListsSearch:
         dimension = int(rng.choice([32, 64, 128]))
         codes = float(rng.integers(1000, 100_000))
+        bits = int(rng.choice([4, 8]))
         return ListsSearch(
-            dimension, dimension, dimension // 4, int(rng.choice([64, 512, 4096])),
-            int(rng.integers(1, 64)), codes + 500.0, codes, int(rng.integers(10, 640)),
+            dimension, dimension, dimension // 4 if bits == 8 else dimension // 2, int(rng.choice([64, 512, 4096])),
+            int(rng.integers(1, 64)), codes + 500.0, codes, int(rng.integers(10, 640)), bits, bool(rng.integers(2)),
         )  # fmt: skip
 
     made = CostLines(tuple(units))
-    points = [search().work() for _ in range(60)]
+    points = [search().work() for _ in range(80)]
     fitted = CostLines.fit([(work, made.seconds(work)) for work in points])
     assert min(fitted.units_s) >= 0
     for work in points + [search().work() for _ in range(20)]:
@@ -143,6 +165,29 @@ def test_rows_are_queries_of_tuning_or_of_the_proof() -> None:
     assert sorted([*held.tuning, *held.proof]) == list(range(100))
     assert tunes(labels[held.tuning]).all()
     assert not tunes(labels[held.proof]).any()
+
+
+@given(st.lists(st.floats(1e-5, 1e-2), min_size=1, max_size=5), st.floats(0.2, 5.0))
+def test_times_are_told_by_the_reference(costs_s: list[float], slower: float) -> None:
+    """A machine that has become slower, or is disturbed in less than all rounds, tells the same times."""
+    clock, pace, asked = ManualClock(), [1.0], [0]
+    queries = np.zeros((8, 2), np.float32)
+
+    def side(cost_s: float) -> Side:
+        def search(_: Any) -> None:
+            asked[0] += 1
+            disturbed = 50.0 if asked[0] < len(costs_s) * 10 else 1.0  # within the first round
+            clock.now_s += cost_s * pace[0] * disturbed
+
+        return Side(search, queries)
+
+    timer = SearchTimer(side(0.001), clock)
+    sides = [side(cost_s) for cost_s in costs_s]
+    for pace[0] in (1.0, slower):
+        times = timer.time(sides)
+        assert [each.mean_s for each in times] == pytest.approx(costs_s)
+        assert [each.p99_s for each in times] == pytest.approx(costs_s)
+    assert timer.base_s == pytest.approx(0.001)
 
 
 # -- real indexes
@@ -194,6 +239,9 @@ def test_an_exploration_tries_every_kind_and_its_recall_holds(explored: Explorat
     assert found.explored > 50
     measured = _measured(explored)
     assert {(each.asked) for each in measured.lists} == {64}
+    codings = [each.coding for each in measured.lists]
+    assert codings[0] == USUAL
+    assert set(codings) <= set(space.CODINGS)
     assert measured.graphs[0].links == 16
     for trial in measured.graphs:
         efforts = [each.ef for each in trial.options]
@@ -248,10 +296,11 @@ def test_too_few_rows_cannot_be_tuned_by(tmp_path: Path) -> None:
 PLANS = [
     IndexSetting("graph", links=8, effort=20),
     IndexSetting("ivfpq", lists=64, effort=4, depth=4),
+    IndexSetting("ivfpq", lists=64, effort=4, depth=4, code_bits=4, rotate=False),
 ]
 
 
-@pytest.mark.parametrize("setting", PLANS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("setting", PLANS, ids=lambda each: f"{each.kind}-{each.code_bits}")
 def test_an_index_is_built_by_a_plan_and_proved(setting: IndexSetting, tmp_path: Path) -> None:
     """The kind and its parameters are the plan's, the recall is proved by queries of its own, and is remembered."""
     made = index_of(ROWS)
@@ -260,10 +309,14 @@ def test_an_index_is_built_by_a_plan_and_proved(setting: IndexSetting, tmp_path:
     settle(made)
     measured = made.followed.now.measured
     assert made.now.kind == made.now.stats().path == setting.kind
+    if setting.kind == "ivfpq":
+        coding = {"code_bits": setting.code_bits, "rotate": setting.rotate}
+        assert explain(made, SearchCost(), 10)["coding"] == coding
     assert measured is not None
     assert measured.queries > 100
     assert recall(made) >= 0.85
     assert "tuning t1" in made.choice().why
+    assert made.followed.threads(2) == 1  # a batch is divided as the plan says
     timed = measure(made, measured, SYSTEM)
     assert (timed.recall, timed.effort) == (measured.recall, made.now.stats().effort)
     assert timed.qps > 0
@@ -306,6 +359,22 @@ def test_a_plan_that_falls_short_leaves_the_index_that_there_was() -> None:
     assert after is not None
     assert (kept.version, kept.effort) == (after.version, after.effort)
     assert not made.followed.follow(bad)  # it is not tried again
+
+
+def test_an_index_whose_plan_was_given_up_meanwhile_is_not_used() -> None:
+    """A tuning that is cancelled while its index is built leaves the index that there was."""
+    made = index_of(ROWS)
+
+    def given_up(*args: Any, **more: Any) -> Any:
+        made.followed.follow(None)
+        return train(*args, **more)
+
+    made._trainer = given_up
+    made.followed.follow(IndexPlan("t", IndexSetting("ivfpq", lists=64), 0.9, ROWS))
+    settle(made)
+    assert made.lists is None
+    settle(made)  # as when it is woken since it follows another plan
+    assert (made.now.kind, made.followed.now.plan) == ("exact", None)
 
 
 def test_a_plan_lapses_when_the_rows_have_outgrown_it() -> None:

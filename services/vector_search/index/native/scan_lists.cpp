@@ -1,8 +1,10 @@
 // The scan of inverted lists: of a query's nearest lists every code is scored by tables, the best exactly by their rows.
-// Built by common/native/library.py for processors with AVX512-VBMI; called by services/vector_search/index/inverted_lists.py.
+// Built by common/native/library.py for processors with AVX512-VBMI and VNNI; called by services/vector_search/index/inverted_lists.py.
 //
-// Codes lie in blocks of 64 rows, a subspace after another: a table of 256 scores, rounded to 8 bits, is looked up for 64
-// rows by two permutations of bytes. Everything that is read here is never written to, but for the marks of live rows.
+// Codes lie in blocks of 64 rows. Of 8 bits, a subspace after another: a table of 256 scores, rounded to 8 bits, is looked
+// up for 64 rows by two permutations of bytes. Of 4 bits, eight subspaces after another: four tables of 16 scores fit a
+// register, so one permutation looks four subspaces of 16 rows up, and one instruction adds the four to the row's sum.
+// Everything that is read here is never written to, but for the marks of live rows.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -17,18 +19,20 @@
 
 namespace {
 
-constexpr int64_t kBlock = 64, kWords = 256;
+constexpr int64_t kBlock = 64, kNibbles = 16;
 enum Metric : int64_t { kDot, kCosine, kL2 };
 
 // As inverted_lists.py lays it out. A row is about its list's centroid plus a word of each subspace, both rotated.
 struct Lists {
-  int64_t dimension, width, subspaces, part, lists, metric;
-  const float* rotation;   // width x dimension
+  int64_t dimension, width, subspaces, part, lists, metric, entries;  // entries: words of a subspace, 256 or 16
+  const float* rotation;   // width x dimension, null where rows are not rotated
   const float* centroids;  // lists x width
   const float* halves;     // of each centroid: half its square
-  const float* words;      // subspaces x part x 256
+  const float* words;      // subspaces x part x entries
   const int64_t* starts;   // the first block of each list, and the end
-  const uint8_t* codes;    // blocks x subspaces x 64: row i of a block at byte 2 i, row 32 + i at 2 i + 1
+  // 8 bits: blocks x subspaces x 64, row i of a block at byte 2 i, row 32 + i at 2 i + 1. 4 bits: blocks x eights x 64 x 4,
+  // byte s of a row and an eight has subspace 8 eight + s in its low half, subspace 8 eight + 4 + s in its high one.
+  const uint8_t* codes;
   const int32_t* rows;     // blocks x 64, -1 where there is none
   const float* norms;      // but for dot: blocks x 64, half the square of what the code stands for
 };
@@ -95,20 +99,20 @@ struct Rounding {
 };
 
 Rounding tables(const Lists& g, Scratch& s) {
-  const int64_t m = g.subspaces;
-  s.table.resize(size_t(m * kWords));
-  s.rounded.resize(size_t(m * kWords));
+  const int64_t m = g.subspaces, entries = g.entries;
+  s.table.resize(size_t(m * entries));
+  s.rounded.resize(size_t(m * entries));
   std::vector<float> lows(size_t(m), 0.0f);
   float widest = 0.0f, least = 0.0f;
   for (int64_t j = 0; j < m; ++j) {
     const float* q = s.rotated.data() + j * g.part;
-    const float* words = g.words + j * g.part * kWords;
-    float* table = s.table.data() + j * kWords;
+    const float* words = g.words + j * g.part * entries;
+    float* table = s.table.data() + j * entries;
     __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY);
-    for (int64_t w = 0; w < kWords; w += 16) {
+    for (int64_t w = 0; w < entries; w += 16) {
       __m512 sum = _mm512_setzero_ps();
       for (int64_t d = 0; d < g.part; ++d)
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), _mm512_loadu_ps(words + d * kWords + w), sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), _mm512_loadu_ps(words + d * entries + w), sum);
       _mm512_storeu_ps(table + w, sum);
       low = _mm512_min_ps(low, sum);
       high = _mm512_max_ps(high, sum);
@@ -120,31 +124,60 @@ Rounding tables(const Lists& g, Scratch& s) {
   const float scale = widest > 0.0f ? widest / 255.0f : 1.0f, by = 1.0f / scale;
   for (int64_t j = 0; j < m; ++j) {
     const __m512 low = _mm512_set1_ps(lows[size_t(j)]), times = _mm512_set1_ps(by);
-    for (int64_t w = 0; w < kWords; w += 16) {
-      const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s.table.data() + j * kWords + w), low), times);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(s.rounded.data() + j * kWords + w),
+    for (int64_t w = 0; w < entries; w += 16) {
+      const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s.table.data() + j * entries + w), low), times);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(s.rounded.data() + j * entries + w),
                        _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
     }
   }
   return {scale, least};
 }
 
-// Sums up the tables for `kCount` blocks; sums[2 b] are those of the first 32 rows of block b, sums[2 b + 1] of the others.
+// Sums up the tables for `kCount` blocks of 8-bit codes; sums[4 b + i] are those of rows 16 i ... of block b.
 template <int kCount>
-void sum_up(const Lists& g, const uint8_t* table, const uint8_t* codes, __m512i* sums) {
+void sum_up_bytes(const Lists& g, const uint8_t* table, const uint8_t* codes, __m512i* sums) {
+  constexpr int64_t kEntries = 256;
   const int64_t block = g.subspaces * kBlock;
   const __m512i low_bytes = _mm512_set1_epi16(0xff);
-  for (int b = 0; b < 2 * kCount; ++b) sums[b] = _mm512_setzero_si512();
+  __m512i halves[2 * kCount];  // of 16 bits: the first 32 rows of a block, then the others
+  for (int b = 0; b < 2 * kCount; ++b) halves[b] = _mm512_setzero_si512();
   for (int64_t j = 0; j < g.subspaces; ++j) {
-    const uint8_t* t = table + j * kWords;
+    const uint8_t* t = table + j * kEntries;
     const __m512i t0 = _mm512_loadu_si512(t), t1 = _mm512_loadu_si512(t + 64);
     const __m512i t2 = _mm512_loadu_si512(t + 128), t3 = _mm512_loadu_si512(t + 192);
     for (int b = 0; b < kCount; ++b) {
       const __m512i code = _mm512_loadu_si512(codes + b * block + j * kBlock);
       const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), _mm512_permutex2var_epi8(t0, code, t1),
                                                    _mm512_permutex2var_epi8(t2, code, t3));
-      sums[2 * b] = _mm512_add_epi16(sums[2 * b], _mm512_and_si512(found, low_bytes));
-      sums[2 * b + 1] = _mm512_add_epi16(sums[2 * b + 1], _mm512_srli_epi16(found, 8));
+      halves[2 * b] = _mm512_add_epi16(halves[2 * b], _mm512_and_si512(found, low_bytes));
+      halves[2 * b + 1] = _mm512_add_epi16(halves[2 * b + 1], _mm512_srli_epi16(found, 8));
+    }
+  }
+  for (int b = 0; b < 2 * kCount; ++b) {
+    sums[2 * b] = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves[b]));
+    sums[2 * b + 1] = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(halves[b], 1));
+  }
+}
+
+// The same for codes of 4 bits, whose sums have 32 bits throughout.
+template <int kCount>
+void sum_up_nibbles(const Lists& g, const uint8_t* table, const uint8_t* codes, __m512i* sums) {
+  const int64_t block = g.subspaces / 2 * kBlock;
+  const __m512i nibble = _mm512_set1_epi8(0x0f), once = _mm512_set1_epi8(1);
+  const __m512i place = _mm512_set1_epi32(0x30201000);  // of byte s the s-th table of four
+  for (int b = 0; b < 4 * kCount; ++b) sums[b] = _mm512_setzero_si512();
+  for (int64_t j = 0; j < g.subspaces; j += 8) {
+    const __m512i low = _mm512_loadu_si512(table + j * kNibbles), high = _mm512_loadu_si512(table + (j + 4) * kNibbles);
+    for (int b = 0; b < kCount; ++b) {
+      for (int i = 0; i < 4; ++i) {
+        const __m512i code = _mm512_loadu_si512(codes + b * block + (j / 2 + i) * kBlock);
+        constexpr int kAndOr = 0xea;  // (code & nibble) | place
+        const __m512i first = _mm512_ternarylogic_epi32(code, nibble, place, kAndOr);
+        const __m512i other = _mm512_ternarylogic_epi32(_mm512_srli_epi16(code, 4), nibble, place, kAndOr);
+        __m512i& sum = sums[4 * b + i];
+        sum = _mm512_dpbusd_epi32(sum, _mm512_permutexvar_epi8(first, low), once);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_permutexvar_epi8(other, high), once);
+      }
     }
   }
 }
@@ -155,9 +188,7 @@ void select(const Lists& g, const Asked& asked, int64_t block, const __m512i* su
   const __m512 times = _mm512_set1_ps(scale), plus = _mm512_set1_ps(bias);
   const int32_t* rows = g.rows + block * kBlock;
   for (int64_t part = 0; part < 4; ++part) {
-    const __m512i half = sums[part / 2];
-    const __m256i words = part % 2 ? _mm512_extracti64x4_epi64(half, 1) : _mm512_castsi512_si256(half);
-    __m512 scores = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words)), times, plus);
+    __m512 scores = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), times, plus);
     if (g.norms) scores = _mm512_sub_ps(scores, _mm512_loadu_ps(g.norms + block * kBlock + part * 16));
     uint32_t above = _mm512_cmp_ps_mask(scores, _mm512_set1_ps(best.least), _CMP_GT_OQ);
     if (above == 0) continue;
@@ -171,20 +202,23 @@ void select(const Lists& g, const Asked& asked, int64_t block, const __m512i* su
   }
 }
 
-void scan(const Lists& g, const Asked& asked, int64_t list, const Rounding& rounding, float bias, Scratch& s) {
+template <int kCount>
+void score(const Lists& g, const Asked& asked, int64_t block, const Rounding& rounding, float bias, Scratch& s) {
   const uint8_t* table = s.rounded.data();
-  const int64_t size = g.subspaces * kBlock;
+  __m512i sums[4 * kCount];
+  if (g.entries == kNibbles) {
+    sum_up_nibbles<kCount>(g, table, g.codes + block * (g.subspaces / 2 * kBlock), sums);
+  } else {
+    sum_up_bytes<kCount>(g, table, g.codes + block * (g.subspaces * kBlock), sums);
+  }
+  for (int b = 0; b < kCount; ++b) select(g, asked, block + b, sums + 4 * b, rounding.scale, bias, s.best);
+}
+
+void scan(const Lists& g, const Asked& asked, int64_t list, const Rounding& rounding, float bias, Scratch& s) {
   int64_t block = g.starts[list];
   const int64_t end = g.starts[list + 1];
-  __m512i sums[8];
-  for (; block + 4 <= end; block += 4) {
-    sum_up<4>(g, table, g.codes + block * size, sums);
-    for (int b = 0; b < 4; ++b) select(g, asked, block + b, sums + 2 * b, rounding.scale, bias, s.best);
-  }
-  for (; block < end; ++block) {
-    sum_up<1>(g, table, g.codes + block * size, sums);
-    select(g, asked, block, sums, rounding.scale, bias, s.best);
-  }
+  for (; block + 4 <= end; block += 4) score<4>(g, asked, block, rounding, bias, s);
+  for (; block < end; ++block) score<1>(g, asked, block, rounding, bias, s);
 }
 
 // Puts the nearest lists into s.order, nearest first, each with the product of query and centroid.
@@ -204,8 +238,12 @@ void nearest_lists(const Lists& g, int64_t probes, Scratch& s) {
 
 // Leaves in s.best the best of the nearest lists by their codes.
 void find(const Lists& g, const Asked& asked, const float* q, Scratch& s) {
-  s.rotated.resize(size_t(g.width));
-  products(g.rotation, g.width, g.dimension, q, s.rotated.data());
+  s.rotated.assign(size_t(g.width), 0.0f);
+  if (g.rotation) {
+    products(g.rotation, g.width, g.dimension, q, s.rotated.data());
+  } else {
+    std::copy(q, q + g.dimension, s.rotated.begin());
+  }
   nearest_lists(g, asked.probes, s);
   const Rounding rounding = tables(g, s);
   s.best.begin(size_t(asked.rescored));

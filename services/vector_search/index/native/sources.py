@@ -18,8 +18,8 @@ TRAVERSE = KernelSource(
 SELECTION = KernelSource(Path(__file__).parent / "selection.cpp", AVX512, ("-march=x86-64-v4",))
 SCAN_LISTS = KernelSource(
     Path(__file__).parent / "scan_lists.cpp",
-    AVX512 | {"avx512vbmi"},
-    ("-march=x86-64-v4", "-mavx512vbmi"),
+    AVX512 | {"avx512vbmi", "avx512_vnni"},
+    ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512vnni"),
 )
 
 if __name__ == "__main__":
