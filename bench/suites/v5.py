@@ -43,7 +43,7 @@ from services.vector_search.tuning.stage_calibration import reference
 from services.vector_search.tuning.trials import K, Sample, made_graph, made_lists
 
 GOALS = (0.80, 0.95, 0.99)
-THREADS, EACH, ASKED, BLOCKS, ROUNDS = 2, 3, 250, 6, 2
+THREADS, EACH, ASKED, BLOCKS, ROUNDS = 2, 3, 250, 6, 3
 SHAPES = tuple(
     shape
     for shape in search_sets.SHAPES

@@ -129,7 +129,7 @@ async def test_a_tuning_is_taken_up_where_its_shard_went_and_can_be_cancelled() 
 
             async def taken_up() -> bool:
                 now = await tuning(http, path)
-                return now["id"] == before["id"] and now["tuner"] != before["tuner"]
+                return bool(now["id"] == before["id"] and now["tuner"] != before["tuner"])
 
             await until(taken_up)
             await until(lambda: not explorations(mesh) & held, "the first exploration ends")
