@@ -7,6 +7,7 @@ a write never waits for the lists, and a search always sees the write.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from services.vector_search.index.inverted_lists import FoundRows, InvertedLists
 from services.vector_search.index.lists_maintenance import ListsMaintenance
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.lists_tuning import codes_s, probes_ladder
+from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.port import (
     Effort,
     EffortPlan,
@@ -68,12 +70,25 @@ class IvfpqIndex:
     kind: Kind = "ivfpq"
 
     def __init__(
-        self, state: IndexState, metric: Metric, *, threads: int, clock: Clock, trainer: Trainer
+        self,
+        state: IndexState,
+        metric: Metric,
+        *,
+        threads: int,
+        clock: Clock,
+        trainer: Trainer,
+        training_room: Callable[[], int | None] = room_bytes,
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
         self._recall = ListsRecall(threads, state.followed)
         self._maintenance = ListsMaintenance(
-            state, self._recall, metric, threads=threads, clock=clock, trainer=trainer
+            state,
+            self._recall,
+            metric,
+            threads=threads,
+            clock=clock,
+            trainer=trainer,
+            room=training_room,
         )
 
     # -- writing and maintenance
