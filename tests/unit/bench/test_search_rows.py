@@ -503,7 +503,9 @@ def test_v6_compares_lists_with_an_exact_scan() -> None:
         "0.9600 at 900 queries/s, 500 rows/s written",
         "11.2 times: 900 and 80 queries/s",
     ]
-    lists.effort = "graph 32"
+    lists.written_per_s = 400.0
+    assert v6.describe(kept).met[v6.SERVED] == "missed"
+    lists.written_per_s, lists.effort = 500.0, "graph 32"
     assert v6.describe(kept).met[v6.SERVED] == "missed"
     lists.effort, lists.kills, lists.why = "ivfpq 16", 1, "killed: out of memory"
     body = v6.describe(kept)
