@@ -37,7 +37,6 @@ from loadgen import bodies, stats
 from loadgen.bodies import Request
 from loadgen.load import LoadRun
 from loadgen.target import Target, TargetAnswer
-from services.vector_search.index.search_path import LEAST_AUDITED
 
 SHAPE = SetShape("clustered", 2_000_000, 128, "clustered")
 LIMIT = 300 << 20  # bytes of each process, the page cache among them
@@ -49,6 +48,10 @@ LISTS, EXACT = "inverted lists", "exact scan"
 # What makes a process choose a kind for a shard of any size that this row has.
 KINDS = {LISTS: {"SPILLWAY_EXACT_BELOW": "1000"}, EXACT: {"SPILLWAY_EXACT_BELOW": "1000000000"}}
 LOOKED_AT = 800  # answers, by which recall is told
+WAITING, WAITING_SHARE = (
+    1100,
+    1 / 200,
+)  # rows in no list yet, and their share, a few more than lists let wait
 WRITTEN = 0.95  # of the rows that are due must have been acknowledged
 SERVED, RATIO = "recall@10 while rows are added", "queries/s beside an exact scan"
 
@@ -209,9 +212,13 @@ async def _indexed(mesh: LocalMesh, kind: str, timeout_s: float) -> str:
 
 
 def _built(shard: ShardExplanation, kind: str) -> bool:
-    """Return whether a shard is searched as its kind is; few rows may get a graph, for which there is memory."""
-    scanned = shard.path == "exact"
-    return scanned if kind == EXACT else not scanned and shard.newer < LEAST_AUDITED
+    """Return whether a shard is searched as its kind is; few rows may get a graph, for which there is memory.
+
+    Lists take in rows once enough wait, so some always do.
+    """
+    if kind == EXACT or shard.path == "exact":
+        return kind == EXACT and shard.path == "exact"
+    return shard.newer < max(WAITING, int(WAITING_SHARE * shard.live))
 
 
 async def _searched(
