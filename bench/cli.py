@@ -35,7 +35,9 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument("--minutes", type=float, help="begin nothing after so long: with --partial")
     parser.add_argument(
-        "--cgroup", type=Path, help="limit memory by groups below this cgroup directory: F5, V1M"
+        "--cgroup",
+        type=Path,
+        help="limit memory by groups below this cgroup directory: F5, V1M, V6",
     )
     parser.set_defaults(run=run)
 

@@ -49,6 +49,7 @@ SUITES = {
             "V1L", "Kinds of index beside their memory, and the scan of inverted lists", ("faiss",)
         ),
         Suite("V5", "An index tuned for a recall goal: predicted and measured"),
+        Suite("V6", "A collection larger than memory, beside a writer"),
         Suite("V2", "Filtered search: k whenever k match"),
         Suite("V3", "Delayed-synchronization traversal: simulated hardware, and this CPU"),
         Suite("V4", "Approximate hierarchical queues beside exact selections"),

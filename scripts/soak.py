@@ -45,7 +45,10 @@ BENCH = {
             "F3": "30",
         }.items()
     },
-    "V1M": ("--cgroup", "/sys/fs/cgroup/memory", "--partial", str(PLACE / "V1M.partial")),
+    **{
+        row: ("--cgroup", "/sys/fs/cgroup/memory", "--partial", str(PLACE / f"{row}.partial"))
+        for row in ("V1M", "V6")
+    },
     **dict.fromkeys(
         (
             "E2",

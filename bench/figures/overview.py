@@ -73,6 +73,10 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("V1M", "four shards in memory cgroups: what they serve within", "vectors of 1,024", _ITSELF, HTTP),
         Line("V1L", "kinds of index beside their memory; scans of codes", "vectors of 128", "faiss", PROCESS),
         Line("V5", "an index tuned for a goal: predicted and measured", "vectors of 96 and 128", _ITSELF, PROCESS),
+        Line(
+            "V6", "a collection larger than memory, in inverted lists, while rows are added", "vectors of 128",
+            "an exact scan", HTTP,
+        ),
         Line("V2", "filtered search returns k whenever k match", "vectors of 96", _ITSELF, HTTP),
         Line(
             "V3", "delayed-synchronization traversal of the graph", "vectors of 96", "best-first search, the thesis",

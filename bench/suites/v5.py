@@ -27,6 +27,7 @@ from services.vector_search.index.inverted_lists import InvertedLists
 from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.port import Neighbours, VectorIndex
 from services.vector_search.index.quantizer import Coding
+from services.vector_search.index.quantizer_source import OwnQuantizer
 from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import Floats, VectorRows
 from services.vector_search.tuning import choice
@@ -297,7 +298,9 @@ def _index(
     if setting.kind == "ivfpq":
         lists = made.tuned(setting.effort, setting.depth)
         state = sample.state(None, lists)
-        return IvfpqIndex(state, "cosine", threads=1, clock=SYSTEM, trainer=train), lists
+        return IvfpqIndex(
+            state, "cosine", threads=1, clock=SYSTEM, trainer=train, quantizers=OwnQuantizer()
+        ), lists
     if setting.kind == "graph":
         return GraphIndex(sample.state(made, None), "cosine", threads=1, clock=SYSTEM), None
     return ExactIndex(sample.state(None, None), "cosine", threads=1, clock=SYSTEM), None

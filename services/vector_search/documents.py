@@ -21,6 +21,7 @@ import xxhash
 
 from common.wire.search import Document, Hit, StoredDocument
 from services.vector_search.filters import Attributes, Filter, attributes
+from services.vector_search.index.memory import limit_bytes
 from services.vector_search.text_index import TextIndex
 from services.vector_search.write_log import EntryId, format_id, parse_id
 
@@ -49,6 +50,8 @@ WHERE c.label IN (SELECT value FROM json_each(?3))
 """
 PAGE_BYTES = 2 * 1024 * 1024
 SEEN_MS = 24 * 3600 * 1000
+# Pages that a connection keeps in memory: so many bytes, but no more than this share of what the process may have.
+_CACHE_BYTES, _CACHE_SHARE = 16 << 20, 64
 _json = msgspec.json.Encoder()
 
 
@@ -75,8 +78,13 @@ def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    connection.execute("PRAGMA cache_size=-16384")
+    connection.execute(f"PRAGMA cache_size=-{_cache_bytes(limit_bytes()) >> 10}")
     return connection
+
+
+def _cache_bytes(limit: int) -> int:
+    """Return the bytes of pages that a connection keeps in a process that may have `limit` (0: not known)."""
+    return min(_CACHE_BYTES, limit // _CACHE_SHARE) if limit else _CACHE_BYTES
 
 
 def copy_database(path: Path, target: Path) -> None:

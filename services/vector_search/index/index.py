@@ -1,7 +1,8 @@
 """The index of one shard: of the kind that fits it now, and of another once that fits better.
 
 The kinds share the rows, so a change of kind loses no write. From exact search the new kind takes over at once, and
-builds its structure beside the searches; a structure that there is goes on answering until the other one is built.
+builds its structure beside the searches; a structure that there is goes on answering until the other one is built. Only
+where memory does not hold a graph and the training of lists does the graph go first, and rows are compared meanwhile.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from services.vector_search.index.quantizer_source import OwnQuantizer, Quantize
 from services.vector_search.index.quantizer_training import Trainer, train_apart
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
+from services.vector_search.index.training_room import LEAST_ROWS, sample_rows
 
 
 class Index:
-    """Vectors by label; `now` is the index in use. One thread calls `publish`, one `maintain`; any number search."""
+    """Vectors by label; `now` is the index in use. One thread calls `publish`, one `maintain`; any number search.
+
+    `room` tells the bytes that structures may take, `training_room` those that a training may; None if unknown.
+    """
 
     now: VectorIndex
 
@@ -40,13 +45,14 @@ class Index:
         threads: int,
         clock: Clock = SYSTEM,
         room: Callable[[], int | None] = room_bytes,
+        training_room: Callable[[], int | None] = room_bytes,
         trainer: Trainer = train_apart,
         quantizers: QuantizerSource | None = None,
     ) -> None:
         self.metric: Metric = metric
         self._dimension, self._exact_below = dimension, exact_below
         self._threads, self._clock, self._room = threads, clock, room
-        self._trainer = trainer
+        self._trainer, self._training_room = trainer, training_room
         self._quantizers = quantizers if quantizers is not None else OwnQuantizer()
         self._state = IndexState(dimension)
         self._closed = False
@@ -86,6 +92,7 @@ class Index:
             clock=self._clock,
             trainer=self._trainer,
             quantizers=self._quantizers,
+            training_room=self._training_room,
         )
 
     def restore(
@@ -134,7 +141,7 @@ class Index:
         live = self.rows.live_count
         small, room = live < self._exact_below and self.now.kind == "exact", None
         if not small and (room := self._room()) is not None:
-            room += sum(size for what, size in self.now.stats().bytes.items() if what != "rows")
+            room += self._built_bytes()
         facts = IndexFacts(
             live=live,
             dimension=self._dimension,
@@ -147,6 +154,23 @@ class Index:
             plan=self.followed.now.plan,
         )
         return choose_kind(facts)
+
+    def _built_bytes(self) -> int:
+        """Return what the structure in use takes beside the rows."""
+        return sum(size for what, size in self.now.stats().bytes.items() if what != "rows")
+
+    def _in_the_way(self, kind: Kind) -> bool:
+        """Return whether lists can be trained only once the graph in use is gone."""
+        if (self.now.kind, kind) != ("graph", "ivfpq"):
+            return False
+        room = self._training_room()
+        if room is None:
+            return False
+        least = min(LEAST_ROWS, self.rows.live_count)
+        beside, alone = (
+            sample_rows(least, self._dimension, each) for each in (room, room + self._built_bytes())
+        )
+        return not beside and alone > 0
 
     @property
     def problem(self) -> str:
@@ -163,7 +187,7 @@ class Index:
             if self._next is not None:
                 self._use(self.now)
             return False
-        if "exact" in (kind, self.now.kind):
+        if "exact" in (kind, self.now.kind) or self._in_the_way(kind):
             self._use(self._of(kind))
             return True
         if self._next is None:

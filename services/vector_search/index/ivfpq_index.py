@@ -7,6 +7,7 @@ a write never waits for the lists, and a search always sees the write.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from services.vector_search.index.inverted_lists import FoundRows, InvertedLists
 from services.vector_search.index.lists_maintenance import ListsMaintenance
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.lists_tuning import codes_s, probes_ladder
+from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.port import (
     Effort,
     EffortPlan,
@@ -77,6 +79,7 @@ class IvfpqIndex:
         clock: Clock,
         trainer: Trainer,
         quantizers: QuantizerSource,
+        training_room: Callable[[], int | None] = room_bytes,
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
         self._recall = ListsRecall(threads, state.followed)
@@ -88,6 +91,7 @@ class IvfpqIndex:
             clock=clock,
             trainer=trainer,
             quantizers=quantizers,
+            room=training_room,
         )
 
     # -- writing and maintenance

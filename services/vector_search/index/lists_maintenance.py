@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from services.vector_search.index import search_path
 from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
+from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.quantizer import USUAL, Coding, Quantizer
 from services.vector_search.index.quantizer_source import QuantizerSource, TrainedQuantizer
 from services.vector_search.index.quantizer_training import (
@@ -31,6 +33,7 @@ from services.vector_search.index.quantizer_training import (
 )
 from services.vector_search.index.rows import Ints, Metric, RowsView, VectorRows
 from services.vector_search.index.state import IndexState
+from services.vector_search.index.training_room import LEAST_ROWS, sample_rows, training_bytes
 
 _COMPACT_RATIO, _COMPACT_ROWS = 0.3, 256
 _COPIED_AT_ONCE = 2000
@@ -60,7 +63,8 @@ def lists_for(rows: int) -> int:
 class ListsMaintenance:
     """Does the background work of one index of lists; one thread calls `step`.
 
-    `problem` says why the last training failed, "" if it did not; it is tried again after a minute.
+    `problem` says why the last training failed, "" if it did not; it is tried again after a minute. `room` tells the
+    bytes that a training may take, None if they are unknown.
     """
 
     def __init__(
@@ -73,7 +77,9 @@ class ListsMaintenance:
         clock: Clock,
         trainer: Trainer,
         quantizers: QuantizerSource,
+        room: Callable[[], int | None] = room_bytes,
     ) -> None:
+        self._room = room
         self._state, self._recall, self._metric = state, recall, metric
         self._quantizers = quantizers
         self._threads, self._clock, self._train = threads, clock, trainer
@@ -186,16 +192,22 @@ class ListsMaintenance:
 
     def _trained(self, view: RowsView, rows: Ints, plan: IndexPlan | None) -> TrainedQuantizer:
         lists = lists_for(len(rows)) if plan is None else plan.setting.lists
-        enough = min(
-            max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * view.matrix.shape[1])
-        )
-        sample = np.ascontiguousarray(view.matrix[np.sort(rows[:enough])])
+        dimension = view.matrix.shape[1]
+        enough = min(max(ENOUGH_ROWS, LEAST_PER_LIST * lists), SAMPLE_BYTES // (4 * dimension))
+        room, wanted = self._room(), min(enough, len(rows))
+        count = sample_rows(wanted, dimension, room)
+        if room is not None and count == 0 < wanted:
+            needed = training_bytes(min(wanted, LEAST_ROWS), dimension)
+            raise TrainingFailed(
+                f"it needs {needed >> 20:,} MiB beside the process, which may take {max(room, 0) >> 20:,} more"
+            )
+        sample = np.ascontiguousarray(view.matrix[np.sort(rows[:count])])
         work = TrainingWork(
             metric=self._metric,
             lists=lists,
             rows=len(rows),
             sample=len(sample),
-            dimension=view.matrix.shape[1],
+            dimension=dimension,
             threads=self._threads,
             coding=USUAL if plan is None else _coding(plan),
         )

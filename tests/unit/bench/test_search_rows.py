@@ -34,7 +34,7 @@ from bench.rivals.vector_library import (
     search_s,
 )
 from bench.rounds import Rounds, measure_rounds, order
-from bench.suites import v1, v1_process, v1_process_tables, v1_servers, v1m, v1w, v2
+from bench.suites import v1, v1_process, v1_process_tables, v1_servers, v1m, v1w, v2, v6
 from bench.suites.v1_process import WAYS, Found, ProcessCell, ProcessKept, best_other
 from bench.suites.v1_query import QueryFound
 from bench.suites.v1_servers import (
@@ -486,6 +486,31 @@ def test_v1m_names_the_least_memory_that_serves() -> None:
     assert list(v1m.describe(kept).met.values()) == ["missed", "missed"]
     kept.cells[names[0.49]].failed, kept.cells[names[0.49]].recall = 0, 0.94
     assert list(v1m.describe(kept).met.values()) == ["missed", "missed"]
+
+
+def test_v6_compares_lists_with_an_exact_scan() -> None:
+    """Lists must serve at the recall, and ten times as many queries a second; a graph does not count as lists."""
+    lists = v6.LimitedFound(v6.LISTS, [0.004] * 900, 1.0, 0, 0.96, 500.0, effort="ivfpq 16")
+    exact = v6.LimitedFound(v6.EXACT, [0.05] * 80, 1.0, 0, 1.0, 500.0, effort="exact exact")
+    kept = v6.LargerKept("c", 1000, 128, 300 << 20, 60.0, {v6.LISTS: lists, v6.EXACT: exact})
+    body = v6.describe(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=v6.LargerKept))
+
+    assert body.met == {v6.SERVED: "goal", v6.RATIO: "goal"}
+    assert all(len(row) == len(body.tables[0]["columns"]) for row in body.tables[0]["rows"])
+    found = {"tables": body.tables, "met": body.met, "hot_path": None}
+    figures = [figure for figure in targets.FIGURES if figure.row == "V6"]
+    assert [figure.cells(found)[4] for figure in figures] == [
+        "0.9600 at 900 queries/s, 500 rows/s written",
+        "11.2 times: 900 and 80 queries/s",
+    ]
+    lists.written_per_s = 400.0
+    assert v6.describe(kept).met[v6.SERVED] == "missed"
+    lists.written_per_s, lists.effort = 500.0, "graph 32"
+    assert v6.describe(kept).met[v6.SERVED] == "missed"
+    lists.effort, lists.kills, lists.why = "ivfpq 16", 1, "killed: out of memory"
+    body = v6.describe(kept)
+    assert set(body.met.values()) == {"missed"}
+    assert "inverted lists: killed: out of memory" in body.notes
 
 
 def test_v1m_says_what_it_lacks(tmp_path: Path) -> None:

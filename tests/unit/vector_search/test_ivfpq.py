@@ -21,6 +21,7 @@ from services.vector_search.index import exact, inverted_lists
 from services.vector_search.index.index import Index
 from services.vector_search.index.inverted_lists import Coded, InvertedLists, code
 from services.vector_search.index.lists_maintenance import lists_for
+from services.vector_search.index.native_graph import graph_bytes
 from services.vector_search.index.quantizer import (
     USUAL,
     CodeBits,
@@ -32,6 +33,7 @@ from services.vector_search.index.quantizer import (
 from services.vector_search.index.quantizer_source import TrainedQuantizer
 from services.vector_search.index.quantizer_training import TrainingFailed, TrainingWork, train
 from services.vector_search.index.rows import Floats, Metric, RowsView, VectorRows, prepare
+from services.vector_search.index.training_room import LEAST_ROWS, sample_rows, training_bytes
 from services.vector_search.search_cost import SearchCost
 from tests.support import vectors
 from tests.support.clock import ManualClock
@@ -612,6 +614,69 @@ def test_a_change_from_a_graph_leaves_no_search_without_a_structure() -> None:
         assert set(seen) <= {"graph", "ivfpq"}
     assert set(paths) <= {"graph", "ivfpq"}
     assert index.now.stats().bytes.keys() == {"rows", "graph"}
+
+
+def test_a_training_reads_as_many_rows_as_there_is_memory_for() -> None:
+    """All that are wanted where that is not known; none where they would be too few to be worth it."""
+    assert sample_rows(40_000, 128, None) == 40_000
+    assert sample_rows(40_000, 128, training_bytes(40_000, 128)) == 40_000
+    assert sample_rows(40_000, 128, training_bytes(20_000, 128)) == 20_000
+    assert sample_rows(40_000, 128, training_bytes(LEAST_ROWS, 128)) == LEAST_ROWS
+    assert sample_rows(40_000, 128, training_bytes(LEAST_ROWS, 128) - 1) == 0
+    assert sample_rows(700, 128, training_bytes(700, 128)) == 700
+    assert sample_rows(40_000, 128, -1) == 0
+    assert training_bytes(8192, 1024) > training_bytes(8 * 8192, 128)
+
+
+def test_a_training_without_room_fails_and_is_told_and_a_smaller_one_reads_less() -> None:
+    """Rows are compared one by one until memory is found, and no process is begun that memory cannot hold."""
+    rows, clock, room = clustered(12_000, 8, 1), ManualClock(), Room(100 << 20)
+    samples = []
+
+    def trainer(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
+        samples.append(len(sample))
+        return train(work, sample, stopped)
+
+    index = made(rows, room=Room(500_000), trainer=trainer, clock=clock, training_room=room)
+    settle(index)
+    assert (index.now.kind, index.now.stats().path, samples) == ("ivfpq", "exact", [])
+    assert index.problem == "it needs 113 MiB beside the process, which may take 100 more"
+
+    room.count = training_bytes(9000, 8)
+    clock.now_s += 61
+    settle(index)
+    assert (index.now.stats().path, samples, index.problem) == ("ivfpq", [9000], "")
+
+
+@pytest.mark.parametrize(
+    ("spare", "paths"),
+    [
+        pytest.param(0, {"graph"}, id="room beside the graph"),
+        pytest.param(-1, {"exact"}, id="room once it is gone"),
+        pytest.param(-(1 << 30), {"graph"}, id="no room at all"),
+    ],
+)
+def test_a_graph_goes_first_only_where_lists_cannot_be_trained_beside_it(
+    spare: int, paths: set[str]
+) -> None:
+    """Rows are compared while they are trained then; a graph that cannot be replaced stays."""
+    rows, room, answered = clustered(10_000, 8, 1), Room(1 << 40), set()
+    graph, fits = graph_bytes(len(rows), 8), training_bytes(LEAST_ROWS, 8)
+
+    def training_room() -> int:
+        return fits + spare + (0 if "graph" in index.now.stats().bytes else graph)
+
+    def trainer(work: TrainingWork, sample: Floats, stopped: Callable[[], bool]) -> Quantizer:
+        answered.add(index.now.stats().path)
+        return train(work, sample, stopped)
+
+    index = settle(made(rows, room=room, trainer=trainer, training_room=training_room))
+    assert index.now.stats().path == "graph"
+    room.count = graph
+    settle(index)
+    possible = spare > -graph
+    assert answered == (paths if possible else set())
+    assert index.now.stats().path == ("ivfpq" if possible else "graph")
 
 
 def test_explain_tells_why_there_are_lists() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.vector_search import documents
 from services.vector_search.index import rows as rows_module
 from services.vector_search.index.memory import limit_bytes, room_bytes
 from services.vector_search.index.rows import IN_MEMORY_BYTES, VectorRows, in_memory_bytes
@@ -59,6 +61,17 @@ def test_rows_of_a_process_with_little_memory_lie_in_a_file_sooner(
     monkeypatch.setattr(rows_module, "limit_bytes", lambda: 80_000)
     assert VectorRows(10, 250, tmp_path)._file is None
     assert VectorRows(10, 251, tmp_path)._file is not None
+
+
+def test_a_database_keeps_fewer_pages_where_memory_is_little(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A connection takes a sixty-fourth of what the process may have, and never more than is kept where it has much."""
+    for limit, kept in ((0, 16 << 20), (64 << 30, 16 << 20), (300 << 20, 4800 << 10)):
+        monkeypatch.setattr(documents, "limit_bytes", lambda limit=limit: limit)
+        with closing(documents.connect(tmp_path / "pages")) as connection:
+            (pages,) = connection.execute("PRAGMA cache_size").fetchone()
+        assert -pages * 1024 == kept
 
 
 def test_pages_of_a_file_are_room(tmp_path: Path) -> None:
