@@ -155,17 +155,19 @@ class TorchExecutor:
         decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
             pools, host = _memory(
-                files, _DTYPES[chosen], place, kv_bytes, host_bytes, packed=kernels is not None
-            )
+                files, _DTYPES[chosen], place, kv_bytes, host_bytes,
+                packed=kernels is not None, packed_host=kernels is not None or host_threads > 0,
+            )  # fmt: skip
         attention = None
         if host_threads:
-            if kernels is None or not host:
+            helper = kernels or (load_kernels() if serves(files.spec) else None)
+            if helper is None or not host:
                 raise ConfigError(
-                    "attention on the host: needs the compiled kernels and pages on the host; "
-                    "expected a C++ compiler here, the device cpu, and SPILLWAY_HOST_BYTES above 0"
+                    "attention on the host: needs the compiled kernels for this model, and pages on the host; "
+                    "expected a C++ compiler here, and SPILLWAY_HOST_BYTES above 0"
                 )
             attention = HostAttentionThread(
-                kernels, files.spec, host, threads=host_threads, cores=host_cores
+                helper, files.spec, host, threads=host_threads, cores=host_cores
             )
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(
@@ -420,6 +422,7 @@ def _memory(
     host_bytes: int | None,
     *,
     packed: bool,
+    packed_host: bool,
 ) -> tuple[list[PageMemory], list[PageMemory]]:
     """Return the page memory of each layer group on the device, and that on the host, if there is a host tier."""
     spec = files.spec
@@ -433,7 +436,9 @@ def _memory(
     )
     cpu = torch.device("cpu")
     host = [
-        PageMemory(spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed)
+        PageMemory(
+            spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed_host
+        )
         for window, layers in spec.groups
         if below
     ]
