@@ -17,12 +17,11 @@ from bench.suites.engine_pairs import told
 from common.devices import detect
 from common.errors import ConfigError
 from common.pages.identity import PAGE
-from engine.decoder.executor.host_attention import HostAttentionThread, HostSubBatch
 from engine.decoder.executor.torch_executor import StepRows
 from engine.kernels.attention_plan import plan_groups
 from engine.kernels.page_memory import PageMemory
 from engine.kernels.reference_attention import paged_attention
-from engine.models.decoders.compiled_decoder import attend_layers, load_kernels
+from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
 from engine.models.decoders.spec import DecoderSpec, parse_decoder
 from loadgen import stats
 
@@ -90,12 +89,14 @@ def run(options: BenchOptions) -> Body:
 
 
 def _measure_host(body: Body, options: BenchOptions, kernels: ctypes.CDLL, threads: int) -> None:
-    """Measure host attention as a step in stages asks for it, layer by layer, and reading the same pages, in pairs."""
+    """Measure attention on the host as steps in stages plan it, a layer a call, and reading its pages, in pairs."""
     rows = []
     for shape in SHAPES:
         pool, queries, _ = _case(shape, shared=True)
-        host = HostAttentionThread(kernels, _spec(shape), [pool], threads=threads)
-        planned = host.plan(queries)
+        # On this thread, as reading is: teams of two threads would wait for each other's cores.
+        planned = PlannedAttention(
+            kernels, _spec(shape), queries, [pool], threads=threads, even=True
+        )
         joined = torch.randn(shape.sequences, shape.heads + 2 * shape.kv_heads, shape.dim)
         out = torch.empty(shape.sequences, shape.heads, shape.dim)
         blocks = measure_pairs(
@@ -103,7 +104,6 @@ def _measure_host(body: Body, options: BenchOptions, kernels: ctypes.CDLL, threa
             partial(_read, kernels, pool.data.view(torch.float32).flatten(), threads),
             pairs=options.rounds(300, 3),
         )
-        host.close()
         ours_s, read_s = median(blocks.ours), median(blocks.theirs)
         share = stats.interval([b / a for a, b in zip(blocks.ours, blocks.theirs, strict=True)])
         size = pool.data.nbytes
@@ -170,10 +170,10 @@ def _attend(
 
 
 def _attend_there(
-    planned: HostSubBatch, layers: int, joined: torch.Tensor, out: torch.Tensor, _number: int
+    planned: PlannedAttention, layers: int, joined: torch.Tensor, out: torch.Tensor, _number: int
 ) -> None:
     for layer in range(layers):
-        planned.submit(0, layer, joined, out).wait()
+        planned.attend(0, layer, joined, out)
 
 
 def _read(kernels: ctypes.CDLL, memory: torch.Tensor, threads: int, _number: int) -> None:
