@@ -21,8 +21,8 @@ from engine.decoder.executor.torch_executor import StepRows
 from engine.kernels.attention_plan import plan_groups
 from engine.kernels.page_memory import PageMemory
 from engine.kernels.reference_attention import paged_attention
-from engine.models.decoders.compiled_decoder import attend_layers, load_kernels
-from engine.models.decoders.spec import parse_decoder
+from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
+from engine.models.decoders.spec import DecoderSpec, parse_decoder
 from loadgen import stats
 
 CONTEXT, READ_BYTES = 2048, 512 << 20
@@ -81,17 +81,55 @@ def run(options: BenchOptions) -> Body:
     columns = ["shape", "attention GB/s", "reading GB/s", "share [95 %]", "torch (gathered) GB/s"]
     columns.append("pairs (blocks dropped)")
     body.table(f"Decode over {CONTEXT} tokens of context in bf16 pages of {PAGE}", columns, rows)
+    _measure_host(body, options, kernels, threads)
     body.notes.append(
         f"{threads} threads; reading: all of {READ_BYTES >> 20} MiB summed, with prefetching."
     )
     return body
 
 
-def _case(shape: Shape) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
+def _measure_host(body: Body, options: BenchOptions, kernels: ctypes.CDLL, threads: int) -> None:
+    """Measure attention on the host as steps in stages plan it, a layer a call, and reading its pages, in pairs."""
+    rows = []
+    for shape in SHAPES:
+        pool, queries, _ = _case(shape, shared=True)
+        # On this thread, as reading is: teams of two threads would wait for each other's cores.
+        planned = PlannedAttention(
+            kernels, _spec(shape), queries, [pool], threads=threads, even=True
+        )
+        joined = torch.randn(shape.sequences, shape.heads + 2 * shape.kv_heads, shape.dim)
+        out = torch.empty(shape.sequences, shape.heads, shape.dim)
+        blocks = measure_pairs(
+            partial(_attend_there, planned, len(pool.layers), joined, out),
+            partial(_read, kernels, pool.data.view(torch.float32).flatten(), threads),
+            pairs=options.rounds(300, 3),
+        )
+        ours_s, read_s = median(blocks.ours), median(blocks.theirs)
+        share = stats.interval([b / a for a, b in zip(blocks.ours, blocks.theirs, strict=True)])
+        size = pool.data.nbytes
+        rows.append(
+            [
+                shape.name, f"{size / ours_s / 1e9:.1f}", f"{size / read_s / 1e9:.1f}", told(share),
+                f"{len(blocks.ours)} ({blocks.dropped})",
+            ]
+        )  # fmt: skip
+        body.samples[f"{shape.name}, on the host"] = blocks.samples()
+        body.met[f"{shape.name}, on the host, share of reading its pages"] = stats.verdict(
+            share, 0.8, 0.45
+        )
+    columns = ["shape", "attention GB/s", "reading its pages GB/s", "share [95 %]"]
+    columns.append("pairs (blocks dropped)")
+    title = (
+        "Attention on the host (NEO): keys and values appended, then attended, over shared pages"
+    )
+    body.table(title, columns, rows)
+
+
+def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
     """Return pages in random order, as many layers as make 512 MiB, one decode row a sequence, and its heads."""
     each = CONTEXT // PAGE
     nbytes = 2 * shape.sequences * CONTEXT * shape.kv_heads * shape.dim * 2
-    pool = _pool(shape, max(1, READ_BYTES // nbytes), packed=True)
+    pool = _pool(shape, max(1, READ_BYTES // nbytes), packed=True, shared=shared)
     free = list(range(pool.pages))
     random.Random(1).shuffle(free)
     queries = [
@@ -101,18 +139,22 @@ def _case(shape: Shape) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
     return pool, queries, torch.randn(shape.sequences, shape.heads, shape.dim)
 
 
-def _pool(shape: Shape, layers: int, *, packed: bool) -> PageMemory:
+def _pool(shape: Shape, layers: int, *, packed: bool, shared: bool = False) -> PageMemory:
+    pool = PageMemory(
+        _spec(shape), None, range(layers), shape.sequences * CONTEXT // PAGE, dtype=torch.bfloat16,
+        device=torch.device("cpu"), packed=packed, shared=shared,
+    )  # fmt: skip
+    pool.data.copy_(torch.randn(pool.data.shape[1:]).expand(pool.data.shape))
+    return pool
+
+
+def _spec(shape: Shape) -> DecoderSpec:
     config = {
         "model_type": "llama", "hidden_size": shape.heads * shape.dim, "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads, "num_hidden_layers": 1, "intermediate_size": 1, "vocab_size": 1,
         "max_position_embeddings": CONTEXT,
     }  # fmt: skip
-    pool = PageMemory(
-        parse_decoder(config, where="L4"), None, range(layers), shape.sequences * CONTEXT // PAGE,
-        dtype=torch.bfloat16, device=torch.device("cpu"), packed=packed,
-    )  # fmt: skip
-    pool.data.copy_(torch.randn(pool.data.shape[1:]).expand(pool.data.shape))
-    return pool
+    return parse_decoder(config, where="L4")
 
 
 def _attend(
@@ -125,6 +167,13 @@ def _attend(
 ) -> None:
     # layer after layer, so that no cache holds what the next one reads
     attend_layers(kernels, q, pool, queries, threads)
+
+
+def _attend_there(
+    planned: PlannedAttention, layers: int, joined: torch.Tensor, out: torch.Tensor, _number: int
+) -> None:
+    for layer in range(layers):
+        planned.attend(0, layer, joined, out)
 
 
 def _read(kernels: ctypes.CDLL, memory: torch.Tensor, threads: int, _number: int) -> None:

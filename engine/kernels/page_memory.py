@@ -129,6 +129,30 @@ class PageMemory:
         by_value[to // PAGE, to % PAGE // unit, :, to % unit] = values
 
 
+def copy_pages(
+    source: PageMemory,
+    pages: Sequence[int],
+    layer: int,
+    target: PageMemory,
+    targets: Sequence[int],
+    target_layer: int,
+) -> None:
+    """Copy one layer of pages of one type from one pool to another, whatever their layouts and devices."""
+    if pages:
+        store_layer(target, targets, target_layer, read_layer(source, pages, layer))
+
+
+def read_layer(source: PageMemory, pages: Sequence[int], layer: int) -> Tensor:
+    """Return one layer of pages, (pages, 2, kv heads, PAGE, dim), in the packed layout."""
+    return source.form(source.data[list(pages), layer])
+
+
+def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Tensor) -> None:
+    """Store one layer of pages that `read_layer` returned."""
+    found = packed if target.packed else unpack(packed)
+    target.data[list(pages), layer] = found.to(target.data.device)
+
+
 def pack(pages: Tensor) -> Tensor:
     """Return layers of pages (…, 2, kv heads, PAGE, dim) in the packed layout, in which the compiled kernels read them.
 

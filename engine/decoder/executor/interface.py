@@ -30,6 +30,9 @@ class SamplingRequest(NamedTuple):
     logprobs: int = -1
 
 
+LocalTier = Literal["device", "host"]
+
+
 class SequenceInput(NamedTuple):
     """One sequence's part of a step: compute `tokens` at `positions`, which rise but need not be contiguous.
 
@@ -39,6 +42,11 @@ class SequenceInput(NamedTuple):
     None if they are not wanted. The last `len(drafts)` of the tokens are guesses: `sample` then belongs to the row
     before them, and `drafts` to theirs. `ahead` are the draws of further tokens, each of whose rows is computed in
     this step too, once its token is drawn: their pages are there. Never both `drafts` and `ahead`.
+
+    `home` is the tier of all `pages`, to which keys and values are written, and `attended` the tier that attends to
+    them: pages of the host may come to the device layer by layer, those of the device do not go to the host. `part` is
+    the sub-batch, 0 or 1: one is attended on the host while the other computes on the device (NEO, section 3.1).
+    Only `execute_staged` takes sequences in two parts, or at home on the host, and none of those has tokens `ahead`.
     """
 
     tokens: Sequence[int]
@@ -47,6 +55,9 @@ class SequenceInput(NamedTuple):
     sample: SamplingRequest | None = None
     drafts: Sequence[SamplingRequest] = ()
     ahead: Sequence[SamplingRequest] = ()
+    home: LocalTier = "device"
+    attended: LocalTier = "device"
+    part: int = 0
 
 
 class SampledToken(NamedTuple):
@@ -159,7 +170,15 @@ class StepFailed(Exception):
         self.index = index
 
 
-LocalTier = Literal["device", "host"]
+class HomeMoves:
+    """Pages of sequences that change their home in a step; `moves` are loads and saves, `layers` how many are done.
+
+    A layer's pages are all read, and then all written, before the step writes to the layer: a page that a sequence
+    leaves may be taken in the same step. A step that is executed again moves nothing twice.
+    """
+
+    def __init__(self, moves: Sequence[PageMove]) -> None:
+        self.moves, self.layers = list(moves), 0
 
 
 class PageLoads(Protocol):
@@ -230,3 +249,19 @@ class Executor(Protocol):
 
     def tokenizer_json(self) -> bytes:
         """Return the bytes of tokenizer.json."""
+
+
+class StagedExecutor(Executor, Protocol):
+    """An executor that can attend to a part of the sequences on the host."""
+
+    def execute_staged(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: PageLoads | None = None,
+        moves: HomeMoves | None = None,
+    ) -> list[SampledToken | None]:
+        """Run one step layer by layer, in at most two sub-batches, and draw where asked, in the batch's order.
+
+        The result is that of `execute` wherever the sequences are at home, and raises what that raises, and ValueError
+        for a page that no tier can attend to. All `moves` are done even if it raises; `batch` may then be empty.
+        """

@@ -21,7 +21,7 @@ from common.pages.codec import Buffer, CorruptPage, Header, checksum, encode, la
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
 from engine.kernels.page_arrival import PageArrival
-from engine.kernels.page_memory import PageMemory
+from engine.kernels.page_memory import PageMemory, pack
 
 _log = log.get("engine")
 # Copies to the device, to the host, and from and to the tiers below.
@@ -84,7 +84,7 @@ class TorchPageLoads:
 class TorchPageCopier:
     """Copies between the pools of both tiers; `places` are (group, layer in it) of each of the model's layers.
 
-    Both tiers have one layout; pages below the host are packed, whatever it is. A checksum is made of every layer of a
+    Pages below the host are packed, whatever the layouts of the tiers. A checksum is made of every layer of a
     page that is copied to the host, and compared when the page leaves the host.
     """
 
@@ -246,12 +246,14 @@ class TorchPageCopier:
         """
         source = self._bytes[move.group][move.source, at]
         sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
-        there, here = self._device[move.group].data, self._host[move.group].data
+        there, here = self._device[move.group], self._host[move.group]
         with torch.cuda.stream(self._stream):
-            if sound:
-                there[move.target, at].copy_(here[move.source, at], non_blocking=True)
+            if not sound:
+                there.data[move.target, at].zero_()
+            elif there.packed == here.packed:
+                there.data[move.target, at].copy_(here.data[move.source, at], non_blocking=True)
             else:
-                there[move.target, at].zero_()
+                there.store(move.target, at, here.form(here.data[move.source, at]))
         return sound
 
     def _event(self) -> Callable[[], None] | None:
@@ -264,10 +266,11 @@ class TorchPageCopier:
 
     def _save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
         began, sound = SYSTEM.perf_s(), False
-        here, there = self._device[move.group].data, self._host[move.group].data
+        here, there = self._device[move.group], self._host[move.group]
         try:
             with torch.cuda.stream(self._stream):
-                there[move.target].copy_(here[move.source])
+                page = here.data[move.source]
+                there.data[move.target].copy_(page if here.packed == there.packed else pack(page))
             sums = self._sums[move.group][move.target]
             for at, layer in enumerate(self._bytes[move.group][move.target]):
                 sums[at] = xxhash.xxh3_64_intdigest(layer)

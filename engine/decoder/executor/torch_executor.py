@@ -20,8 +20,10 @@ from common.pages.identity import PAGE
 from common.types.model_card import ModelCard
 from common.types.pages import PageForm
 from engine.decoder.executor import interface as border
+from engine.decoder.executor.host_attention import HostAttention, HostAttentionThread
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
+from engine.decoder.executor.stage_pipeline import StagePipeline
 from engine.decoder.sampling.sampler import draw_tokens, is_plain
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
@@ -70,10 +72,17 @@ class TorchExecutor:
         dtype: WeightKind,
         threads: int,
         form: PageForm = "exact",
+        host_attention: HostAttention | None = None,
     ) -> None:
+        """`host_attention` attends to pages of `host`, which are packed then; it is closed with the executor."""
         self._files = files
         self._decoder = decoder
         self._pools = list(pools)
+        self._host = list(host)
+        self.stages: StagePipeline | None = None
+        if host_attention is not None:
+            staged = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
+            self.stages = StagePipeline(staged, pools, host, host_attention)
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype
@@ -117,13 +126,16 @@ class TorchExecutor:
         exact: bool = False,
         compiled: bool = True,
         form: PageForm = "exact",
+        host_threads: int = 0,
+        host_cores: Sequence[int] = (),
     ) -> TorchExecutor:
         """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what is missing.
 
         `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
         `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
         `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
-        holds for the compiled kernels and not for torch; without `compiled` torch computes.
+        holds for the compiled kernels and not for torch; without `compiled` torch computes. With `host_threads` so many
+        threads, on `host_cores` (none: all), attend to the pages of sequences that are at home on the host.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -143,10 +155,25 @@ class TorchExecutor:
         decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
             pools, host = _memory(
-                files, _DTYPES[chosen], place, kv_bytes, host_bytes, packed=kernels is not None
+                files, _DTYPES[chosen], place, kv_bytes, host_bytes,
+                packed=kernels is not None, packed_host=kernels is not None or host_threads > 0,
+            )  # fmt: skip
+        attention = None
+        if host_threads:
+            helper = kernels or (load_kernels() if serves(files.spec) else None)
+            if helper is None or not host:
+                raise ConfigError(
+                    "attention on the host: needs the compiled kernels for this model, and pages on the host; "
+                    "expected a C++ compiler here, and SPILLWAY_HOST_BYTES above 0"
+                )
+            attention = HostAttentionThread(
+                helper, files.spec, host, threads=host_threads, cores=host_cores
             )
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
-        return cls(files, decoder, pools, host, dtype=chosen, threads=threads, form=form)
+        return cls(
+            files, decoder, pools, host, dtype=chosen, threads=threads, form=form,
+            host_attention=attention,
+        )  # fmt: skip
 
     def execute(
         self,
@@ -157,13 +184,27 @@ class TorchExecutor:
         """Run one step over all sequences and draw where asked, in the batch's order (see `Executor`)."""
         if not batch:
             return []
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        self._set_threads()
         drawn = self._greedy(batch, loading, early)
         if drawn is not None:
             return drawn
         draw = partial(self._draw, loading=loading)
         return border.draw_several(batch, draw, early)
+
+    def execute_staged(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: border.PageLoads | None = None,
+        moves: border.HomeMoves | None = None,
+    ) -> list[SampledToken | None]:
+        """Run one step in stages (see `StagedExecutor`); ValueError if there is no attention on the host."""
+        self._set_threads()
+        with torch.inference_mode():
+            return self._drawn(batch, self._compute_staged(batch, loading, moves))
+
+    def _set_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
 
     def _greedy(
         self,
@@ -202,18 +243,23 @@ class TorchExecutor:
     ) -> list[SampledToken | None]:
         """Compute the rows of a batch and draw where asked, without the tokens ahead."""
         with torch.inference_mode():
-            hidden = self._compute(batch, loading)
-            ends = list(accumulate(len(rows.tokens) for rows in batch))
-            self._check(hidden, ends, batch)
-            asked = [
-                (index, ends[index] - len(rows.drafts) - 1 + at, draw)
-                for index, rows in enumerate(batch)
-                if rows.sample
-                for at, draw in enumerate((rows.sample, *rows.drafts))
-            ]
-            logits = self._decoder.logits(hidden[[row for _, row, _ in asked]])
-            self._check_logits(logits, [index for index, _, _ in asked], batch)
-            found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+            return self._drawn(batch, self._compute(batch, loading))
+
+    def _drawn(self, batch: Sequence[SequenceInput], hidden: Tensor) -> list[SampledToken | None]:
+        """Draw where asked from the hidden states of a batch."""
+        if not batch:
+            return []
+        ends = list(accumulate(len(rows.tokens) for rows in batch))
+        self._check(hidden, ends, batch)
+        asked = [
+            (index, ends[index] - len(rows.drafts) - 1 + at, draw)
+            for index, rows in enumerate(batch)
+            if rows.sample
+            for at, draw in enumerate((rows.sample, *rows.drafts))
+        ]
+        logits = self._decoder.logits(hidden[[row for _, row, _ in asked]])
+        self._check_logits(logits, [index for index, _, _ in asked], batch)
+        found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
         return [
             None
             if rows.sample is None
@@ -225,6 +271,18 @@ class TorchExecutor:
         """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""
         with torch.inference_mode():
             return self._decoder.logits(self._compute(batch))
+
+    def staged_logits(
+        self, batch: Sequence[SequenceInput], moves: border.HomeMoves | None = None
+    ) -> Tensor:
+        """Run one step in stages and return fp32 logits as `logits` does: for tests."""
+        with torch.inference_mode():
+            return self._decoder.logits(self._compute_staged(batch, None, moves))
+
+    def close(self) -> None:
+        """Stop attention on the host, where there is any."""
+        if self.stages is not None:
+            self.stages.attention.close()
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
         """Return the model's card, by which the router renders, tokenizes and names families."""
@@ -261,6 +319,20 @@ class TorchExecutor:
         )
         return self._decoder.hidden(tokens, queries, self._pools, _arrival(loading))
 
+    def _compute_staged(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: border.PageLoads | None,
+        moves: border.HomeMoves | None,
+    ) -> Tensor:
+        """Return the hidden states of all rows, computed in stages."""
+        if self.stages is None:
+            raise ValueError(f"model {self.name}: this executor has no attention on the host")
+        if any(rows.ahead for rows in batch):
+            raise ValueError("a step in stages draws no tokens ahead")
+        self._check_tokens(batch)
+        return self.stages.hidden(batch, _arrival(loading), moves)
+
     def _check_tokens(self, batch: Sequence[SequenceInput]) -> None:
         """Raise ValueError for tokens that are not in the vocabulary, or not as many as positions."""
         vocabulary = self.shape.vocabulary
@@ -283,9 +355,10 @@ class TorchExecutor:
             return
         owners = [bisect.bisect_right(ends, row) for row in bad]
         for owner in set(owners):
-            at = torch.tensor(batch[owner].positions, device=hidden.device)
-            for pool, table in zip(self._pools, batch[owner].pages, strict=True):
-                pages = torch.tensor(table, device=hidden.device)[at // PAGE]
+            pools = self._pools if batch[owner].home == "device" else self._host
+            at = torch.tensor(batch[owner].positions, device=pools[0].data.device)
+            for pool, table in zip(pools, batch[owner].pages, strict=True):
+                pages = torch.tensor(table, device=at.device)[at // PAGE]
                 pool.clear(pool.slots(pages, at % PAGE))
         positions = batch[owners[0]].positions
         raise StepFailed(
@@ -349,6 +422,7 @@ def _memory(
     host_bytes: int | None,
     *,
     packed: bool,
+    packed_host: bool,
 ) -> tuple[list[PageMemory], list[PageMemory]]:
     """Return the page memory of each layer group on the device, and that on the host, if there is a host tier."""
     spec = files.spec
@@ -362,7 +436,9 @@ def _memory(
     )
     cpu = torch.device("cpu")
     host = [
-        PageMemory(spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed)
+        PageMemory(
+            spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed_host
+        )
         for window, layers in spec.groups
         if below
     ]

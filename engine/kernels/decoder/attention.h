@@ -4,6 +4,7 @@
 // merged in order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and
 // however the chunks were shared out to threads.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -271,10 +272,12 @@ struct Attention {
   std::vector<Task> tasks, joins;    // joins: where the chunks of a block are shared out, what merges them
   std::vector<int64_t> firsts;       // of each block, its first chunk among all
   std::vector<Partial> partials;     // by (chunk, head of K and V), where chunks are shared out
+  std::vector<int64_t> shares;       // of each thread, its first task, where threads take equal numbers of pages
   bool split = false;
 
+  // With `even` every thread takes as many pages as every other, as far as chunks allow, and keeps to them.
   void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
-            int threads) {
+            int threads, bool even = false) {
     blocks.clear(), firsts.assign(1, 0);
     const int64_t together = std::max<int64_t>(1, QUERIES / of.shared());
     int64_t first = 0, longest = 0;
@@ -289,9 +292,11 @@ struct Attention {
       }
     }
     const int64_t enough = 4 * threads;
-    share(of, of.kv_heads, false);
-    split = longest > 1 && int64_t(tasks.size()) < enough;
-    for (int64_t heads = of.kv_heads; split || int64_t(tasks.size()) < enough; heads = (heads + 1) / 2) {
+    share(of, of.kv_heads, even && threads > 1);
+    shares.clear();
+    split = even ? threads > 1 : longest > 1 && int64_t(tasks.size()) < enough;
+    if (even && split) share_evenly(threads);
+    for (int64_t heads = of.kv_heads; !even && (split || int64_t(tasks.size()) < enough); heads = (heads + 1) / 2) {
       share(of, heads, split);
       if (heads == 1 || int64_t(tasks.size()) >= enough) break;
     }
@@ -329,15 +334,19 @@ struct Attention {
           if (row_max) row_max[at] = total.row_max[i], row_sum[at] = total.row_sum[i];
         }
     };
-    if (split) {
+    auto part = [&](const Task& t) {
+      const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * shared;
+      chunk(t, t.chunk);
+      for (int64_t h = t.head; h < t.head_end; ++h)
+        partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one, (h - t.head) * queries, queries, width);
+    };
+    if (split && !shares.empty()) {
+#pragma omp for schedule(static, 1)
+      for (size_t next = 1; next < shares.size(); ++next)
+        for (int64_t task = shares[next - 1]; task < shares[next]; ++task) part(tasks[task]);
+    } else if (split) {
 #pragma omp for schedule(dynamic, 1)
-      for (size_t task = 0; task < tasks.size(); ++task) {
-        const Task& t = tasks[task];
-        const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * shared;
-        chunk(t, t.chunk);
-        for (int64_t h = t.head; h < t.head_end; ++h)
-          partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one, (h - t.head) * queries, queries, width);
-      }
+      for (size_t task = 0; task < tasks.size(); ++task) part(tasks[task]);
     }
     const std::vector<Task>& last = split ? joins : tasks;
 #pragma omp for schedule(dynamic, 1)
@@ -363,6 +372,22 @@ struct Attention {
       for (int64_t chunk = 0; chunk < chunks; chunk += apart ? 1 : chunks)
         for (int64_t head = 0; head < of.kv_heads; head += each)
           tasks.push_back({b, head, std::min(head + each, of.kv_heads), chunk, apart ? chunk + 1 : chunks});
+    }
+  }
+
+  // Cut the tasks, each a chunk, where the threads' numbers of pages (times heads) are most alike.
+  void share_evenly(int threads) {
+    std::vector<int64_t> before(1, 0);
+    for (const Task& t : tasks) {
+      const Block& b = blocks[t.block];
+      const int64_t begin = (b.page / CHUNK + t.chunk) * CHUNK;
+      const int64_t pages = std::min(b.pages, begin + CHUNK) - std::max(b.page, begin);
+      before.push_back(before.back() + pages * (t.head_end - t.head));
+    }
+    for (int thread = 0; thread <= threads; ++thread) {
+      const int64_t goal = before.back() * thread / threads;
+      const int64_t at = std::lower_bound(before.begin(), before.end(), goal) - before.begin();
+      shares.push_back(at && goal - before[at - 1] < before[at] - goal ? at - 1 : at);
     }
   }
 };

@@ -52,6 +52,13 @@ inline void normalise(const float* from, const float* weight, float* to, int64_t
   for (i = 0; i < size; ++i) to[i] = from[i] * inverse * weight[i];
 }
 
+// A step's memory, kept from step to step. Steps in flight at once have one each.
+struct Work {
+  Input input;
+  std::vector<float> joined, queries, attended, activated, rotated, states, scores;
+  std::vector<Attention> attentions;
+};
+
 struct Model {
   Heads heads{};
   int64_t hidden = 0, inner = 0;
@@ -63,11 +70,7 @@ struct Model {
   std::vector<float> last, frequencies;
   float rope_scale = 1;
   Linear head;
-
-  // A step's memory, kept from step to step.
-  Input input;
-  std::vector<float> joined, queries, attended, activated, rotated, states, scores;
-  std::vector<Attention> attentions;
+  Work work;  // of steps in one call
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
   int64_t padded_inner() const { return up(inner, TILE / 2); }
@@ -116,29 +119,30 @@ void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* o
 // Rows as a linear takes them; `put(input, row)` rounds one. Few are rounded by each thread for itself, which is less
 // than waiting for the others; for more, threads share the rows and then wait.
 template <class Put>
-const Input& inputs_of(Model& m, Kind kind, int64_t count, int64_t inputs, Put put) {
+const Input& inputs_of(Work& w, Kind kind, int64_t count, int64_t inputs, Put put) {
   if (count * inputs <= FEW) {
     own.shape(kind, count, inputs);
     for (int64_t r = 0; r < count; ++r) put(own, r);
     return own;
   }
 #pragma omp single
-  m.input.shape(kind, count, inputs);
+  w.input.shape(kind, count, inputs);
 #pragma omp for schedule(static)
-  for (int64_t r = 0; r < count; ++r) put(m.input, r);
-  return m.input;
+  for (int64_t r = 0; r < count; ++r) put(w.input, r);
+  return w.input;
 }
 
-const Input& norm_inputs(Model& m, const float* rows, int64_t count, const std::vector<float>& weight, Kind kind) {
-  return inputs_of(m, kind, count, m.hidden, [&](Input& in, int64_t r) {
+const Input& norm_inputs(const Model& m, Work& w, const float* rows, int64_t count, const std::vector<float>& weight,
+                         Kind kind) {
+  return inputs_of(w, kind, count, m.hidden, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(m.hidden, GROUP));
     normalise(rows + r * m.hidden, weight.data(), row, m.hidden, m.epsilon);
     in.put(r, row, m.hidden);
   });
 }
 
-const Input& plain_inputs(Model& m, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
-  return inputs_of(m, kind, count, inputs, [&](Input& in, int64_t r) {
+const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
+  return inputs_of(w, kind, count, inputs, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(inputs, GROUP));
     std::memcpy(row, rows + r * stride, inputs * 4);
     in.put(r, row, inputs);
@@ -182,39 +186,41 @@ void rope(const Model& m, int64_t position, float* to) {
   }
 }
 
-// Queries, keys and values of each row: norms, rotation; keys and values go to their pages.
-void place(Model& m, const Layer& layer, const Pages& pages, int64_t rows, const int64_t* positions,
-           const int64_t* sequences) {
-  const int64_t dim = m.heads.dim, half = dim / 2, width = m.heads.width();
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < rows; ++r) {
-    float* joined = m.joined.data() + r * m.wide();
-    const int32_t page = pages.tables[pages.starts[sequences[r]] + positions[r] / PAGE];
-    const float *c = m.rotated.data() + r * dim, *s = c + half;
-    float* rotated = scratch.of(2 * width);
-    for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
-      float* head = joined + h * dim;
-      const bool query = h < m.heads.heads;
-      const std::vector<float>& norm = query ? layer.q_norm : layer.k_norm;
-      if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
-      for (int64_t d = 0; d < half; ++d) {
-        rotated[d] = head[d] * c[d] - head[d + half] * s[d];
-        rotated[d + half] = head[d + half] * c[d] + head[d] * s[d];
-      }
-      if (!query) {
-        write(pages, m.heads, layer.at, page, positions[r] % PAGE, 0, h - m.heads.heads, rotated);
-        continue;
-      }
-      float* to = m.queries.data() + (r * m.heads.heads + h) * width;
-      for (int64_t d = dim; d < width; ++d) rotated[d] = 0;
-      if (pages.kind == BF16)
-        for (int64_t d = 0; d < width; d += 16) store((uint16_t*)to + d, narrow(load<F>(rotated + d)));
-      else
-        std::memcpy(to, rotated, width * 4);
+// Queries and keys of one row, in place: norms, rotation. `cosines` are followed by sines.
+void rotate(const Model& m, const Layer& layer, float* joined, const float* cosines) {
+  const int64_t dim = m.heads.dim, half = dim / 2;
+  const float *c = cosines, *s = c + half;
+  float* rotated = scratch.of(dim);
+  for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
+    float* head = joined + h * dim;
+    const std::vector<float>& norm = h < m.heads.heads ? layer.q_norm : layer.k_norm;
+    if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
+    for (int64_t d = 0; d < half; ++d) {
+      rotated[d] = head[d] * c[d] - head[d + half] * s[d];
+      rotated[d + half] = head[d + half] * c[d] + head[d] * s[d];
     }
-    for (int64_t h = 0; h < m.heads.kv_heads; ++h)
-      write(pages, m.heads, layer.at, page, positions[r] % PAGE, 1, h,
-            joined + (m.heads.heads + m.heads.kv_heads + h) * dim);
+    std::memcpy(head, rotated, dim * 4);
+  }
+}
+
+// Write a row's keys and values, which follow its queries in `joined`, to their page.
+void append(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, const float* joined) {
+  for (int64_t h = 0; h < of.kv_heads; ++h)
+    for (int64_t half = 0; half < 2; ++half)
+      write(pages, of, layer, page, offset, half, h, joined + (of.heads + half * of.kv_heads + h) * of.dim);
+}
+
+// A row's queries as attention reads them: padded, and rounded to what the pages are.
+void pad_queries(const Heads& of, Kind kind, const float* joined, float* queries) {
+  const int64_t width = of.width();
+  for (int64_t h = 0; h < of.heads; ++h, queries += width) {
+    float* row = scratch.of(width);
+    std::fill(row + of.dim, row + width, 0.0f);
+    std::memcpy(row, joined + h * of.dim, of.dim * 4);
+    if (kind == BF16)
+      for (int64_t d = 0; d < width; d += 16) store((uint16_t*)queries + d, narrow(load<F>(row + d)));
+    else
+      std::memcpy(queries, row, width * 4);
   }
 }
 
@@ -225,28 +231,44 @@ void await_pages(const int64_t* pages_ready, int64_t layer) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-void run_layer(Model& m, Layer& layer, const Pages& pages, Attention& attention, int64_t rows, const int64_t* positions,
-               const int64_t* sequences, float* out, const int64_t* pages_ready) {
-  const Input& before = norm_inputs(m, out, rows, layer.before, layer.qkv.kind);
-  multiply_into(layer.qkv, before, rows, m.joined.data(), false);
-  place(m, layer, pages, rows, positions, sequences);
-  await_pages(pages_ready, &layer - m.layers.data());
-  attention.run(m.heads, pages, layer.at, m.queries.data(), positions, 1.0f / std::sqrt(float(m.heads.dim)),
-                m.attended.data());
+// Queries, keys and values (rows, wide) of a layer: what lies before its attention.
+void before_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* states, float* joined) {
+  const Input& before = norm_inputs(m, w, states, rows, layer.before, layer.qkv.kind);
+  multiply_into(layer.qkv, before, rows, joined, false);
+#pragma omp for schedule(static) nowait  // a thread attends with the rows that it has rotated
+  for (int64_t r = 0; r < rows; ++r) rotate(m, layer, joined + r * m.wide(), w.rotated.data() + r * m.heads.dim);
+}
+
+// Add to `states` what follows a layer's attention.
+void after_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* attended, float* states) {
   const int64_t wide = m.heads.heads * m.heads.dim;
-  const Input& attended = plain_inputs(m, m.attended.data(), rows, wide, wide, layer.out.kind);
-  multiply_into(layer.out, attended, rows, out, true);
-  const Input& after = norm_inputs(m, out, rows, layer.after, layer.gate_up.kind);
+  multiply_into(layer.out, plain_inputs(w, attended, rows, wide, wide, layer.out.kind), rows, states, true);
+  const Input& after = norm_inputs(m, w, states, rows, layer.after, layer.gate_up.kind);
   // A tile holds 32 gates and, after them, what they let through.
   const int64_t inner = m.padded_inner();
   multiply(layer.gate_up, after, rows, [&](int64_t t, const float* acc) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < TILE / 2; i += 16)
-        store(m.activated.data() + r * inner + t * TILE / 2 + i,
+        store(w.activated.data() + r * inner + t * TILE / 2 + i,
               activate(load<F>(acc + r * TILE + i), m.activation) * load<F>(acc + r * TILE + TILE / 2 + i));
   });
-  const Input& activated = plain_inputs(m, m.activated.data(), rows, m.inner, inner, layer.down.kind);
-  multiply_into(layer.down, activated, rows, out, true);
+  const Input& activated = plain_inputs(w, w.activated.data(), rows, m.inner, inner, layer.down.kind);
+  multiply_into(layer.down, activated, rows, states, true);
+}
+
+// Write rows' keys and values to their pages and attend with their queries, in layer `at` of the pages' group.
+void attend_rows(const Heads& of, const Pages& pages, int64_t at, Attention& attention, int64_t rows,
+                 const int64_t* positions, const int64_t* sequences, const float* joined, float* queries, float* out,
+                 const int64_t* pages_ready, int64_t layer) {
+  const int64_t wide = (of.heads + 2 * of.kv_heads) * of.dim;
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t page = pages.tables[pages.starts[sequences[r]] + positions[r] / PAGE];
+    append(pages, of, at, page, positions[r] % PAGE, joined + r * wide);
+    pad_queries(of, pages.kind, joined + r * wide, queries + r * of.heads * of.width());
+  }
+  await_pages(pages_ready, layer);
+  attention.run(of, pages, at, queries, positions, 1.0f / std::sqrt(float(of.dim)), out);
 }
 
 // True if no number is infinite or NaN.
@@ -275,6 +297,45 @@ template <class T>
 void grow(std::vector<T>& memory, int64_t size) {
   if (int64_t(memory.size()) < size) memory.resize(size);
 }
+
+// The sequence of every row.
+std::vector<int64_t> owners_of(int64_t rows, const int64_t* ends) {
+  std::vector<int64_t> owners(rows);
+  for (int64_t r = 0, s = 0; r < rows; ++r) {
+    while (r >= ends[s]) ++s;
+    owners[r] = s;
+  }
+  return owners;
+}
+
+// Begin a step: words' vectors, and the rotations of their positions.
+void embed(const Model& m, Work& w, int64_t rows, const int64_t* tokens, const int64_t* positions, float* states) {
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    rope(m, positions[r], w.rotated.data() + r * m.heads.dim);
+    for (int64_t i = 0; i < m.hidden; ++i) {
+      const int64_t at = tokens[r] * m.hidden + i;
+      states[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
+    }
+  }
+}
+
+void make_room(const Model& m, Work& w, int64_t rows) {
+  grow(w.activated, rows * m.padded_inner());
+  grow(w.rotated, rows * m.heads.dim);
+}
+
+// Attention of a step whose layers are called one by one: its rows, and who computes what.
+struct PlannedAttention {
+  Heads of;
+  int threads;
+  int64_t rows;
+  const int64_t* positions;
+  std::vector<int64_t> owners;
+  std::vector<Pages> pages;
+  std::vector<Attention> attentions;
+  std::vector<float> queries;
+};
 
 }  // namespace
 
@@ -357,32 +418,83 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
                    const int64_t* ends, int64_t groups, const Pages* pages, const int64_t* pages_ready,
                    float* out, int threads) {
   Model& m = *(Model*)model;
-  std::vector<int64_t> owners(rows);
-  for (int64_t r = 0, s = 0; r < rows; ++r) {
-    while (r >= ends[s]) ++s;
-    owners[r] = s;
-  }
-  grow(m.joined, rows * m.wide());
-  grow(m.queries, rows * m.heads.heads * m.heads.width());
-  grow(m.attended, rows * m.heads.heads * m.heads.dim);
-  grow(m.activated, rows * m.padded_inner());
-  grow(m.rotated, rows * m.heads.dim);
-  grow(m.attentions, groups);
-  for (int64_t g = 0; g < groups; ++g) m.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
+  Work& w = m.work;
+  const std::vector<int64_t> owners = owners_of(rows, ends);
+  make_room(m, w, rows);
+  grow(w.joined, rows * m.wide());
+  grow(w.queries, rows * m.heads.heads * m.heads.width());
+  grow(w.attended, rows * m.heads.heads * m.heads.dim);
+  grow(w.attentions, groups);
+  for (int64_t g = 0; g < groups; ++g) w.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; ++r) {
-      rope(m, positions[r], m.rotated.data() + r * m.heads.dim);
-      for (int64_t i = 0; i < m.hidden; ++i) {
-        const int64_t at = tokens[r] * m.hidden + i;
-        out[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
-      }
+    embed(m, w, rows, tokens, positions, out);
+    for (int64_t n = 0; n < int64_t(m.layers.size()); ++n) {
+      const Layer& layer = m.layers[n];
+      before_attention(m, w, layer, rows, out, w.joined.data());
+      attend_rows(m.heads, pages[layer.group], layer.at, w.attentions[layer.group], rows, positions, owners.data(),
+                  w.joined.data(), w.queries.data(), w.attended.data(), pages_ready, n);
+      after_attention(m, w, layer, rows, w.attended.data(), out);
     }
-    for (Layer& layer : m.layers)
-      run_layer(m, layer, pages[layer.group], m.attentions[layer.group], rows, positions, owners.data(), out,
-                pages_ready);
   }
+}
+
+// Memory of a step whose stages are called one by one, to be freed.
+void* spillway_work() { return new Work; }
+
+void spillway_work_free(void* work) { delete (Work*)work; }
+
+// Begin a step of stages: `states` (rows, hidden) are filled.
+void spillway_embed(const void* model, void* work, int64_t rows, const int64_t* tokens, const int64_t* positions,
+                    float* states, int threads) {
+  const Model& m = *(const Model*)model;
+  Work& w = *(Work*)work;
+  make_room(m, w, rows);
+#pragma omp parallel num_threads(threads)
+  embed(m, w, rows, tokens, positions, states);
+}
+
+// The stage before a layer's attention: queries, keys and values of rows, (rows, heads + 2 kv heads, dim).
+void spillway_before(const void* model, void* work, int64_t layer, int64_t rows, const float* states, float* joined,
+                     int threads) {
+  const Model& m = *(const Model*)model;
+#pragma omp parallel num_threads(threads)
+  before_attention(m, *(Work*)work, m.layers[layer], rows, states, joined);
+}
+
+// The stage after a layer's attention: `attended` is (rows, heads, dim); adds to `states`.
+void spillway_after(const void* model, void* work, int64_t layer, int64_t rows, const float* attended, float* states,
+                    int threads) {
+  const Model& m = *(const Model*)model;
+#pragma omp parallel num_threads(threads)
+  after_attention(m, *(Work*)work, m.layers[layer], rows, attended, states);
+}
+
+// Work out the attention of a step once for all layers, to be freed; positions and page tables must outlive it. With
+// `even`, threads take equal numbers of pages.
+void* spillway_plan(int64_t heads, int64_t kv_heads, int64_t dim, int64_t groups, const Pages* pages, int64_t rows,
+                    const int64_t* positions, int64_t sequences, const int64_t* ends, int even, int threads) {
+  auto planned = std::make_unique<PlannedAttention>();
+  planned->of = {heads, kv_heads, dim};
+  planned->threads = threads, planned->rows = rows, planned->positions = positions;
+  planned->owners = owners_of(rows, ends);
+  planned->pages.assign(pages, pages + groups);
+  planned->attentions.resize(groups);
+  planned->queries.resize(rows * heads * planned->of.width());
+  for (int64_t g = 0; g < groups; ++g)
+    planned->attentions[g].plan(planned->of, pages[g], positions, ends, sequences, threads, even);
+  return planned.release();
+}
+
+void spillway_plan_free(void* planned) { delete (PlannedAttention*)planned; }
+
+// Write keys and values of all rows (rows, heads + 2 kv heads, dim) to their pages and attend with their queries, in one
+// layer of a group; `out` is (rows, heads, dim).
+void spillway_attend_planned(void* planned, int64_t group, int64_t layer, const float* joined, float* out) {
+  auto& p = *(PlannedAttention*)planned;
+#pragma omp parallel num_threads(p.threads)
+  attend_rows(p.of, p.pages[group], layer, p.attentions[group], p.rows, p.positions, p.owners.data(), joined,
+              p.queries.data(), out, nullptr, 0);
 }
 
 // Tell a step that may be running that the pages of the first `layers` layers have arrived.
@@ -395,7 +507,7 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   Model& m = *(Model*)model;
 #pragma omp parallel num_threads(threads)
   {
-    const Input& last = norm_inputs(m, hidden, rows, m.last, m.head.kind);
+    const Input& last = norm_inputs(m, m.work, hidden, rows, m.last, m.head.kind);
     multiply_into(m.head, last, rows, out, false);
   }
 }
@@ -414,16 +526,8 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < rows * heads; ++i) {
-      float* row = scratch.of(width);
-      std::fill(row, row + width, 0.0f);
-      std::memcpy(row, q + i * dim, dim * 4);
-      if (pages->kind == BF16)
-        for (int64_t d = 0; d < width; d += 16)
-          store((uint16_t*)(queries.data() + i * width) + d, narrow(load<F>(row + d)));
-      else
-        std::memcpy(queries.data() + i * width, row, width * 4);
-    }
+    for (int64_t r = 0; r < rows; ++r)
+      pad_queries(of, pages->kind, q + r * heads * dim, queries.data() + r * heads * width);
     const int64_t size = rows * heads;
     for (int64_t n = 0; n < layers; ++n)
       attention.run(of, *pages, layer + n, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out + n * size * dim,
@@ -470,17 +574,17 @@ int64_t spillway_greedy(void* model, int64_t rows, const int64_t* tokens, const 
   const int64_t vocabulary = m.head.outputs;
   std::vector<int64_t> at(positions, positions + rows), ends(rows);
   for (int64_t r = 0; r < rows; ++r) ends[r] = r + 1;
-  grow(m.states, rows * m.hidden);
-  grow(m.scores, rows * vocabulary);
+  grow(m.work.states, rows * m.hidden);
+  grow(m.work.scores, rows * vocabulary);
   for (int64_t n = 0; n < count; ++n) {
     spillway_step(model, rows, n ? out + (n - 1) * rows : tokens, at.data(), rows, ends.data(), groups, pages,
-                  n ? nullptr : pages_ready, m.states.data(), threads);
-    if (!finite(m.states.data(), rows * m.hidden)) return -1;
-    spillway_logits(model, rows, m.states.data(), m.scores.data(), threads);
+                  n ? nullptr : pages_ready, m.work.states.data(), threads);
+    if (!finite(m.work.states.data(), rows * m.hidden)) return -1;
+    spillway_logits(model, rows, m.work.states.data(), m.work.scores.data(), threads);
     bool sound = true;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : sound) if (rows > 1)
     for (int64_t r = 0; r < rows; ++r) {
-      float* scores = m.scores.data() + r * vocabulary;
+      float* scores = m.work.scores.data() + r * vocabulary;
       sound = sound && finite(scores, vocabulary);
       const int64_t* ids = starts + n * rows + r;
       for (int64_t b = ids[0]; b < ids[1]; ++b) scores[banned[b]] = -INFINITY;

@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
     if library is not None:
         library.spillway_model.restype = ctypes.c_void_p
         library.spillway_pack.restype = ctypes.c_void_p
+        library.spillway_work.restype = ctypes.c_void_p
+        library.spillway_plan.restype = ctypes.c_void_p
         library.spillway_free.restype = None
         library.spillway_read.restype = ctypes.c_float
         library.spillway_greedy.restype = ctypes.c_int64
@@ -197,6 +199,16 @@ class CompiledDecoder:
         found: list[list[int]] = out[:drawn].tolist()
         return found
 
+    def begin(self, tokens: Tensor, positions: Tensor) -> CompiledState:
+        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,)."""
+        return CompiledState(self, self._kernels, self._model, self._threads, tokens, positions)
+
+    def planned(
+        self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]
+    ) -> PlannedAttention:
+        """Work out the attention of a step whose stages are called one by one (see `PlannedAttention`)."""
+        return PlannedAttention(self._kernels, self.spec, queries, pools, threads=self._threads)
+
     def logits(self, rows: Tensor) -> Tensor:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
         out = torch.empty(len(rows), self.spec.vocabulary)
@@ -295,6 +307,87 @@ class _Step:
     def sequences(self) -> tuple[object, ...]:
         """Return the number of sequences, and where their rows end."""
         return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
+
+
+class CompiledState:
+    """The rows of a step between two stages; `rows` (rows, hidden) are fp32, before the last norm after the last."""
+
+    def __init__(
+        self,
+        decoder: CompiledDecoder,
+        kernels: ctypes.CDLL,
+        model: ctypes.c_void_p,
+        threads: int,
+        tokens: Tensor,
+        positions: Tensor,
+    ) -> None:
+        self._decoder, self._kernels, self._model = decoder, kernels, model
+        self._threads, self._count = threads, _int64(len(tokens))
+        self._work = ctypes.c_void_p(kernels.spillway_work())
+        weakref.finalize(self, kernels.spillway_work_free, self._work)
+        self.rows = torch.empty(len(tokens), decoder.spec.hidden)
+        kernels.spillway_embed(
+            model, self._work, self._count, _at(tokens), _at(positions), _at(self.rows), threads
+        )
+
+    def before(self, layer: int) -> Tensor:
+        """Return queries, keys and values of a layer, rotated: fp32 (rows, heads + 2 * kv heads, dim)."""
+        spec = self._decoder.spec
+        joined = torch.empty(len(self.rows), spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        self._call(self._kernels.spillway_before, layer, self.rows, joined)
+        return joined
+
+    def after(self, layer: int, attended: Tensor) -> None:
+        """Add to the rows what follows a layer's attention, of which fp32 (rows, heads, dim) is the result."""
+        self._call(self._kernels.spillway_after, layer, attended, self.rows)
+
+    def _call(self, stage: Any, layer: int, source: Tensor, target: Tensor) -> None:
+        stage(
+            self._model, self._work, _int64(layer), self._count, _at(source), _at(target),
+            self._threads,
+        )  # fmt: skip
+
+
+class PlannedAttention:
+    """Attention of a step over packed pages, worked out once and called layer by layer, from any one thread.
+
+    `even` gives every thread an equal number of pages (NEO, section 4.3); else threads take the next task when they
+    are done. A row's bits are the same. ValueError if positions do not rise or a page that a row needs is not there.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        spec: DecoderSpec,
+        queries: Sequence[QueryRows],
+        pools: Sequence[PageMemory],
+        *,
+        threads: int,
+        even: bool = False,
+    ) -> None:
+        self._kernels, self._step, self._pools = kernels, _Step(queries, pools), list(pools)
+        count, positions = len(self._step.positions), self._step.positions
+        self._plan = ctypes.c_void_p(
+            kernels.spillway_plan(
+                *map(_int64, (spec.heads, spec.kv_heads, spec.head_dim, len(pools))),
+                self._step.pages,
+                _int64(count),
+                ctypes.c_void_p(positions.ctypes.data),
+                *self._step.sequences(),
+                int(even),
+                threads,
+            )
+        )
+        weakref.finalize(self, kernels.spillway_plan_free, self._plan)
+
+    def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
+        """Write keys and values to their pages and attend with the queries in layer `at` of a group.
+
+        `joined` is fp32 (rows, heads + 2 * kv heads, dim), `out` (rows, heads, dim), both contiguous.
+        """
+        self._kernels.spillway_attend_planned(
+            self._plan, _int64(group), _int64(at), _at(joined), _at(out)
+        )
 
 
 class PackedLinear:

@@ -52,6 +52,11 @@ class GraphedDecoder:
         self._memory: Any = None
 
     @property
+    def plain(self) -> TorchDecoder:
+        """The decoder whose steps are graphs."""
+        return self._decoder
+
+    @property
     def device(self) -> torch.device:
         """The device that computes."""
         return self._decoder.device

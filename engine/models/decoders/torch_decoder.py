@@ -60,6 +60,46 @@ def attention_on(device: torch.device) -> Attention:
     return Attention(plan_groups, paged_attention)
 
 
+class Heads(NamedTuple):
+    """Queries (rows, heads, dim), keys and values (rows, kv heads, dim) of a layer; queries and keys are rotated."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class TorchState:
+    """The rows of a step between two stages; `rows` are (rows, hidden), before the last norm after the last."""
+
+    def __init__(self, decoder: TorchDecoder, tokens: Tensor, positions: Tensor) -> None:
+        self._decoder = decoder
+        self._rotation = decoder.rotation(positions)
+        self.rows = decoder.embedded(tokens)
+
+    def before(self, layer: int) -> Tensor:
+        """Return queries, keys and values of a layer, rotated: (rows, heads + 2 * kv heads, dim)."""
+        return torch.cat(self._decoder.project(layer, self.rows, self._rotation), dim=1)
+
+    def after(self, layer: int, attended: Tensor) -> None:
+        """Add to the rows what follows a layer's attention, of which (rows, heads, dim) is the result."""
+        self.rows = self._decoder.follow(layer, self.rows, attended)
+
+
+class TorchAttention:
+    """Attention of a step over pages on the decoder's device, worked out once and called layer by layer."""
+
+    def __init__(
+        self, decoder: TorchDecoder, groups: Sequence[Any], pools: Sequence[PageMemory]
+    ) -> None:
+        self._decoder, self._groups, self._pools = decoder, groups, pools
+
+    def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
+        """Write keys and values to their pages and attend with the queries in layer `at` of a group."""
+        heads = _heads(self._decoder.spec, joined)
+        heads = heads._replace(q=heads.q.contiguous())
+        out.copy_(self._decoder.attend(heads, self._pools[group], at, self._groups[group]))
+
+
 class TorchDecoder:
     """A loaded model without its pages; every call says where they are."""
 
@@ -116,47 +156,69 @@ class TorchDecoder:
         arrival: PageArrival | None = None,
     ) -> Tensor:
         """Compute a step that `Attention.plan` has worked out."""
-        positions = groups[0].positions
-        rotation = angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
-        rows = F.embedding(tokens, self._embed)
-        for number, layer in enumerate(self._layers):
+        rotation, rows = self.rotation(groups[0].positions), self.embedded(tokens)
+        for number in range(len(self._layers)):
             group, at = self._places[number]
             if arrival is not None:
                 arrival.wait(number)
-            rows = rows + self._attend(layer, rows, rotation, groups[group], pools[group], at)
-            gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
-            rows = rows + _apply(layer.down, self._act(gate) * up)
+            heads = self.project(number, rows, rotation)
+            rows = self.follow(number, rows, self.attend(heads, pools[group], at, groups[group]))
         return rows
+
+    def begin(self, tokens: Tensor, positions: Tensor) -> TorchState:
+        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,)."""
+        return TorchState(self, tokens, positions)
+
+    def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> TorchAttention:
+        """Work out the attention of a step whose stages are called one by one (see `PlannedAttention`)."""
+        groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
+        return TorchAttention(self, groups, pools)
+
+    def attend(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Tensor:
+        """Write rows' keys and values to their pages and attend with their queries: (rows, heads, dim)."""
+        pool.write(at, plan.slots, heads.k, heads.v)
+        return self._attention.attend(heads.q, pool, at, plan)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
         return F.linear(self._normed(rows, self._norm), self._head).float()
 
-    def _attend(
-        self,
-        layer: DecoderLayer,
-        rows: Tensor,
-        rotation: Tensor,
-        plan: Any,
-        pool: PageMemory,
-        at: int,
-    ) -> Tensor:
-        spec = self.spec
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the vectors (rows, hidden) of token ids."""
+        return F.embedding(tokens, self._embed)
+
+    def rotation(self, positions: Tensor) -> Tensor:
+        """Return the rotations of positions (see `angles`)."""
+        return angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
+
+    def project(self, number: int, rows: Tensor, rotation: Tensor) -> Heads:
+        """Return queries, keys and values of a layer, rotated."""
+        spec, layer = self.spec, self._layers[number]
         joined = _apply(layer.qkv, self._normed(rows, layer.before))
         joined = joined.view(len(rows), spec.heads + 2 * spec.kv_heads, spec.head_dim)
-        values = spec.heads + spec.kv_heads
-        q, k, v = joined[:, : spec.heads], joined[:, spec.heads : values], joined[:, values:]
+        q, k, v = _heads(spec, joined)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        pool.write(at, plan.slots, rotate(k, rotation), v)
-        found = self._attention.attend(rotate(q, rotation), pool, at, plan)
-        return _apply(layer.out, found.flatten(1))
+        return Heads(rotate(q, rotation), rotate(k, rotation), v)
+
+    def follow(self, number: int, rows: Tensor, attended: Tensor) -> Tensor:
+        """Return rows with what follows a layer's attention."""
+        layer = self._layers[number]
+        rows = rows + _apply(layer.out, attended.flatten(1))
+        gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
+        return rows + _apply(layer.down, self._act(gate) * up)
 
     def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
         """RMS norm in fp32, rounded before the weight, as transformers rounds."""
         wide = rows.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.epsilon)
         return weight * wide.to(rows.dtype)
+
+
+def _heads(spec: DecoderSpec, joined: Tensor) -> Heads:
+    """Return the parts of (rows, heads + 2 * kv heads, dim)."""
+    values = spec.heads + spec.kv_heads
+    return Heads(joined[:, : spec.heads], joined[:, spec.heads : values], joined[:, values:])
 
 
 def _activation(spec: DecoderSpec) -> Callable[[Tensor], Tensor]:

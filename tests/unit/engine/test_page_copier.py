@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from common.pages import codec
 from common.pages.identity import PAGE
 from common.pages.keys import PageKey
+from engine.decoder.executor.interface import PageMove
 from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, pack
@@ -54,3 +57,27 @@ async def test_pages_below_the_host_are_packed(dtype: torch.dtype, packed: bool)
     assert await copier.value(header, "device", 2) == value
     host.raw()[3, 1, 5] ^= 1
     assert codec.check(await copier.value(header, "host", 3), key.id) == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pages_of_a_plain_device_are_packed_on_the_host(dtype: torch.dtype) -> None:
+    """A page that is saved to a pool of another layout and loaded again is the page that it was."""
+    device, host = (
+        PageMemory(
+            _spec(), None, range(LAYERS), 4, dtype=dtype, device=torch.device("cpu"), packed=packed,
+        )
+        for packed in (False, True)
+    )  # fmt: skip
+    copier = TorchPageCopier([device], [host], [(0, 0), (0, 1)], lambda: PageArrival(LAYERS))
+    page = torch.randn(LAYERS, 2, 2, PAGE, DIM).to(dtype)
+    device.data[1] = page
+    saved = threading.Event()
+
+    copier.save(PageMove("save", 0, bytes(16), 1, 2), lambda _move, _sound: saved.set())
+    assert saved.wait(60)
+    loading = copier.load([PageMove("load", 0, bytes(16), 2, 3)])
+    loading.wait()
+
+    assert torch.equal(host.data[2], pack(page))
+    assert torch.equal(device.data[3], page)
+    assert not loading.unsound

@@ -1,0 +1,335 @@
+"""A step in stages: of every layer what lies before attention, attention, and what lies after, two sub-batches at once.
+
+While one sub-batch is attended on the host the device computes the other (NEO, section 3.1). Which sequences are in
+which sub-batch, and which tier attends to them, is the plan's: all of its modes run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from common.clock import SYSTEM
+from common.pages.identity import PAGE
+from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSpan, HostSubBatch
+from engine.decoder.executor.interface import HomeMoves, LocalTier, SequenceInput
+from engine.kernels.attention_plan import QueryRows
+from engine.kernels.page_arrival import PageArrival
+from engine.kernels.page_memory import PageMemory, copy_pages, read_layer, store_layer
+from engine.models.decoders.spec import DecoderSpec
+
+T = TypeVar("T")
+StageName = Literal["before", "device", "staged", "host", "after"]
+
+
+class StageTime(NamedTuple):
+    """When one stage of one sub-batch's layer ran, in seconds of the clock that does not go back."""
+
+    stage: StageName
+    part: int
+    layer: int
+    begin_s: float
+    end_s: float
+
+
+class DecoderState(Protocol):
+    """The rows of a step between two stages; `rows` are (rows, hidden), before the last norm after the last stage."""
+
+    rows: Tensor
+
+    def before(self, layer: int) -> Tensor:
+        """Return queries, keys and values of a layer, rotated: (rows, heads + 2 * kv heads, dim)."""
+
+    def after(self, layer: int, attended: Tensor) -> None:
+        """Add to the rows what follows a layer's attention, of which (rows, heads, dim) is the result."""
+
+
+class LayerAttention(Protocol):
+    """Attention of a step on the device, worked out once."""
+
+    def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
+        """Write keys and values to their pages and attend with the queries in layer `at` of a group."""
+
+
+class StagedDecoder(Protocol):
+    """A loaded model whose layers can be computed stage by stage."""
+
+    spec: DecoderSpec
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+
+    def begin(self, tokens: Tensor, positions: Tensor) -> DecoderState:
+        """Begin a step with rows (rows,) of token ids at positions (rows,)."""
+
+    def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> LayerAttention:
+        """Work out attention over pages on the device; ValueError if a page that a row needs is not there."""
+
+
+class _Rows(NamedTuple):
+    positions: Sequence[int]
+    pages: Sequence[Sequence[int]]
+
+
+class StagePipeline:
+    """Computes steps in stages over pages on the device and pages on the host. One thread calls it.
+
+    Pages of the host that the device attends to come to staging pages, which hold one layer at a time: as many as a
+    sub-batch needs are kept on the device. `attended` counts decode and prompt rows by the tier that attended to them,
+    `times` are the stages of the last step.
+    """
+
+    def __init__(
+        self,
+        decoder: StagedDecoder,
+        device: Sequence[PageMemory],
+        host: Sequence[PageMemory],
+        attention: HostAttention,
+    ) -> None:
+        """Pools are one for each layer group, those of the host packed; `attention` attends to them."""
+        self.decoder, self.device, self.host, self.attention = decoder, device, host, attention
+        self.places = {
+            layer: (group, at) for group, pool in enumerate(device) for at, layer in enumerate(pool.layers)
+        }  # fmt: skip
+        self.attended: dict[LocalTier, int] = {"device": 0, "host": 0}
+        self.times: list[StageTime] = []
+        self._staging: list[PageMemory] = []
+
+    def hidden(
+        self,
+        batch: Sequence[SequenceInput],
+        arrival: PageArrival | None = None,
+        moves: HomeMoves | None = None,
+    ) -> Tensor:
+        """Compute the rows of all sequences and write their K and V; return (rows, hidden) in the order of `batch`.
+
+        Whatever it raises, nothing is under way then, and all `moves` are done.
+        """
+        self.times = []
+        flights: list[_Flight] = []
+        try:
+            for part in sorted({rows.part for rows in batch}):
+                chosen = [index for index, rows in enumerate(batch) if rows.part == part]
+                flights.append(_Flight(self, part, batch, chosen))
+            for layer in range(len(self.places)):
+                self._move(moves, layer)
+                if arrival is not None:
+                    arrival.wait(layer)
+                for flight in flights:
+                    flight.finish()
+                    flight.start(layer)
+            for flight in flights:
+                flight.finish()
+        finally:
+            for flight in flights:
+                flight.settle()
+            for layer in range(len(self.places)):
+                self._move(moves, layer)
+        for rows in batch:
+            self.attended[rows.attended] += len(rows.tokens)
+        return _in_order(batch, flights)
+
+    def staging(self, pages: int) -> list[PageMemory]:
+        """Return a pool of staging pages for each layer group, at least so many, one layer each."""
+        if not self._staging or self._staging[0].pages < pages:
+            dtype, packed = self.device[0].data.dtype, self.device[0].packed
+            self._staging = [
+                PageMemory(
+                    self.decoder.spec, pool.window, [0], pages, dtype=dtype, device=self.decoder.device,
+                    packed=packed,
+                )
+                for pool in self.device
+            ]  # fmt: skip
+        return self._staging
+
+    def _move(self, moves: HomeMoves | None, layer: int) -> None:
+        """Copy a layer of the pages that change their home, unless it is done."""
+        if moves is None or moves.layers > layer:
+            return
+        group, at = self.places[layer]
+        found: list[tuple[PageMemory, list[int], Tensor]] = []
+        for kind, source, target in (
+            ("save", self.device[group], self.host[group]),
+            ("load", self.host[group], self.device[group]),
+        ):
+            chosen = [move for move in moves.moves if (move.kind, move.group) == (kind, group)]
+            if chosen:
+                data = read_layer(source, [move.source for move in chosen], at)
+                found.append((target, [move.target for move in chosen], data))
+        for target, pages, data in found:
+            store_layer(target, pages, at, data)
+        moves.layers = layer + 1
+
+
+class _Flight:
+    """One sub-batch on its way through the layers; its rows lie in the order of who attends to them."""
+
+    def __init__(
+        self, pipeline: StagePipeline, part: int, batch: Sequence[SequenceInput], chosen: list[int]
+    ) -> None:
+        self._pipeline, self._part, self._batch = pipeline, part, batch
+        kinds = [_kind(batch[index]) for index in chosen]
+        groups = [
+            [index for index, kind in zip(chosen, kinds, strict=True) if kind == name]
+            for name in ("device", "staged", "host")
+        ]
+        self.order = [index for group in groups for index in group]
+        rows = [batch[index] for index in self.order]
+        device = pipeline.decoder.device
+        tokens = torch.tensor([token for each in rows for token in each.tokens], device=device)
+        positions = torch.tensor([at for each in rows for at in each.positions], device=device)
+        ends = list(accumulate(sum(len(batch[i].tokens) for i in group) for group in groups))
+        self._ends = (0, *ends)
+        own, staged, hosted = ([batch[index] for index in group] for group in groups)
+        self._own = (
+            pipeline.decoder.planned([_rows(each) for each in own], pipeline.device)
+            if own
+            else None
+        )
+        self._staged = _Staged(pipeline, staged) if staged else None
+        self._hosted: HostSubBatch | None = (
+            pipeline.attention.plan([_rows(each) for each in hosted]) if hosted else None
+        )
+        self._state = pipeline.decoder.begin(tokens, positions)
+        self._layer = -1
+        self._attended = torch.empty(0)
+        self._waits: HostResult | None = None
+        self._result = torch.empty(0)
+
+    @property
+    def rows(self) -> Tensor:
+        """The hidden states of its rows."""
+        return self._state.rows
+
+    def start(self, layer: int) -> None:
+        """Compute what lies before a layer's attention; let the host begin to attend, and attend on the device."""
+        spec, (group, at) = self._pipeline.decoder.spec, self._pipeline.places[layer]
+        self._layer = layer
+        joined = self._timed("before", lambda: self._state.before(layer))
+        self._attended = joined.new_empty(len(joined), spec.heads, spec.head_dim)
+        own, staged = slice(*self._ends[:2]), slice(*self._ends[1:3])
+        if self._hosted is not None:
+            sent = joined[self._ends[2] :].float().cpu()
+            self._result = torch.empty(len(sent), spec.heads, spec.head_dim)
+            self._waits = self._hosted.submit(group, at, sent, self._result)
+        if self._own is not None:
+            attention = self._own
+            self._timed(
+                "device", lambda: attention.attend(group, at, joined[own], self._attended[own])
+            )
+        if self._staged is not None:
+            coming, out = self._staged, self._attended[staged]
+            self._timed("staged", lambda: coming.attend(group, at, joined[staged], out))
+
+    def finish(self) -> None:
+        """Compute what lies after the attention of the layer that was started, once the host has attended."""
+        if self._layer < 0:
+            return
+        if self._waits is not None:
+            self._note("host", self._waits.wait())
+            self._waits = None
+            self._attended[self._ends[2] :] = self._result
+        self._timed("after", lambda: self._state.after(self._layer, self._attended))
+
+    def settle(self) -> None:
+        """Return once the host has nothing of this sub-batch under way, whatever became of it."""
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            with suppress(Exception):  # another error is on its way
+                waits.wait()
+
+    def _timed(self, stage: StageName, call: Callable[[], T]) -> T:
+        began = SYSTEM.perf_s()
+        found = call()
+        self._note(stage, HostSpan(began, SYSTEM.perf_s()))
+        return found
+
+    def _note(self, stage: StageName, span: HostSpan) -> None:
+        self._pipeline.times.append(StageTime(stage, self._part, self._layer, *span))
+
+
+class _Staged:
+    """Sequences at home on the host that the device attends to: each layer's pages come, and those written go back."""
+
+    def __init__(self, pipeline: StagePipeline, batch: Sequence[SequenceInput]) -> None:
+        self._host = pipeline.host
+        self._places: list[dict[int, int]] = []  # by group: the staging page of a host page
+        self._comes: list[list[int]] = []  # host pages whose earlier tokens are seen
+        self._goes: list[list[int]] = []  # host pages that are written
+        for group, pool in enumerate(pipeline.host):
+            comes: dict[int, None] = {}
+            goes: dict[int, None] = {}
+            for rows in batch:
+                seen, written = _pages_of(rows, group, pool.window)
+                comes.update(dict.fromkeys(seen))
+                goes.update(dict.fromkeys(written))
+            self._places.append({page: n for n, page in enumerate({**comes, **goes})})
+            self._comes.append(list(comes))
+            self._goes.append(list(goes))
+        self._pools = pipeline.staging(max(map(len, self._places)))
+        tables = [
+            _Rows(
+                rows.positions,
+                [
+                    [places.get(page, -1) for page in table]
+                    for places, table in zip(self._places, rows.pages, strict=True)
+                ],
+            )
+            for rows in batch
+        ]
+        self._attention = pipeline.decoder.planned(tables, self._pools)
+
+    def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
+        """Attend in layer `at` of a group; keys and values are in the pages of the host then."""
+        host, staging, places = self._host[group], self._pools[group], self._places[group]
+        comes, goes = self._comes[group], self._goes[group]
+        copy_pages(host, comes, at, staging, [places[page] for page in comes], 0)
+        self._attention.attend(group, 0, joined, out)
+        copy_pages(staging, [places[page] for page in goes], 0, host, goes, at)
+
+
+def _pages_of(rows: SequenceInput, group: int, window: int | None) -> tuple[list[int], list[int]]:
+    """Return the physical pages of a group with earlier tokens that rows may see, and those to which rows write."""
+    table, first, last = rows.pages[group], rows.positions[0], rows.positions[-1]
+    low = 0 if window is None else max(0, first - window + 1)
+    written: dict[int, int] = {}
+    for position in rows.positions:
+        written[position // PAGE] = written.get(position // PAGE, 0) + 1
+    seen = [
+        table[page]
+        for page in range(low // PAGE, last // PAGE + 1)
+        if table[page] >= 0
+        and written.get(page, 0) < min((page + 1) * PAGE, last + 1) - page * PAGE
+    ]
+    return seen, [table[page] for page in written]
+
+
+def _kind(rows: SequenceInput) -> Literal["device", "staged", "host"]:
+    """Return who attends to a sequence; ValueError if its pages are where nobody can."""
+    if rows.home == "device":
+        if rows.attended == "host":
+            raise ValueError("pages at home on the device are attended to on the device")
+        return "device"
+    return "host" if rows.attended == "host" else "staged"
+
+
+def _rows(of: SequenceInput) -> _Rows:
+    return _Rows(of.positions, of.pages)
+
+
+def _in_order(batch: Sequence[SequenceInput], flights: Sequence[_Flight]) -> Tensor:
+    """Return the hidden states of sub-batches, whose rows have orders of their own, in the order of the batch."""
+    counts = [len(rows.tokens) for rows in batch]
+    pieces: dict[int, Tensor] = {}
+    for flight in flights:
+        begin = 0
+        for index in flight.order:
+            pieces[index] = flight.rows[begin : begin + counts[index]]
+            begin += counts[index]
+    return torch.cat([pieces[index] for index in range(len(batch))]) if batch else torch.empty(0)
