@@ -26,6 +26,8 @@ from engine.decoder.offload.plan import (
 )
 from engine.decoder.offload.scheduler import schedule
 
+SHOWN = 48  # prompts that a step may begin: the scheduler sees no more of the queue
+
 
 class SimulatedRequest(NamedTuple):
     """A request that comes at `at_s`: tokens of its prompt and of its answer, at least one each."""
@@ -147,8 +149,11 @@ class OffloadSimulation:
             used[one.home] += one.pages
         pools = {tier: PoolState(total, total - used[tier]) for tier, total in self._total.items()}
         assert min(pool.free for pool in pools.values()) >= 0
+        prompts = [one for one in each if not one.decodes]
+        shown = [one for one in prompts if one.computed]
+        shown += [one for one in prompts if not one.computed][:SHOWN]
         return OffloadState(
-            tuple(one.prompt for one in each if not one.decodes),
+            tuple(one.prompt for one in sorted(shown, key=lambda one: one.order)),
             tuple(one.decode for one in each if one.decodes),
             pools["device"],
             pools["host"],
