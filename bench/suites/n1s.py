@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -68,14 +69,16 @@ class Setting(NamedTuple):
 _A10G = A10G["g5.4xlarge"]._replace(name="A10G")
 _SLOW = _A10G._replace(name="A10G, host 25 GB/s", host_bytes_s=25e9)
 SETTINGS = (
-    Setting(H100, LLAMA_70B, 2000, "14 %", (1700, 25), (1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0)),
-    Setting(_A10G, LLAMA_8B, 1000, "26 %", (1700, 25), (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)),
+    Setting(H100, LLAMA_70B, 2000, "14 %", (1700, 25), (1.0, 2.0, 3.0, 4.0, 6.0, 10.0)),
+    Setting(_A10G, LLAMA_8B, 1000, "26 %", (1700, 25), (0.4, 0.8, 1.2, 1.6, 2.0, 3.0, 5.0)),
     Setting(_SLOW, LLAMA_8B, 1000, "-"),
     Setting(T4[2400], LLAMA_7B, 250, "-"),
-    Setting(T4[1024], LLAMA_7B, 250, "-", (200, 40), (0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4), 900, 1.0),
+    Setting(
+        T4[1024], LLAMA_7B, 250, "-", (200, 40), (0.2, 0.4, 0.8, 1.2, 1.6, 2.4, 4.0, 8.0), 900, 1.0
+    ),
     Setting(T4[640], LLAMA_7B, 250, "750 %"),
 )
-SPREAD_AT = 1.2  # requests a second on the A10G for figure 7
+SPREAD_AT = 1.6  # requests a second on the A10G for figure 7
 FEW = 24  # requests of a quick run
 
 
@@ -212,14 +215,14 @@ def _loads(body: Body, options: BenchOptions) -> None:
         for mode, at in zip((DEVICE, NEO), reached, strict=True):
             pairs = zip(setting.rates, means[mode], strict=True)
             curve = ", ".join(f"{rate:g}: {mean:.2f}" for rate, mean in pairs)
-            gain = f"{100 * (at / reached[0] - 1):+.1f} %"
+            gain = f"{100 * (at / reached[0] - 1):+.1f} %" if max(reached) < math.inf else "-"
             rows.append(
                 [
                     setting.machine.name,
                     mode.value,
                     curve,
                     f"{setting.limit_s:g} s",
-                    f"{at:.2f}",
+                    f"{at:.2f}" if at < math.inf else f"> {setting.rates[-1]:g}",
                     gain,
                 ]
             )
@@ -249,14 +252,14 @@ def _arriving(setting: Setting, rate: float, options: BenchOptions) -> list[Simu
 
 
 def _rate_at(setting: Setting, means: Sequence[float]) -> float:
-    """Return the load at which the mean latency reaches the limit, on a line between the loads beside it."""
+    """Return the load at which the mean latency reaches the limit, between two loads; infinite if none reaches it."""
     for place, mean in enumerate(means):
         if mean > setting.limit_s:
             if not place:
                 return setting.rates[0]
             before, low, high = means[place - 1], setting.rates[place - 1], setting.rates[place]
             return low + (high - low) * (setting.limit_s - before) / (mean - before)
-    return setting.rates[-1]
+    return math.inf
 
 
 # -- beyond the figures --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from bench.document import BenchOptions
@@ -35,9 +36,9 @@ def test_a_short_run_has_its_shape(tmp_path: Path) -> None:
 
 
 def test_the_load_at_a_limit_lies_between_two_loads() -> None:
-    """A mean that crosses the limit half way between two loads is reached half way between them."""
+    """A limit crossed half way between two loads is reached half way between them, one never crossed nowhere."""
     setting = Setting(*SETTINGS[0][:4], (1, 1), (1.0, 2.0, 3.0), limit_s=2.0)
 
     assert n1s._rate_at(setting, (0.5, 1.0, 3.0)) == 2.5
     assert n1s._rate_at(setting, (2.5, 3.0, 3.0)) == 1.0
-    assert n1s._rate_at(setting, (0.5, 1.0, 1.5)) == 3.0
+    assert n1s._rate_at(setting, (0.5, 1.0, 1.5)) == math.inf
