@@ -258,7 +258,7 @@ def test_the_gain_is_that_of_the_check() -> None:
 
     def gain(machine: Machine, model: ModelSize, prompt: int, output: int) -> float:
         tokens = machine.device_tokens, machine.host_tokens
-        work, model_costs = synthetic(60, prompt, output, 1), costs(machine, model)
+        work, model_costs = synthetic(120, prompt, output, 1), costs(machine, model)
         alone, neo = (
             OffloadSimulation(work, LIMITS, model_costs, tokens, mode).run().throughput
             for mode in (OffloadMode.DEVICE, OffloadMode.ASYMMETRIC)
