@@ -1,4 +1,4 @@
-"""What a step may compute where, and what it is planned to compute: sequences, pools and plans as plain values."""
+"""Sequences, pools and plans as plain values: all that a step may compute where, and all it is planned to compute."""
 
 from __future__ import annotations
 
