@@ -95,6 +95,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("L4", "paged attention: share of the memory's bandwidth", "shapes of M and L", "torch", PROCESS),
         Line("L5", "decode and prompts beside other engines", "L, M", "transformers, CTranslate2, vLLM", PROCESS),
         Line("K1", "linear layers", "matrices of M and L", "torch, oneDNN", PROCESS),
+        Line("N1S", "attention on the host: throughput and latency", "8B, 7B, 70B (rooflines)", "the device alone",
+             "simulated"),
         Line("N2", "prediction of a step's time", "S, M", _ITSELF, PROCESS),
         Line("X1", "text and logits equal transformers'", "small random ones", "transformers, fp32", PROCESS),
         Line("X2", "answers and KL with weights of 8 and 4 bits", _SHIPPED, "its own fp32, llama.cpp", PROCESS),

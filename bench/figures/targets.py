@@ -234,6 +234,48 @@ def _simulated(found: Found) -> str:
     return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
 
 
+def _offload() -> tuple[Figure, ...]:
+    """Return the lines of N1S: gains by capacity, by the host's bandwidth, the worst cell, and planning."""
+
+    def peaks(part: str, of: str) -> Callable[[Found], str]:
+        def told(found: Found) -> str:
+            rows = [row for row in _rows(found, part) if row[next(iter(row))].startswith(of)]
+            return ", ".join(row["peak"] for row in rows)
+
+        return told
+
+    def least(found: Found) -> str:
+        rows = _rows(found, "Figure 9")
+        cells = [(float(c), row["machine"], name) for row in rows for name, c in row.items()
+                 if name.startswith("answer") and c != "-"]  # fmt: skip
+        gain, machine, name = min(cells)
+        return f"{gain:.2f} ({machine}, {name})"
+
+    def planned(found: Found) -> str:
+        return f"{max(_cells(found, 'Planning one step', 'ms, median')):.2f} ms"
+
+    return (
+        Figure(
+            "N1S", "simulated: host attention by the device alone, every machine and length", "≥ 0.95", "≥ 0.95",
+            least, "never much slower than the device alone",
+        ),
+        Figure(
+            "N1S", "simulated T4 with 2,400, 1,024 and 640 KV tokens: peaks", "rising", "rising",
+            peaks("Figure 9", "T4"), "fewer KV tokens gain more", lambda _: "paper: 7.5, KV not stated",
+        ),
+        Figure(
+            "N1S", "simulated A10G beside hosts of 50, 50, 100, 200 GB/s: peaks", "rising", "rising",
+            peaks("Figure 10a", "g5"), "more host bandwidth gains more", lambda _: "paper: 1.12, 1.13, 1.30, 1.79",
+        ),
+        Figure(
+            "N1S", "simulated: rise to a balance point, then fall towards 1", "shape", "shape",
+            lambda f: " ".join(c for n, c in _rows(f, "Figure 9")[0].items() if n.startswith("answer")),
+            "rise to a balance point, fall towards 1",
+        ),
+        Figure("N1S", "planning a step of 200 requests", "≤ 1 ms", "≤ 1 ms", planned, "planning"),
+    )  # fmt: skip
+
+
 def _lists_recall(found: Found) -> str:
     rows: list[list[str]] = _titled(found, "kinds of index")["rows"]
     return min(row[5] for row in rows if row[1].startswith("ivfpq"))
@@ -487,6 +529,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: f"{max(_cells(f, 'What the queues change', 'points lost')):.3f}", "recall",
     ),
     Figure("V4", "approximate queues, 16: CPU speed", "-", "-", _queues, "speed"),
+    *_offload(),
     Figure(
         "V4R", "throughput by the formula beside a simulation, six ratios of the thesis", "± 5 %", "± 5 %",
         _simulated, "throughput at the best ratio",

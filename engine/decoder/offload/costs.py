@@ -1,0 +1,118 @@
+"""Seconds of the stages of a step in which a part of the sequences is attended on the host (NEO, section 3.2)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from common.cost.linear import LinearCost, Probe
+from common.cost.online import OnlineCost
+from common.cost.table import CostTable, OnlineTable
+
+Attention = Literal["device", "host", "prefill", "exchange"]
+
+
+class OffloadCosts(NamedTuple):
+    """Seconds of one layer's stages, and of what a step takes besides.
+
+    `linear` is by rows (before and after attention: all that reads weights). `device` and `host` are one row's decode
+    attention by sequences and by the tokens attended to, `prefill` is by prompts and by the pairs of a row and a token
+    it attends to, `exchange` by rows whose Q, K and V go to the host and whose O comes back. `page_s` is the time to
+    copy one page of all layers between the tiers, `step_s` what a step takes outside its layers.
+    """
+
+    layers: int
+    linear: CostTable
+    device: LinearCost
+    host: LinearCost
+    prefill: LinearCost
+    exchange: LinearCost
+    page_s: float
+    step_s: float
+
+    def device_s(self, sequences: int, tokens: int) -> float:
+        """Return the seconds of one layer's decode attention on the device."""
+        return self.device.seconds(sequences, tokens) if sequences else 0.0
+
+    def host_s(self, sequences: int, tokens: int) -> float:
+        """Return the seconds of one layer's decode attention on the host, with the way there and back."""
+        if not sequences:
+            return 0.0
+        return self.host.seconds(sequences, tokens) + self.exchange.seconds(sequences, 0)
+
+    def prefill_s(self, prompts: int, pairs: int) -> float:
+        """Return the seconds of one layer's attention of prompts."""
+        return self.prefill.seconds(prompts, pairs) if prompts else 0.0
+
+
+class OffloadPoints(msgspec.Struct, frozen=True):
+    """What was measured at the start, per layer: (rows, seconds), and (items, tokens, seconds) of each attention."""
+
+    layers: int
+    linear: list[tuple[float, float]]
+    device: list[Probe]
+    host: list[Probe]
+    prefill: list[Probe]
+    exchange: list[Probe]
+    page_s: float
+    step_s: float
+
+
+class OffloadProfile:
+    """The costs of one model on one machine, as they are learned: fitted to points, re-fitted by every stage timed."""
+
+    def __init__(self, points: OffloadPoints) -> None:
+        """Begin with measured points; ValueError if a stage has none."""
+        self._points = points
+        self._linear = OnlineTable(points.linear)
+        self._attention: dict[Attention, OnlineCost] = {
+            "device": OnlineCost(points.device),
+            "host": OnlineCost(points.host),
+            "prefill": OnlineCost(points.prefill),
+            "exchange": OnlineCost(points.exchange),
+        }
+
+    @property
+    def costs(self) -> OffloadCosts:
+        """The costs as far as they are known now."""
+        lines = {name: online.cost for name, online in self._attention.items()}
+        points = self._points
+        return OffloadCosts(
+            points.layers, self._linear.table, lines["device"], lines["host"], lines["prefill"],
+            lines["exchange"], points.page_s, points.step_s,
+        )  # fmt: skip
+
+    def linear_took(self, rows: int, seconds: float) -> float:
+        """Learn from one layer's linear stage; return measured over predicted seconds."""
+        return self._linear.observe(rows, seconds)
+
+    def attention_took(self, stage: Attention, items: int, tokens: int, seconds: float) -> float:
+        """Learn from one layer's attention stage, or exchange; return measured over predicted seconds."""
+        return self._attention[stage].observe(items, tokens, seconds)
+
+
+def keep(folder: Path, machine: str, fingerprint: str, points: OffloadPoints) -> None:
+    """Write what was measured of a model on a machine, to be read by `kept`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = _place(folder, machine, fingerprint)
+    fresh = place.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(points))
+    fresh.replace(place)
+
+
+def kept(folder: Path, machine: str, fingerprint: str) -> OffloadPoints | None:
+    """Return what was measured of a model on a machine; None if nothing was, or if it cannot be read."""
+    try:
+        return msgspec.json.decode(
+            _place(folder, machine, fingerprint).read_bytes(), type=OffloadPoints
+        )
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _place(folder: Path, machine: str, fingerprint: str) -> Path:
+    name = hashlib.blake2b(f"{machine}\0{fingerprint}".encode(), digest_size=16).hexdigest()
+    return folder / f"offload-{name}.json"

@@ -1,0 +1,224 @@
+"""Sequences, pools and plans as plain values: all that a step may compute where, and all it is planned to compute."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from common.pages.identity import PAGE
+from engine.decoder.executor.interface import LocalTier
+from engine.decoder.sequence import Range
+
+SETTLE = 8  # steps that a sequence stays in a home before it is moved for no more than speed
+
+
+class OffloadMode(StrEnum):
+    """How the host is used; all but `asymmetric` are there to be compared with it (NEO, section 3.1 and 5.3).
+
+    `device`: not at all. `simple`: all decode attention on the host, one batch, nothing overlaps. `symmetric`: homes
+    as in `asymmetric`, each half of every home in one of two batches. `full`: all decode attention on the host, two
+    equal batches (FastDecode). `swap`: pages on the host are brought to the device at every step, layer by layer, as
+    many as come while the device computes. `asymmetric`: NEO.
+    """
+
+    DEVICE = "device"
+    SIMPLE = "simple"
+    SYMMETRIC = "symmetric"
+    FULL = "full"
+    SWAP = "swap"
+    ASYMMETRIC = "asymmetric"
+
+
+class PromptState(NamedTuple):
+    """A sequence with prompt rows to compute: `ranges` of positions, rising, the last of which ends with its length.
+
+    `pages` are those it has on the device: found computed, or held because it is `running`. A running one is at home
+    on the device, since a prompt at home on the host is computed in one step.
+    """
+
+    order: int
+    ranges: tuple[Range, ...]
+    pages: int = 0
+    running: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows still to be computed."""
+        return sum(end - start for start, end in self.ranges)
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return self.ranges[-1][1]
+
+    def pairs(self, rows: int) -> int:
+        """Return how many pairs of a row and a token it attends to the next `rows` rows make."""
+        total = 0
+        for start, end in self.ranges:
+            taken = min(rows, end - start)
+            total += taken * (2 * start + taken + 1) // 2
+            rows -= taken
+        return total
+
+    def missing(self, rows: int) -> int:
+        """Return the pages it needs for its next `rows` rows beyond those it has; resident pages lie before them."""
+        ends = 0
+        for start, end in self.ranges:
+            ends = start + min(rows, end - start)
+            rows -= min(rows, end - start)
+            if not rows:
+                break
+        return max(0, pages_of(ends) - self.pages)
+
+
+class DecodeState(NamedTuple):
+    """A sequence whose next row yields a token: it attends to `length` tokens, the row's own among them.
+
+    `pages` are those it holds in its home, of which the other tier has `copies` too; `shared` are held by others as
+    well, so that its leaving frees only the rest. `skipped` is for how many steps in a row it has had no row, `settled`
+    for how many steps it has been in its home.
+    """
+
+    order: int
+    home: LocalTier
+    length: int
+    pages: int
+    copies: int = 0
+    shared: int = 0
+    skipped: int = 0
+    settled: int = SETTLE
+
+    @property
+    def grows(self) -> int:
+        """Pages it needs for its next row."""
+        return max(0, pages_of(self.length) - self.pages)
+
+
+class PoolState(NamedTuple):
+    """Pages of one tier, and how many of them can be allocated."""
+
+    total: int
+    free: int
+
+
+class OffloadState(NamedTuple):
+    """What a step is planned of: prompts and decoding sequences, both in order of urgency, and the pools."""
+
+    prompts: tuple[PromptState, ...]
+    decoding: tuple[DecodeState, ...]
+    device: PoolState
+    host: PoolState
+
+
+class OffloadLimits(NamedTuple):
+    """The largest step: rows (no fewer than sequences), sequences that hold pages, and predicted seconds.
+
+    `step_s` bounds latency besides throughput. A step takes longer only where its device decode rows do without
+    anything else, with one page of a prompt, or with sequences that have waited as long as they may.
+    """
+
+    tokens: int
+    running: int
+    step_s: float = math.inf
+
+
+class PromptChunk(NamedTuple):
+    """The next `rows` rows of a prompt; `finishes` if the last of them yields a token, `home` is where its pages go."""
+
+    order: int
+    rows: int
+    home: LocalTier
+    finishes: bool
+    pages: int
+
+
+class HomeMove(NamedTuple):
+    """A sequence changes its home; `pages` are copied. Moved to the device it has a row in this step, to the host none.
+
+    Pages that it leaves count as free in this step: each layer's copies come before the layer's new keys and values.
+    """
+
+    order: int
+    to: LocalTier
+    pages: int
+
+
+class SubBatch(NamedTuple):
+    """One of a step's batches: chunks of prompts, and sequences with one row each, by the tier that attends."""
+
+    prompts: tuple[PromptChunk, ...] = ()
+    device: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return sum(chunk.rows for chunk in self.prompts) + len(self.device) + len(self.host)
+
+
+class StageTimes(NamedTuple):
+    """Predicted seconds of one layer's stages, of batch 0 and batch 1.
+
+    In the long half batch 0's linear work runs beside batch 1's attention, in the short half the other way round:
+    max(linear_0 + device_1, host_1) + max(linear_1 + device_0, host_0) (NEO, 3.2; `device_1` is 0 there).
+    """
+
+    linear: tuple[float, float] = (0.0, 0.0)
+    device: tuple[float, float] = (0.0, 0.0)
+    host: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def long_slack_s(self) -> float:
+        """Seconds by which the host is done before the device in the long half; the first inequality: not below 0."""
+        return self.linear[0] + self.device[1] - self.host[1]
+
+    @property
+    def short_slack_s(self) -> float:
+        """Seconds by which the host is done before the device in the short half; the second inequality."""
+        return self.linear[1] + self.device[0] - self.host[0]
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds of a layer whose stages overlap."""
+        long = max(self.linear[0] + self.device[1], self.host[1])
+        return long + max(self.linear[1] + self.device[0], self.host[0])
+
+    @property
+    def serial_s(self) -> float:
+        """Seconds of a layer of which nothing overlaps."""
+        return sum(self.linear) + sum(self.device) + sum(self.host)
+
+
+Choice = Literal["nothing", "device only", "host beside device", "two batches", "overdue", "fixed"]
+
+
+class OffloadPlan(NamedTuple):
+    """One step: at most two batches, changes of homes, sequences that lose their pages, and what is predicted.
+
+    `seconds` are the step's, `served` its rows that decode plus the shares of its prompts that it computes. `why` is
+    `device only`, `host beside device` (one batch; the host attends while the device does), `two batches`, `overdue`
+    (sequences that may wait no longer, or nothing else to do: the inequalities need not hold), or `fixed` (a mode that
+    does not choose). `device_only` is the served share a second of batch 0 without the host's sequences.
+    `examined` counts the sequences looked at while packing, the cost of planning.
+    """
+
+    batches: tuple[SubBatch, ...] = ()
+    moves: tuple[HomeMove, ...] = ()
+    preempt: tuple[int, ...] = ()
+    times: StageTimes = StageTimes()
+    seconds: float = 0.0
+    served: float = 0.0
+    why: Choice = "nothing"
+    device_only: float = 0.0
+    examined: int = 0
+
+    @property
+    def throughput(self) -> float:
+        """Served a second; 0 of an empty step."""
+        return self.served / self.seconds if self.seconds else 0.0
+
+
+def pages_of(tokens: int) -> int:
+    """Return the pages that so many tokens fill."""
+    return -(-tokens // PAGE)

@@ -1,0 +1,536 @@
+"""NEO's load-aware scheduler (section 3.2): what a step computes on the device, what on the host, in one batch or two.
+
+`schedule` is a function of its arguments and changes nothing. Batch 0 holds prompts, the device's decoding sequences
+and some of the host's; batch 1 most of the host's. While the device does one batch's linear work, the host attends for
+the other. A plan of two batches is accepted only if the device is never kept waiting, by both inequalities of the
+paper, host_1 <= linear_0 and host_0 <= linear_1 + device_0, and only if it serves more a second than the device alone.
+
+What the paper leaves open is decided so:
+
+- The most urgent sequences come first everywhere; where pages run out the least urgent sequence that has been in its
+  home for SETTLE steps leaves the device, to the host if there is room, else it is recomputed later.
+- A sequence that the host has not served for PATIENCE steps comes back to the device before prompts get the room,
+  others only if no prompt waits; both only where a tenth of the device stays free, after SETTLE steps in their home,
+  and as long as the copying hides behind the step.
+- A prompt goes to the host if the device has no room, all its rows fit one step, and the host could attend to all that
+  it holds behind the linear work of a step with this prompt: more would only wait there. Prompts that the host's work
+  needs no cover of stay in the queue (the paper's step 5), except for one a step while the host serves all it holds.
+  None goes there while the host keeps a sequence waiting for PATIENCE steps.
+- The host's sequences are packed twice, the longest skipped first and the shortest first, batch 1 before batch 0, and
+  once into batch 0 alone, which costs no second reading of the weights (not in the paper). The best plan wins.
+- A sequence is skipped in at most STARVED - 1 steps in a row. Where no plan that serves those due satisfies the
+  inequalities, one batch serves them and waits for the host.
+- A plan is worth the rows that decode, plus each prompt's share computed, by its seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.cost.linear import LinearCost
+from common.pages.identity import PAGE
+from engine.decoder.executor.interface import LocalTier
+from engine.decoder.offload.costs import OffloadCosts
+from engine.decoder.offload.plan import (
+    SETTLE,
+    Choice,
+    DecodeState,
+    HomeMove,
+    OffloadLimits,
+    OffloadMode,
+    OffloadPlan,
+    OffloadState,
+    PromptChunk,
+    PromptState,
+    StageTimes,
+    SubBatch,
+    pages_of,
+)
+
+PATIENCE = 8  # skipped steps after which a sequence may take room on the device before prompts do
+STARVED = 32  # every decoding sequence has a row in so many steps
+RESERVE = 0.1  # share of each pool kept for running sequences to grow into
+
+_ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
+
+
+class _Attended(NamedTuple):
+    """Decoding sequences attended to together: how many, and their tokens."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+
+def _attended(sequences: Iterable[DecodeState]) -> _Attended:
+    lengths = [sequence.length for sequence in sequences]
+    return _Attended(len(lengths), sum(lengths))
+
+
+class _Placed(NamedTuple):
+    """A prompt's rows in this step, and where its pages go."""
+
+    prompt: PromptState
+    rows: int
+    home: LocalTier
+
+    @property
+    def chunk(self) -> PromptChunk:
+        whole = self.rows == self.prompt.rows
+        needs = self.prompt.missing(self.rows)
+        # Pages that the device has are copied to a home on the host, so they are needed there as well.
+        pages = needs if self.home == "device" else needs + self.prompt.pages
+        return PromptChunk(self.prompt.order, self.rows, self.home, whole, pages)
+
+
+class _Split(NamedTuple):
+    """The host's sequences of both batches, and how many were looked at to choose them."""
+
+    first: Sequence[DecodeState] = ()
+    second: Sequence[DecodeState] = ()
+    examined: int = 0
+
+
+_ALONE = _Split()
+
+
+@dataclass
+class _Draft:
+    """A step while it is planned: what is sure of it, and the pages left in both tiers."""
+
+    costs: OffloadCosts
+    limits: OffloadLimits
+    device_free: int
+    host_free: int
+    device: list[DecodeState]
+    host: list[DecodeState]
+    prompts: list[_Placed] = field(default_factory=list)
+    moves: list[HomeMove] = field(default_factory=list)
+    preempt: list[int] = field(default_factory=list)
+    moving: list[DecodeState] = field(default_factory=list)  # to the host: no row in this step
+
+    @property
+    def rows(self) -> int:
+        """Rows of batch 0 without the host's sequences."""
+        return len(self.device) + sum(placed.rows for placed in self.prompts)
+
+    def device_s(self) -> float:
+        """Seconds of one layer's attention on the device: batch 0's decode and prompts."""
+        pairs = sum(placed.prompt.pairs(placed.rows) for placed in self.prompts)
+        decode = self.costs.device_s(*_attended(self.device))
+        return decode + self.costs.prefill_s(len(self.prompts), pairs)
+
+    def copy_s(self) -> float:
+        """Seconds of all copying between the tiers."""
+        bound = sum(p.chunk.pages for p in self.prompts if p.home == "host")
+        return self.costs.page_s * (bound + sum(move.pages for move in self.moves))
+
+    def times(self, split: _Split) -> StageTimes:
+        """Return the stages of a layer with the host's sequences in two batches; without a second one batch."""
+        first, second = _attended(split.first), _attended(split.second)
+        linear = self.costs.linear.seconds
+        return StageTimes(
+            (linear(self.rows + first.sequences), linear(second.sequences)),
+            (self.device_s(), 0.0),
+            (self.costs.host_s(*first), self.costs.host_s(*second)),
+        )
+
+    def step_s(self, layer_s: float) -> float:
+        """Return the seconds of a step: copying runs beside its layers."""
+        return self.costs.step_s + max(self.costs.layers * layer_s, self.copy_s())
+
+    def served(self, decoding: int) -> float:
+        """Return what a step serves."""
+        return decoding + sum(placed.rows / placed.prompt.rows for placed in self.prompts)
+
+    def plan(self, split: _Split, times: StageTimes, layer_s: float, why: Choice) -> OffloadPlan:
+        """Return the plan of batch 0 and, if it is not empty, batch 1."""
+        first = SubBatch(
+            tuple(placed.chunk for placed in self.prompts),
+            tuple(sequence.order for sequence in self.device),
+            tuple(sequence.order for sequence in split.first),
+        )
+        second = SubBatch(host=tuple(sequence.order for sequence in split.second))
+        batches = tuple(batch for batch in (first, second) if batch.rows)
+        decoding = len(self.device) + len(split.first) + len(split.second)
+        seconds = self.step_s(layer_s) if batches or self.moves else 0.0
+        return OffloadPlan(
+            batches, tuple(self.moves), tuple(self.preempt), times, seconds, self.served(decoding),
+            why if batches else "nothing",
+        )  # fmt: skip
+
+    def overlapped(self, split: _Split, why: Choice) -> OffloadPlan:
+        """Return the plan of batches whose stages overlap."""
+        times = self.times(split)
+        return self.plan(split, times, times.layer_s, why)
+
+
+def schedule(
+    state: OffloadState,
+    limits: OffloadLimits,
+    costs: OffloadCosts,
+    mode: OffloadMode = OffloadMode.ASYMMETRIC,
+) -> OffloadPlan:
+    """Plan a step; the plan computes something if anything is there to compute.
+
+    Each sequence at its longest must fit the device alone (in `simple` and `full`: the host, its prompt one step).
+    ValueError if a step has fewer rows than sequences.
+    """
+    if limits.tokens < limits.running:
+        raise ValueError(
+            f"a step of {limits.tokens} rows is too small for {limits.running} sequences"
+        )
+    draft = _Draft(
+        costs, limits, state.device.free, state.host.free,
+        [each for each in state.decoding if each.home == "device"],
+        [each for each in state.decoding if each.home == "host"],
+    )  # fmt: skip
+    uses_host = mode is not OffloadMode.DEVICE
+    _grow_host(draft)
+    running = _make_room(draft, state, uses_host=uses_host)
+    if mode not in _ALL_ON_HOST:
+        _bring_back(draft, state)
+    _place_prompts(draft, state, running, mode)
+    if mode is OffloadMode.ASYMMETRIC:
+        return _balanced(draft)
+    return _fixed(draft, mode)
+
+
+# -- pages: growth, homes and prompts ------------------------------------------------------------------
+
+
+def _grow_host(draft: _Draft) -> None:
+    """Keep pages for every next row on the host; the least urgent sequences lose theirs if there are too few."""
+    while draft.host and sum(each.grows for each in draft.host) > draft.host_free:
+        victim = draft.host.pop()
+        draft.preempt.append(victim.order)
+        draft.host_free += victim.pages - victim.shared
+    draft.host_free -= sum(each.grows for each in draft.host)
+
+
+def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[PromptState]:
+    """Take the pages of the device's next rows; return the prompts under way that go on."""
+    running = [prompt for prompt in state.prompts if prompt.running]
+    spare = _spare_rows(draft, state)
+
+    def wanted() -> int:
+        left, pages = spare, sum(each.grows for each in draft.device)
+        for prompt in running:
+            pages += prompt.missing(min(left, prompt.rows))
+            left -= min(left, prompt.rows)
+        return pages
+
+    while wanted() > draft.device_free and len(draft.device) + len(running) > 1:
+        settled = [each for each in draft.device if each.settled >= SETTLE]
+        victim = next(reversed(settled or draft.device), None)
+        if victim is None or (running and running[-1].order > victim.order):
+            prompt = running.pop()
+            draft.preempt.append(prompt.order)
+            draft.device_free += prompt.pages
+            continue
+        draft.device.remove(victim)
+        draft.device_free += victim.pages - victim.shared
+        missing = victim.pages - victim.copies
+        if uses_host and missing <= draft.host_free:
+            draft.host_free -= missing
+            draft.moves.append(HomeMove(victim.order, "host", missing))
+            draft.moving.append(victim)
+        else:
+            draft.preempt.append(victim.order)
+    draft.device_free -= sum(each.grows for each in draft.device)
+    return running
+
+
+def _spare_rows(draft: _Draft, state: OffloadState) -> int:
+    """Return the rows that prompts may have: every decoding sequence may need one."""
+    return max(0, draft.limits.tokens - len(state.decoding))
+
+
+def _bring_back(draft: _Draft, state: OffloadState) -> None:
+    """Move sequences from the host to the device where there is ample room."""
+    if draft.moves or draft.preempt:
+        return
+    settled = [each for each in draft.host if each.settled >= SETTLE]
+    waiting = sorted(
+        (each for each in settled if each.skipped >= PATIENCE), key=lambda each: -each.skipped
+    )
+    if not state.prompts:
+        waiting += [each for each in settled if each.skipped < PATIENCE]
+    promised = sum(prompt.missing(prompt.rows) for prompt in state.prompts if prompt.running)
+    room = draft.device_free - promised - int(RESERVE * state.device.total)
+    hidden_s = draft.costs.layers * draft.times(_ALONE).layer_s
+    for sequence in waiting:
+        copied = sequence.pages - sequence.copies
+        if copied + sequence.grows > room:
+            continue
+        if draft.moves and draft.copy_s() + copied * draft.costs.page_s > hidden_s:
+            break
+        room -= copied + sequence.grows
+        draft.device_free -= copied + sequence.grows
+        draft.host_free += sequence.pages - sequence.shared + sequence.grows
+        draft.moves.append(HomeMove(sequence.order, "device", copied))
+        draft.host.remove(sequence)
+        draft.device.append(sequence)
+
+
+def _place_prompts(
+    draft: _Draft, state: OffloadState, running: Sequence[PromptState], mode: OffloadMode
+) -> None:
+    """Add prompts to batch 0 in order: those under way, then new ones on the device, else on the host."""
+    budget = _spare_rows(draft, state)
+    promised = 0
+    for prompt in running:
+        rows = _affordable(
+            prompt, _bounded(draft, prompt, min(budget, prompt.rows)), draft.device_free
+        )
+        if rows:
+            draft.prompts.append(_Placed(prompt, rows, "device"))
+            draft.device_free -= prompt.missing(rows)
+            budget -= rows
+        promised += prompt.missing(prompt.rows) - prompt.missing(rows)
+    if draft.preempt:
+        return
+    held = len(draft.device) + len(draft.host) + len(draft.moving) + len(running)
+    for prompt in state.prompts:
+        if prompt.running:
+            continue
+        if budget <= 0 or held >= draft.limits.running:
+            break
+        placed = _place(draft, state, prompt, budget, promised, mode)
+        if placed is None:
+            break
+        draft.prompts.append(placed)
+        budget -= placed.rows
+        held += 1
+        if placed.home == "host":
+            draft.host_free -= placed.chunk.pages
+        else:
+            draft.device_free -= prompt.missing(placed.rows)
+            promised += prompt.missing(prompt.rows) - prompt.missing(placed.rows)
+
+
+def _place(
+    draft: _Draft,
+    state: OffloadState,
+    prompt: PromptState,
+    budget: int,
+    promised: int,
+    mode: OffloadMode,
+) -> _Placed | None:
+    """Return a new prompt's rows and home; None if it must wait."""
+    rows = _bounded(draft, prompt, min(budget, prompt.rows))
+    if not rows:
+        return None
+    reserve = int(RESERVE * state.device.total)
+    needs = prompt.missing(prompt.rows)
+    alone = not (draft.device or draft.prompts or draft.moves)
+    if mode not in _ALL_ON_HOST:
+        room = draft.device_free - promised
+        kept = any(move.to == "host" for move in draft.moves)
+        if needs + reserve <= room and not kept:
+            return _Placed(prompt, rows, "device")
+        if alone and needs <= room and not draft.host:
+            return _Placed(prompt, rows, "device")
+    if mode is OffloadMode.DEVICE or rows < prompt.rows:
+        return None
+    placed = _Placed(prompt, rows, "host")
+    spare = draft.host_free - placed.chunk.pages
+    fits = spare >= int(RESERVE * state.host.total) or (alone and not draft.host and spare >= 0)
+    if not fits:
+        return None
+    if mode is not OffloadMode.ASYMMETRIC:
+        return placed
+    return placed if _covered(draft, prompt) else None
+
+
+def _covered(draft: _Draft, prompt: PromptState) -> bool:
+    """Return whether the host could attend to all it holds, and to this prompt's sequence, behind one linear stage."""
+    if any(each.skipped >= PATIENCE for each in draft.host):
+        return False
+    bound = [placed.prompt for placed in draft.prompts if placed.home == "host"]
+    rows = draft.rows - sum(each.rows for each in bound) + prompt.rows
+    held = [each.length for each in (*draft.host, *draft.moving)]
+    held += [each.length for each in (*bound, prompt)]
+    return draft.costs.host_s(len(held), sum(held)) <= draft.costs.linear.seconds(rows)
+
+
+def _affordable(prompt: PromptState, rows: int, pages: int) -> int:
+    """Cut the rows of a prompt until so many new pages suffice."""
+    while rows and prompt.missing(rows) > pages:
+        rows = max(0, rows - PAGE)
+    return rows
+
+
+def _bounded(draft: _Draft, prompt: PromptState, rows: int) -> int:
+    """Cut the rows of a prompt until the step keeps its latency; while none is planned one page's rows are left."""
+    if draft.limits.step_s == float("inf") or not rows:
+        return rows
+    least = 0 if draft.prompts else min(rows, PAGE)
+
+    def keeps(count: int) -> bool:
+        draft.prompts.append(_Placed(prompt, count, "device"))
+        within = draft.step_s(draft.times(_ALONE).layer_s) <= draft.limits.step_s
+        draft.prompts.pop()
+        return within
+
+    low, high = least, rows + 1  # low is allowed, high is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+# -- batches -------------------------------------------------------------------------------------------
+
+
+def _balanced(draft: _Draft) -> OffloadPlan:
+    """Return the best of the plans that keep the inequalities, or the one that serves those who are due."""
+    by_wait = sorted(draft.host, key=lambda each: -each.skipped)
+    two = _pack(draft, by_wait)
+    _hold_back(draft, two)
+    splits: list[tuple[_Split, Choice]] = [(two, "two batches")]
+    examined = two.examined
+    if len(two.first) + len(two.second) < len(draft.host):
+        shortest = _pack(
+            draft, sorted(draft.host, key=lambda each: (each.skipped < PATIENCE, each.length))
+        )
+        beside = _pack(draft, by_wait, beside=True)
+        splits += [(shortest, "two batches"), (beside, "host beside device")]
+        examined += shortest.examined + beside.examined
+    elif two.second:
+        beside = _pack(draft, by_wait, beside=True)
+        splits.append((beside, "host beside device"))
+        examined += beside.examined
+    alone = draft.overlapped(_ALONE, "device only")
+    due = [each for each in draft.host if each.skipped >= STARVED - 1]
+    if not alone.batches:
+        due = due or draft.host
+    found = [draft.overlapped(_Split(due), "overdue") if due else alone]
+    longest_s = max(draft.limits.step_s, alone.seconds)
+    for split, why in splits:
+        chosen = {each.order for each in (*split.first, *split.second)}
+        if chosen and all(each.order in chosen for each in due):
+            plan = draft.overlapped(split, why if split.second else "host beside device")
+            found += [plan] if plan.seconds <= longest_s else []
+    best = max(found, key=lambda plan: plan.throughput)
+    if best.throughput < alone.throughput:
+        best = best._replace(why="overdue")
+    return best._replace(device_only=alone.throughput, examined=examined)
+
+
+def _pack(draft: _Draft, hosts: Iterable[DecodeState], *, beside: bool = False) -> _Split:
+    """Put the host's sequences into batch 1, else batch 0, as far as the inequalities hold; `beside`: only batch 0.
+
+    Adding to one batch never hurts the other's inequality, since its linear work only grows.
+    """
+    linear, host, way = draft.costs.linear.seconds, draft.costs.host, draft.costs.exchange
+    rows, device_s = draft.rows, draft.device_s()
+    first, second = list[DecodeState](), list[DecodeState]()
+    tokens = [0, 0]
+    long_s = 0.0 if beside else linear(rows)
+    short_s, examined = device_s, 0
+    for each in hosts:
+        examined += 1
+        if _host_s(host, way, len(second) + 1, tokens[1] + each.length) <= long_s:
+            second.append(each)
+            tokens[1] += each.length
+            short_s = linear(len(second)) + device_s
+        elif _host_s(host, way, len(first) + 1, tokens[0] + each.length) <= short_s:
+            first.append(each)
+            tokens[0] += each.length
+            long_s = 0.0 if beside else linear(rows + len(first))
+    return _Split(first, second, examined)
+
+
+def _host_s(host: LinearCost, way: LinearCost, sequences: int, tokens: int) -> float:
+    """`OffloadCosts.host_s` of at least one sequence, in one call: the same sum in the same order."""
+    attends = host.beta_s + host.alpha_items_s * sequences + host.alpha_tokens_s * tokens
+    return attends + (way.beta_s + way.alpha_items_s * sequences)
+
+
+def _hold_back(draft: _Draft, split: _Split) -> None:
+    """Leave prompts bound for the host in the queue that the host's work needs no cover of (the paper's step 5)."""
+    bound = [placed for placed in draft.prompts if placed.home == "host"]
+    if len(split.first) + len(split.second) == len(draft.host):
+        bound = bound[1:]
+    for placed in reversed(bound):
+        kept = list(draft.prompts)
+        draft.prompts.remove(placed)
+        times = draft.times(split)
+        others = draft.device or draft.prompts or split.first or split.second
+        if not others or times.long_slack_s < 0 or times.short_slack_s < 0:
+            draft.prompts = kept
+            break
+
+
+def _fixed(draft: _Draft, mode: OffloadMode) -> OffloadPlan:
+    """Return the plan of a mode that does not choose."""
+    if mode is OffloadMode.DEVICE:
+        return draft.overlapped(_ALONE, "fixed")
+    if mode is OffloadMode.SIMPLE:
+        split = _Split(draft.host)
+        times = draft.times(split)
+        return draft.plan(split, times, times.serial_s, "fixed")
+    if mode is OffloadMode.SWAP:
+        return _swapped(draft)
+    split = _halves(draft.host)
+    times = draft.times(split)
+    if mode is OffloadMode.FULL:
+        return draft.plan(split, times, times.layer_s, "fixed")
+    return _symmetric(draft, split)
+
+
+def _halves(sequences: Sequence[DecodeState]) -> _Split:
+    """Deal sequences to two batches, each to the one with fewer tokens."""
+    first, second = list[DecodeState](), list[DecodeState]()
+    tokens = [0, 0]
+    for each in sorted(sequences, key=lambda each: -each.length):
+        lighter = int(tokens[1] < tokens[0])
+        (first, second)[lighter].append(each)
+        tokens[lighter] += each.length
+    return _Split(first, second)
+
+
+def _symmetric(draft: _Draft, split: _Split) -> OffloadPlan:
+    """Return the plan of two batches, each with half of the device's sequences and half of the host's."""
+    if not split.first:
+        return draft.overlapped(_ALONE, "fixed")
+    device = _halves(draft.device)
+    pairs = sum(placed.prompt.pairs(placed.rows) for placed in draft.prompts)
+    prompts = sum(placed.rows for placed in draft.prompts)
+    costs, linear = draft.costs, draft.costs.linear.seconds
+    prefill_s = costs.prefill_s(len(draft.prompts), pairs)
+    times = StageTimes(
+        (linear(prompts + len(device.first) + len(split.first)), linear(len(device.second) + len(split.second))),
+        (costs.device_s(*_attended(device.first)) + prefill_s, costs.device_s(*_attended(device.second))),
+        (costs.host_s(*_attended(split.first)), costs.host_s(*_attended(split.second))),
+    )  # fmt: skip
+    plan = draft.plan(split, times, times.layer_s, "fixed")
+    halves = [
+        SubBatch(batch, tuple(e.order for e in on_device), tuple(e.order for e in on_host))
+        for batch, on_device, on_host in (
+            (plan.batches[0].prompts, device.first, split.first),
+            ((), device.second, split.second),
+        )
+    ]
+    return plan._replace(batches=tuple(half for half in halves if half.rows))
+
+
+def _swapped(draft: _Draft) -> OffloadPlan:
+    """Return the plan of one batch, for which as many pages of the host come as hide behind the step."""
+    costs, own = draft.costs, _attended(draft.device)
+    taken, tokens, pages = list[DecodeState](), own.tokens, 0
+    base_s, times = draft.device_s() - costs.device_s(*own), draft.times(_ALONE)
+    for each in sorted(draft.host, key=lambda each: -each.skipped):
+        rows = draft.rows + len(taken) + 1
+        attends = costs.device_s(own.sequences + len(taken) + 1, tokens + each.length)
+        found = StageTimes((costs.linear.seconds(rows), 0.0), (base_s + attends, 0.0))
+        comes_s = costs.page_s * (pages + pages_of(each.length))
+        due = each.skipped >= STARVED - 1 or not (draft.rows or taken)
+        if comes_s + draft.copy_s() > costs.layers * found.layer_s and not due:
+            continue
+        taken.append(each)
+        tokens, pages, times = tokens + each.length, pages + pages_of(each.length), found
+    comes_s = (costs.page_s * pages + draft.copy_s()) / costs.layers
+    return draft.plan(_Split(taken), times, max(times.layer_s, comes_s), "fixed")
