@@ -289,7 +289,7 @@ def _cells(each: LimitedFound) -> list[str]:
         return [each.effort, *["-"] * 8, *use]
     times = stats.percentiles(each.latencies_s)
     return [
-        each.effort, f"{each.recall:.4f}", f"{each.per_s:.0f}", f"{1e3 * times['p50']:.2f}",
+        each.effort, f"{each.recall:.4f}", f"{each.per_s:.3g}", f"{1e3 * times['p50']:.2f}",
         f"{1e3 * times['p99']:.2f}", f"{each.written_per_s:.0f}", str(each.failed), f"{each.ready_s:.0f}",
         f"{each.own / 1e6:,.0f}", *use,
     ]  # fmt: skip
