@@ -140,7 +140,8 @@ def _pieces(text: pypdfium2.PdfTextPage) -> Iterator[Piece]:
 
 def _quarters(text: pypdfium2.PdfTextPage, index: int) -> int:
     """Return by how many quarters of a circle, with the clock, a character is turned."""
-    return round(raw.FPDFText_GetCharAngle(text, index) / (math.pi / 2)) % 4
+    angle: float = raw.FPDFText_GetCharAngle(text, index)
+    return round(angle / (math.pi / 2)) % 4
 
 
 def _most_turned(text: pypdfium2.PdfTextPage, count: int) -> int:

@@ -288,7 +288,8 @@ class Hit:
         starts, first = told.get("pages"), told.get("first_page", 1)
         if not isinstance(starts, list) or not starts or not isinstance(first, int):
             return 0
-        return first + max(0, sum(start <= self.start for start in starts) - 1)
+        before = sum(isinstance(start, int) and start <= self.start for start in starts)
+        return first + max(0, before - 1)
 
 
 @dataclass(frozen=True, slots=True)
