@@ -13,6 +13,8 @@ class ModelCard(Message, frozen=True):
 
     A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
     its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).
+    `reads` is the fewest characters that a token of its passages stands for, on average, where it can read them (0: it
+    reads any text).
     """
 
     name: str
@@ -28,6 +30,7 @@ class ModelCard(Message, frozen=True):
     created_ms: int = 0
     chat_template: str = ""
     grounding_template: str = ""
+    reads: float = 0.0
     bos: str = ""
     eos: str = ""
     stop_ids: list[int] = []

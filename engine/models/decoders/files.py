@@ -27,7 +27,7 @@ class DecoderFiles:
     """One generator as found: its name towards users, its spec, and what its files say of its use.
 
     `stop_ids` end its turns; `sampling` is what it uses where a client says nothing; `chat_template` is empty if the
-    model has none, and so is `grounding_template`.
+    model has none, and so is `grounding_template`; `reads` is as in ModelCard.
     """
 
     name: str
@@ -37,6 +37,7 @@ class DecoderFiles:
     context: int
     chat_template: str
     grounding_template: str
+    reads: float
     bos: str
     eos: str
     stop_ids: list[int]
@@ -80,6 +81,7 @@ def find_decoder(model: str) -> DecoderFiles:
         context=_context(spec, tokens),
         chat_template=_chat_template(directory, tokens),
         grounding_template=_text(directory / "grounding.jinja"),
+        reads=_reads(defaults, directory / "generation_config.json"),
         bos=_token(tokens, special, "bos_token"),
         eos=_token(tokens, special, "eos_token"),
         stop_ids=stop_ids,
@@ -160,6 +162,16 @@ def _sampling(config: Mapping[str, Any], where: Path) -> SamplingParams:
         min_p=number("min_p", 0.0, 0, 1),
         repetition=number("repetition_penalty", 1.0, 1e-6, 1e6),
     )
+
+
+def _reads(config: Mapping[str, Any], where: Path) -> float:
+    """Return our own key of a generator that reads only what it was trained on; see ModelCard."""
+    value = config.get("spillway_reads_characters_per_token", 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ConfigError(
+            f"{where}: spillway_reads_characters_per_token is {value!r}; expected 0 to 100"
+        )
+    return float(value)
 
 
 def _chat_template(directory: Path, tokens: Mapping[str, Any]) -> str:
