@@ -80,9 +80,11 @@ class TorchExecutor:
         self._pools = list(pools)
         self._host = list(host)
         self.stages: StagePipeline | None = None
+        self.attended: dict[border.LocalTier, int] = {"device": 0, "host": 0}
         if host_attention is not None:
             staged = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
             self.stages = StagePipeline(staged, pools, host, host_attention)
+            self.attended = self.stages.attended
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype
@@ -201,6 +203,11 @@ class TorchExecutor:
         self._set_threads()
         with torch.inference_mode():
             return self._drawn(batch, self._compute_staged(batch, loading, moves))
+
+    @property
+    def stage_times(self) -> Sequence[border.StageTime]:
+        """The stages of the last step that was executed in stages."""
+        return [] if self.stages is None else self.stages.times
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
