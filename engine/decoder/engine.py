@@ -357,9 +357,9 @@ class DecoderEngine:
 
     def _learn(self, homes: HomePlanner, step: RunningStep, result: StepResult) -> None:
         if step.rows is None:
-            homes.decoded += len(step.parts)
+            homes.decoded += result.tokens * sum(len(part.known) == 1 for part in step.parts)
             return
-        homes.count(step.rows)
+        homes.count(step.rows, step.predicted_s, result.seconds)
         if not result.isolated and step.rows:
             homes.learn(step.rows, result.stages)
 

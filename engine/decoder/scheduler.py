@@ -144,10 +144,10 @@ class Scheduler:
 
     def _at_homes(self, homes: HomePlanner, bounds: StepLimits) -> list[ScheduledRows]:
         """Plan by homes and apply: a plan knows no pages that are on their way, so what has no room waits a step."""
-        self.table.tiers.ended()
         plan = homes.plan(self.running, self.waiting, self.table, bounds.tokens, bounds.running)
         for sequence in plan.preempt:
             self._preempt(sequence)
+        self.table.tiers.ended()  # no step is under way
         fresh = [placed for placed in plan.rows if not placed.sequence.pages]
         # Loads come before the pages that others leave are free: the copier does not wait for the step.
         for placed in fresh:

@@ -166,7 +166,7 @@ class TorchExecutor:
             if helper is None or not host:
                 raise ConfigError(
                     "attention on the host: needs the compiled kernels for this model, and pages on the host; "
-                    "expected a C++ compiler here, and SPILLWAY_HOST_BYTES above 0"
+                    "expected a C++ compiler here, and SPILLWAY_HOST_KV_BYTES above 0"
                 )
             attention = HostAttentionThread(
                 helper, files.spec, host, threads=host_threads, cores=host_cores

@@ -27,7 +27,7 @@ class PageTable:
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
         self.windows = list(shape.windows)
-        self._windowed = any(window is not None for window in shape.windows)
+        self.windowed = any(window is not None for window in shape.windows)
         self.tiers = PageTiers(shape, keeping)
         self.pools = self.tiers.device
 
@@ -306,7 +306,7 @@ class PageTable:
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Publish the pages that the rows at `positions`, just written, have filled; drop pages no row will see."""
-        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
+        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self.windowed:
             return  # the usual step of a decoding sequence, which does not fill a page
         full = sequence.length // PAGE
         for page in touched(positions):

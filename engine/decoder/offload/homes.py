@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from engine.decoder.offload.plan import (
 from engine.decoder.offload.scheduler import schedule
 from engine.decoder.sequence import TokenSequence
 
+TIERS: tuple[LocalTier, LocalTier] = ("device", "host")
 _ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
 
 
@@ -47,6 +49,9 @@ class HomePlanner:
     """Plans steps of sequences at home on the device or on the host, and learns from those that were computed.
 
     `latest` is the last plan, `on_host` and `decoded` count decoding rows by now: those attended on the host, and all.
+    `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now;
+    `slack_s` are those by which the host is to be done before the device in both halves of a layer, of the latest plan
+    of two batches.
     """
 
     def __init__(
@@ -61,6 +66,9 @@ class HomePlanner:
         self.executor, self.profile, self.mode = executor, profile, mode
         self.latest = OffloadPlan()
         self.on_host = self.decoded = 0
+        self.choices: Counter[str] = Counter()
+        self.predicted_s = self.measured_s = 0.0
+        self.slack_s = (0.0, 0.0)
         self._step_s = step_s
 
     def fits(self, sequence: TokenSequence, pages: int, host_pages: int, tokens: int) -> bool:
@@ -77,10 +85,15 @@ class HomePlanner:
         tokens: int,
         most_running: int,
     ) -> HomePlan:
-        """Plan the next step of `running` and `waiting`, both in order of urgency; change nothing but `latest`."""
+        """Plan the next step of `running` and `waiting`, both in order of urgency; change no sequence."""
         sequences = list(running)
+        # What a sequence's leaving frees matters only where pages may run out.
+        ample = len(running) + pages_of(tokens)
+        pressed: dict[LocalTier, bool] = {
+            tier: table.windowed or table.available(tier) < ample for tier in TIERS
+        }
         decoding = tuple(
-            _decode_state(number, sequence, table)
+            _decode_state(number, sequence, table, pressed=pressed[sequence.home])
             for number, sequence in enumerate(running)
             if sequence.decodes
         )
@@ -94,11 +107,14 @@ class HomePlanner:
             sequences.append(sequence)
         device, host = (
             PoolState(min(pool.total for pool in table.tiers.pools(tier)), table.available(tier))
-            for tier in ("device", "host")
+            for tier in TIERS
         )
         state = OffloadState(tuple(prompts), decoding, device, host)
         limits = OffloadLimits(max(tokens, most_running), most_running, self._step_s)
         plan = self.latest = schedule(state, limits, self.profile.costs, self.mode)
+        self.choices[plan.why] += 1
+        if len(plan.batches) > 1:
+            self.slack_s = plan.times.long_slack_s, plan.times.short_slack_s
         on_host: LocalTier = "device" if self.mode is OffloadMode.SWAP else "host"
         rows = []
         for part, batch in enumerate(plan.batches):
@@ -136,8 +152,10 @@ class HomePlanner:
                 pairs = sum(position + 1 for row in own for position in row.positions)
                 self.profile.attention_took("prefill", len(own), pairs, took[part, "device"])
 
-    def count(self, batch: Sequence[SequenceInput]) -> None:
-        """Count the decoding rows of a step."""
+    def count(self, batch: Sequence[SequenceInput], predicted_s: float, measured_s: float) -> None:
+        """Count the decoding rows of a step in stages, and its seconds."""
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
         decoding = [row.attended for row in batch if len(row.tokens) == 1]
         self.decoded += len(decoding)
         self.on_host += decoding.count("host")
@@ -147,8 +165,10 @@ def _held(sequence: TokenSequence) -> int:
     return max((sum(page >= 0 for page in held) for held in sequence.pages), default=0)
 
 
-def _decode_state(number: int, sequence: TokenSequence, table: PageTable) -> DecodeState:
-    copies, stay = table.ties(sequence)
+def _decode_state(
+    number: int, sequence: TokenSequence, table: PageTable, *, pressed: bool
+) -> DecodeState:
+    copies, stay = table.ties(sequence) if pressed else (0, 0)
     pages = pages_of(sequence.length) - table.wants(sequence, [sequence.length - 1])
     return DecodeState(
         number, sequence.home, sequence.length, pages, copies, stay, sequence.skipped,
