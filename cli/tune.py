@@ -14,9 +14,9 @@ from spillway_client import AsyncSpillway, Tuning
 
 from cli.http import add_server, say, talk
 from cli.terminal import printable
+from common.wire.tuning import ENDED
 
 _LOOK_S = 1.0
-_ENDED = {"done", "failed", "cancelled"}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -94,7 +94,7 @@ async def _tune(
         for step in [] if args.json else now.steps[told:]:
             print(printable(step), flush=True)
         told = len(now.steps)
-        if now.state in _ENDED:
+        if now.state in ENDED:
             break
         await asyncio.sleep(_LOOK_S)
         now = await collections.tuning(name)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,15 +34,6 @@ NEW, TURNS, STREAMS = 24, 3, 5
 # With windows in no layer, in some, and in all; the last one in torch's own operations.
 COMPILED = ("llama fp32", "qwen2 bf16", "mistral int8")
 PLAIN = "llama torch"
-WINDOWED: dict[str, dict[str, Any]] = {
-    "qwen2": {
-        "use_sliding_window": True,
-        "sliding_window": 50,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "num_hidden_layers": 3,
-    },
-    "mistral": {"sliding_window": 40},
-}
 
 
 class SplitSides(NamedTuple):
@@ -125,8 +116,7 @@ class PageBits:
 def sides(kind: str, folder: Path, threads: int = 2) -> SplitSides:
     """Return both sides of a model such as "llama fp32", a family and its weights' bits, written to `folder`."""
     family, weights = kind.split()
-    chosen = random_models.settings(family, 1)
-    random_models.write(folder, family, chosen | WINDOWED.get(family, {}))
+    random_models.write(folder, family, random_models.windowed(family, 1))
     compiled = weights != "torch"
     load = partial(
         TorchExecutor.load,

@@ -70,6 +70,21 @@ def settings(family: str, seed: int) -> dict[str, Any]:
     return chosen
 
 
+def windowed(family: str, seed: int) -> dict[str, Any]:
+    """Return a configuration like `settings`; Qwen has layers with and without a window, all of Mistral's have one."""
+    chosen = settings(family, seed)
+    if family.startswith("qwen"):
+        chosen |= {
+            "use_sliding_window": True,
+            "sliding_window": 50,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+        }
+    if family == "mistral":
+        chosen["sliding_window"] = 40
+    return chosen
+
+
 def write(
     directory: Path, family: str, chosen: dict[str, Any], *, seed: int = 1, shards: int = 1
 ) -> Any:

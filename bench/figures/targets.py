@@ -54,7 +54,7 @@ def _added(beside: str, p50: float, p99: float) -> tuple[Figure, Figure]:
     """Return R1's two percentiles with Poisson arrivals beside what stood open or moved."""
 
     def cell(found: Found, column: str) -> str:
-        table = found["tables"][0]
+        table = _titled(found, "at 100 requests a second")
         rows = [row for row in table["rows"] if row[:3] == ["process", "Poisson", beside]]
         return f"{rows[0][table['columns'].index(column)]} ms" if rows else "not measured"
 

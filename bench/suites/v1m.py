@@ -6,28 +6,24 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import uvloop
-from spillway_client import AsyncSpillway, ShardExplanation, SpillwayError
+from spillway_client import ShardExplanation
 
 from bench.document import BenchOptions, Body, origin
 from bench.hot_path import digest
-from bench.mesh import proc, processes
-from bench.mesh.local_mesh import LocalMesh
-from bench.mesh.memory_groups import GroupUse, MemoryGroups, MemoryGroupsError
-from bench.mesh.probe import MeshError
-from bench.mesh.processes import Service
+from bench.mesh import proc
+from bench.mesh.limited_shards import FAILURES, SHARDS, indexed, limited_mesh, reason, used, why_not
+from bench.mesh.memory_groups import MemoryGroups
 from bench.mesh.search_mesh import COLLECTION, WRITERS, SpillwayServer, fill
 from bench.partial import Partial
 from bench.rivals.search_servers import kept
 from bench.workloads import search_sets, vectors
-from bench.workloads.http_link import HttpError, HttpLinks
 from bench.workloads.search_sets import K, SearchSet, SetShape, search_set
 from loadgen import bodies, stats
 from loadgen.bodies import Request
@@ -35,8 +31,11 @@ from loadgen.load import LoadRun
 from loadgen.target import Target, TargetAnswer
 from services.vector_search.index.search_path import LEAST_AUDITED
 
-SHARDS = [f"vector_search-{number}" for number in range(4)]
 SHAPE = SetShape("clustered", 400_000, 1024, "clustered")
+OWN = (
+    "bench/suites/v1m.py",
+    "bench/mesh/limited_shards.py",
+)  # what fills the shards, beside the mesh
 # The limits of all four together, over the rows' bytes as float32; 0: without limits.
 SHARES = (0.0, 1.0, 0.75, 0.6, 0.49)
 FILLED_SHARES = (0.49, 0.75, 1.0)
@@ -107,17 +106,6 @@ def run(options: BenchOptions) -> Body:
     return describe(partly.kept, partly.left)
 
 
-def why_not(parent: Path | None) -> str:
-    """Return why no memory group can be made below a directory; empty if one can."""
-    if parent is None:
-        return "no cgroup was named: `--cgroup DIR` is the directory of v1's memory hierarchy, or one of v2"
-    try:
-        with MemoryGroups(parent, dict.fromkeys(SHARDS, 1 << 30)):
-            return ""
-    except MemoryGroupsError as error:
-        return str(error)
-
-
 async def _run(partly: Partial[LimitsKept], options: BenchOptions) -> None:
     shape = search_sets.QUICK if options.quick else SHAPE
     rows = await asyncio.to_thread(search_set, shape, options.seed, options.setup_dir / "data")
@@ -147,22 +135,10 @@ def limit_of(rows: SearchSet, share: float) -> int:
     return int(share * 4 * rows.base.size) // len(SHARDS)
 
 
-def services(options: BenchOptions) -> list[Service]:
-    """Return a router, an encoder that nobody asks, and a process of vector search for each shard."""
-    small = {"SPILLWAY_EXACT_BELOW": "1000"} if options.quick else {}
-    shards = [replace(processes.vector_search(name), env=small) for name in SHARDS]
-    return [processes.router(), processes.sim_worker(), *shards]
-
-
-@asynccontextmanager
-async def _mesh(
+def _mesh(
     folder: Path, options: BenchOptions, groups: MemoryGroups | None
-) -> AsyncIterator[SpillwayServer]:
-    async with (
-        LocalMesh(folder, services(options), groups=groups) as mesh,
-        HttpLinks(mesh.url) as links,
-    ):
-        yield SpillwayServer(mesh, links)
+) -> AbstractAsyncContextManager[SpillwayServer]:
+    return limited_mesh(folder, {"SPILLWAY_EXACT_BELOW": "1000"} if options.quick else {}, groups)
 
 
 # -- serving
@@ -182,14 +158,14 @@ async def _is_filled(rows: SearchSet, share: float, options: BenchOptions) -> Li
 
 async def _filled(rows: SearchSet, options: BenchOptions) -> Path:
     """Return the directory of a mesh with the rows in four shards, filled if none of this code is kept."""
-    folder = kept(rows, f"shards-{digest((*WRITERS, 'bench/suites/v1m.py'))[:12]}", options)
+    folder = kept(rows, f"shards-{digest((*WRITERS, *OWN))[:12]}", options)
     if not (folder / "complete").exists():
         for each in folder.parent.glob("shards-*"):
             await asyncio.to_thread(shutil.rmtree, each)
         folder.mkdir(parents=True)
         async with _mesh(folder, options, None) as server:
             await fill(server.mesh, rows, shards=len(SHARDS))
-            await _indexed(server.mesh, FILL_S)
+            await indexed(server.mesh, _built, FILL_S)
         (folder / "complete").touch()
     return folder
 
@@ -207,44 +183,19 @@ async def _within(
             async with _mesh(folder, options, groups) as server:
                 if empty:
                     await fill(server.mesh, rows, shards=len(SHARDS))
-                await _indexed(server.mesh, FILL_S if empty else START_S)
+                await indexed(server.mesh, _built, FILL_S if empty else START_S)
                 found.ready_s = time.monotonic() - began
                 searched = await _searched(server, rows, options)
                 found.own = sum(proc.own_bytes(server.mesh.pid(name)) for name in SHARDS)
             found.latencies_s, found.seconds, found.failed, found.recall = searched
-        except (MeshError, SpillwayError, HttpError, OSError, TimeoutError) as error:
-            found.why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        except FAILURES as error:
+            found.why = reason(error)
         used(found, groups.use() if groups else {})
     return found
 
 
-def used(found: LimitFound, groups: Mapping[str, GroupUse]) -> None:
-    """Note what the kernel counted; a kill is the reason for what else went wrong."""
-    found.peak = sum(each.peak for each in groups.values())
-    found.kills = sum(each.kills for each in groups.values())
-    if found.kills:
-        found.why = "killed: out of memory"
-
-
-async def _indexed(mesh: LocalMesh, timeout_s: float) -> None:
-    """Wait until every shard has a graph that lacks no more than waits for queries; MeshError once one has ended."""
-    async with (
-        asyncio.timeout(timeout_s),
-        AsyncSpillway(mesh.url, timeout_s=60, max_retries=0) as client,
-    ):
-        while True:
-            for name in SHARDS:
-                mesh.check_alive(name)
-            try:
-                told = (await client.collections.explain(COLLECTION)).shards
-            except SpillwayError:  # a shard is being opened
-                told = []
-            if len(told) == len(SHARDS) and all(_built(each) for each in told):
-                return
-            await asyncio.sleep(0.5)
-
-
 def _built(shard: ShardExplanation) -> bool:
+    """Return whether a shard has a graph that lacks no more than waits for queries."""
     return shard.path == "graph" and shard.newer < LEAST_AUDITED
 
 

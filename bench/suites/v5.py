@@ -24,11 +24,8 @@ from common.wire.tuning import ExploredSetting, IndexSetting, TuningGoal
 from services.vector_search.index.exact_index import ExactIndex
 from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists
-from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.port import Neighbours, VectorIndex
 from services.vector_search.index.quantizer import Coding
-from services.vector_search.index.quantizer_source import OwnQuantizer
-from services.vector_search.index.quantizer_training import train
 from services.vector_search.index.rows import Floats, VectorRows
 from services.vector_search.tuning import choice
 from services.vector_search.tuning.cost_lines import expected_codes
@@ -41,7 +38,7 @@ from services.vector_search.tuning.exploration import (
 )
 from services.vector_search.tuning.search_timer import SearchTimes, Seconds, Side, rounds_of
 from services.vector_search.tuning.stage_calibration import reference
-from services.vector_search.tuning.trials import K, Sample, made_graph, made_lists
+from services.vector_search.tuning.trials import K, Sample, lists_index, made_graph, made_lists
 
 GOALS = (0.80, 0.95, 0.99)
 THREADS, EACH, ASKED, BLOCKS, ROUNDS = 2, 3, 250, 6, 3
@@ -283,7 +280,7 @@ def _built(sample: Sample, asked: Sequence[ExploredSetting]) -> Iterator[BuiltSe
         setting = each.setting
         key = _structure(setting)
         if key not in made and setting.kind == "ivfpq":
-            coding = Coding(setting.code_bits, setting.rotate)
+            coding = Coding.of(setting)
             made[key] = made_lists(sample, setting.lists, THREADS, rotations.get(coding), coding)
             rotations[coding] = made[key].quantizer.rotation
         elif key not in made and setting.kind == "graph":
@@ -297,10 +294,7 @@ def _index(
 ) -> tuple[VectorIndex, InvertedLists | None]:
     if setting.kind == "ivfpq":
         lists = made.tuned(setting.effort, setting.depth)
-        state = sample.state(None, lists)
-        return IvfpqIndex(
-            state, "cosine", threads=1, clock=SYSTEM, trainer=train, quantizers=OwnQuantizer()
-        ), lists
+        return lists_index(sample, lists, SYSTEM), lists
     if setting.kind == "graph":
         return GraphIndex(sample.state(made, None), "cosine", threads=1, clock=SYSTEM), None
     return ExactIndex(sample.state(None, None), "cosine", threads=1, clock=SYSTEM), None

@@ -9,29 +9,25 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import uvloop
-from spillway_client import AsyncSpillway, ShardExplanation, SpillwayError
+from spillway_client import ShardExplanation
 
 from bench.document import BenchOptions, Body, origin
 from bench.hot_path import digest
-from bench.mesh import proc, processes
+from bench.mesh import proc
+from bench.mesh.limited_shards import FAILURES, SHARDS, indexed, limited_mesh, reason, used, why_not
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.memory_groups import GroupUse, MemoryGroups
-from bench.mesh.probe import MeshError
-from bench.mesh.processes import Service
 from bench.mesh.search_mesh import COLLECTION, WRITERS, SpillwayServer, fill
 from bench.partial import Partial
 from bench.rivals.search_servers import kept
-from bench.suites.v1m import SHARDS, why_not
 from bench.suites.v1w import PART, WRITE_RATE, Seen, Writer, fresh_rows, recall
 from bench.workloads import search_sets
-from bench.workloads.http_link import HttpError, HttpLinks
 from bench.workloads.search_sets import K, SearchSet, SetShape, search_set
 from loadgen import bodies, stats
 from loadgen.bodies import Request
@@ -48,10 +44,8 @@ LISTS, EXACT = "inverted lists", "exact scan"
 # What makes a process choose a kind for a shard of any size that this row has.
 KINDS = {LISTS: {"SPILLWAY_EXACT_BELOW": "1000"}, EXACT: {"SPILLWAY_EXACT_BELOW": "1000000000"}}
 LOOKED_AT = 800  # answers, by which recall is told
-WAITING, WAITING_SHARE = (
-    1100,
-    1 / 200,
-)  # rows in no list yet, and their share, a few more than lists let wait
+# Rows in no list yet, and their share, a few more than lists let wait.
+WAITING, WAITING_SHARE = 1100, 1 / 200
 WRITTEN = 0.95  # of the rows that are due must have been acknowledged
 SERVED, RATIO = "recall@10 while rows are added", "queries/s beside an exact scan"
 
@@ -121,26 +115,11 @@ async def _run(partly: Partial[LargerKept], options: BenchOptions) -> None:
             partly.save()
 
 
-def services(kind: str) -> list[Service]:
-    """Return a router, an encoder that nobody asks, and a process of vector search for each shard."""
-    shards = [replace(processes.vector_search(name), env=KINDS[kind]) for name in SHARDS]
-    return [processes.router(), processes.sim_worker(), *shards]
-
-
-@asynccontextmanager
-async def _mesh(folder: Path, kind: str, groups: MemoryGroups) -> AsyncIterator[SpillwayServer]:
-    async with (
-        LocalMesh(folder, services(kind), groups=groups) as mesh,
-        HttpLinks(mesh.url) as links,
-    ):
-        yield SpillwayServer(mesh, links)
-
-
 async def measured(
     rows: SearchSet, kind: str, about: LargerKept, options: BenchOptions
 ) -> LimitedFound:
     """Search a copy of the filled shards within the limits while rows are added; what ends it is in `why`."""
-    found, began = LimitedFound(kind, commit=origin().commit), time.monotonic()
+    found = LimitedFound(kind, commit=origin().commit)
     groups: Mapping[str, GroupUse] = {}
     try:
         folder = await _filled(rows, about, options)
@@ -150,19 +129,16 @@ async def measured(
             began = time.monotonic()
             with _limits(about.limit, options) as limits:
                 try:
-                    async with _mesh(data, kind, limits) as server:
+                    async with limited_mesh(data, KINDS[kind], limits) as server:
                         found.effort = await _indexed(server.mesh, kind, START_S)
                         found.ready_s = time.monotonic() - began
                         await _searched(server, rows, found, options)
                         found.own = sum(proc.own_bytes(server.mesh.pid(name)) for name in SHARDS)
                 finally:
                     groups = limits.use()
-    except (MeshError, SpillwayError, HttpError, OSError, TimeoutError) as error:
-        found.why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    found.peak = sum(each.peak for each in groups.values())
-    found.kills = sum(each.kills for each in groups.values())
-    if found.kills:
-        found.why = "killed: out of memory"
+    except FAILURES as error:
+        found.why = reason(error)
+    used(found, groups)
     return found
 
 
@@ -184,7 +160,7 @@ async def _filled(rows: SearchSet, about: LargerKept, options: BenchOptions) -> 
         folder.mkdir(parents=True)
         began = time.monotonic()
         with _limits(about.limit, options) as limits:
-            async with _mesh(folder, LISTS, limits) as server:
+            async with limited_mesh(folder, KINDS[LISTS], limits) as server:
                 await fill(server.mesh, rows, shards=len(SHARDS))
                 await _indexed(server.mesh, LISTS, FILL_S)
         about.filled_s = time.monotonic() - began
@@ -194,24 +170,12 @@ async def _filled(rows: SearchSet, about: LargerKept, options: BenchOptions) -> 
 
 
 async def _indexed(mesh: LocalMesh, kind: str, timeout_s: float) -> str:
-    """Wait until every shard is searched by a kind; return the efforts. MeshError once a process has ended."""
-    async with (
-        asyncio.timeout(timeout_s),
-        AsyncSpillway(mesh.url, timeout_s=60, max_retries=0) as client,
-    ):
-        while True:
-            for name in SHARDS:
-                mesh.check_alive(name)
-            try:
-                told = (await client.collections.explain(COLLECTION)).shards
-            except SpillwayError:  # a shard is being opened
-                told = []
-            if len(told) == len(SHARDS) and all(_built(each, kind) for each in told):
-                return ", ".join(sorted({f"{each.path} {each.effort}" for each in told}))
-            await asyncio.sleep(0.5)
+    """Wait until every shard is searched by a kind, and return the efforts (see `indexed`)."""
+    told = await indexed(mesh, partial(_built, kind), timeout_s)
+    return ", ".join(sorted({f"{each.path} {each.effort}" for each in told}))
 
 
-def _built(shard: ShardExplanation, kind: str) -> bool:
+def _built(kind: str, shard: ShardExplanation) -> bool:
     """Return whether a shard is searched as its kind is; few rows may get a graph, for which there is memory.
 
     Lists take in rows once enough wait, so some always do.
@@ -289,7 +253,7 @@ def _cells(each: LimitedFound) -> list[str]:
         return [each.effort, *["-"] * 8, *use]
     times = stats.percentiles(each.latencies_s)
     return [
-        each.effort, f"{each.recall:.4f}", f"{each.per_s:.0f}", f"{1e3 * times['p50']:.2f}",
+        each.effort, f"{each.recall:.4f}", f"{each.per_s:.3g}", f"{1e3 * times['p50']:.2f}",
         f"{1e3 * times['p99']:.2f}", f"{each.written_per_s:.0f}", str(each.failed), f"{each.ready_s:.0f}",
         f"{each.own / 1e6:,.0f}", *use,
     ]  # fmt: skip

@@ -19,8 +19,14 @@ class RecentCollections:
 
     async def now(self, tenant: str, name: str) -> CollectionRecord | None:
         """Return a tenant's collection as it is registered at this moment, or None."""
+        return await self._collections.get(tenant, name)
+
+    async def recent(self, tenant: str, name: str) -> CollectionRecord | None:
+        """Return a tenant's collection as it was registered at most RECENT_S ago, or None."""
+        if known := self.known(tenant, name):
+            return known
         now = self._clock.monotonic()
-        record = await self._collections.get(tenant, name)
+        record = await self.now(tenant, name)
         if record is not None:
             if len(self._known) >= _MOST:
                 self._known.clear()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import xxhash
+
 from common.bus import Bus
 from common.bus.writes import START
 from common.errors import DeadlineExceeded, SpillwayError, Unavailable, rebuild
@@ -11,7 +13,7 @@ from common.registry.placements import Placements
 from common.transport.call_client import CallClient, CallFailed, CallLost
 from common.wire.message import BadMessage, decode, encode
 from common.wire.results import Event, Result, decode_result
-from common.wire.search import CopyWork, DocumentsWork, SearchWork
+from common.wire.search import CopyResult, CopyWork, DocumentsWork, SearchWork
 
 CONNECT_S = 2.0
 LATE_S = 2.0  # after which another process that holds the shard is asked
@@ -74,6 +76,17 @@ class Peers:
             raise Unavailable(
                 f"the vector_search process {name} cannot be reached: {error}", code="shard_missing"
             ) from error
+
+    async def copy(self, name: str, work: CopyWork, left_s: float) -> CopyResult:
+        """Return what the process of a replica answers to a copy; Unavailable too where its bytes came damaged."""
+        got = await self.call(name, work, left_s)
+        if not isinstance(got, CopyResult):
+            raise Unavailable(f"{name} answered a copy with something else", code="shard_missing")
+        if got.data and xxhash.xxh3_64_intdigest(got.data) != got.sum:
+            raise Unavailable(
+                f"a piece of {work.file or work.name} came damaged", code="shard_missing"
+            )
+        return got
 
     async def _client(self, name: str, collection: str) -> CallClient:
         family = self._bus.writes.search_family(collection)

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import xxhash
-
 from common import log
 from common.bus import Bus, BusDown, BusFull
 from common.bus.writes import Shard as Key
@@ -22,7 +20,7 @@ from common.registry.collections import Collections
 from common.registry.quantizers import Quantizers
 from common.tasks import cancel, in_pool
 from common.wire.registry import QuantizerRecord
-from common.wire.search import CopyResult, CopyWork
+from common.wire.search import CopyWork
 from services.vector_search.collection_quantizer import CollectionQuantizer, CollectionQuantizers
 from services.vector_search.index.quantizer import Quantizer
 from services.vector_search.index.quantizer_source import TrainedQuantizer
@@ -234,9 +232,7 @@ class QuantizerExchange:
                 name=record.version,
                 offset=len(found),
             )
-            got = await self._peers.call(name, work, _CALL_S)
-            if not isinstance(got, CopyResult) or xxhash.xxh3_64_intdigest(got.data) != got.sum:
-                raise Unavailable("a piece is damaged", code="shard_missing")
+            got = await self._peers.copy(name, work, _CALL_S)
             if not got.data:
                 return bytes(found)
             found += got.data

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import msgspec
 from opentelemetry.trace import Span
 
 from common import log, tracing
@@ -33,6 +35,7 @@ from services.vector_search.shard_manager import ShardManager
 MOST_QUERIES = 4096  # that wait or run; more go by the lanes, where admission counts them
 QUICK_S = 0.001  # a batch predicted to take less runs on the event loop
 _WEIGHT = 0.1  # of the newest batch in what a query of a shard is taken to cost
+_MOST_KINDS = 64  # of a shard's queries, as many as filters whose documents it knows
 _log = log.get("vector_search")
 
 
@@ -79,7 +82,7 @@ class ReadServer:
         self._held = 0
         self._due = False  # whether `_start` has been scheduled
         self._draining = False
-        self._query_s = WeakKeyDictionary[ShardHandle, float]()
+        self._query_s = WeakKeyDictionary[ShardHandle, OrderedDict[bytes, float]]()
         self.address = ""  # host:port, once it listens
 
     @property
@@ -195,11 +198,11 @@ class ReadServer:
         return kept
 
     def _predicted_s(self, batch: Sequence[Read]) -> float:
-        """Return the seconds that a batch is taken to need; one that is not like most others counts as long."""
-        work = batch[0].work
-        if not _plain(work) or batch[0].handle not in self._query_s:
+        """Return the seconds that a batch is taken to need; one unlike those before counts as long."""
+        kind, known = _kind(batch[0].work), self._query_s.get(batch[0].handle)
+        if kind is None or known is None or kind not in known:
             return 1.0
-        return self._query_s[batch[0].handle] * sum(read.items for read in batch)
+        return known[kind] * sum(read.items for read in batch)
 
     async def _run(self, batch: list[Read]) -> None:
         try:
@@ -224,9 +227,12 @@ class ReadServer:
         self._queue.done(batch)
         items = sum(read.items for read in batch)
         self._held -= items
-        if _plain(batch[0].work):
-            known = self._query_s.get(handle, took_s / items)
-            self._query_s[handle] = known + _WEIGHT * (took_s / items - known)
+        if (kind := _kind(batch[0].work)) is not None:
+            known = self._query_s.setdefault(handle, OrderedDict())
+            mean_s = known.pop(kind, took_s / items)
+            known[kind] = mean_s + _WEIGHT * (took_s / items - mean_s)
+            if len(known) > _MOST_KINDS:
+                known.popitem(last=False)
         for read, outcome in zip(batch, outcomes, strict=True):
             read.reply(outcome, alone=len(batch) == 1)
 
@@ -251,12 +257,16 @@ def _decoded(call: Call) -> SearchWork | DocumentsWork | CopyWork:
     return work
 
 
-def _plain(work: SearchWork | DocumentsWork) -> bool:
-    """Return whether a work is a search like most others, whose time the mean of those before predicts."""
-    if isinstance(work, DocumentsWork):
-        return False
-    special = work.filter or work.asked_effort or work.budget_ms or work.depth
-    return work.mode == "vector" and not special
+def _kind(work: SearchWork | DocumentsWork) -> bytes | None:
+    """Return what searches share whose time those before predict, which is their filter; None if nothing predicts it.
+
+    The first search with a filter looks its documents up, those after it find them in memory.
+    """
+    if isinstance(work, DocumentsWork) or work.mode != "vector":
+        return None
+    if work.asked_effort or work.budget_ms or work.depth:
+        return None
+    return msgspec.msgpack.encode(work.filter) if work.filter else b""
 
 
 def _fail(call: Call, error: SpillwayError) -> None:

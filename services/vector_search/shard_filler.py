@@ -20,7 +20,7 @@ from common.errors import SpillwayError, Unavailable
 from common.ids import ulid
 from common.tasks import in_pool
 from common.wire.registry import CollectionRecord, PlacedShard
-from common.wire.search import CopyFile, CopyResult, CopyWork
+from common.wire.search import CopyFile, CopyWork
 from services.vector_search.peers import Peers, missing
 from services.vector_search.shard_manager import ShardManager
 from services.vector_search.storage_errors import reserve, storage_error
@@ -132,7 +132,7 @@ class ShardFiller:
         name = f"{self._shards.name}-{ulid()[-8:].lower()}"
         work = CopyWork(collection=collection, shard=number, op="begin", name=name)
         directory = self._shards.directory
-        begun = await self._ask(source, work, _BEGIN_S)
+        begun = await self._peers.copy(source, work, _BEGIN_S)
         try:
             path = await in_pool(self._pool, directory.unfinished, collection, number)
             for file in begun.files:
@@ -157,8 +157,8 @@ class ShardFiller:
                     file=file.name,
                     offset=at,
                 )
-                got = await self._ask(source, piece, _CALL_S)
-                if not got.data or xxhash.xxh3_64_intdigest(got.data) != got.sum:
+                got = await self._peers.copy(source, piece, _CALL_S)
+                if not got.data:
                     raise Unavailable(f"a piece of {file.name} came damaged", code="shard_missing")
                 reserve(path.parent)
                 await in_pool(self._pool, out.write, got.data)
@@ -167,15 +167,9 @@ class ShardFiller:
         if at != file.size or whole.hexdigest() != file.sum:
             raise Unavailable(f"{file.name} came damaged", code="shard_missing")
 
-    async def _ask(self, source: str, work: CopyWork, left_s: float) -> CopyResult:
-        got = await self._peers.call(source, work, left_s)
-        if not isinstance(got, CopyResult):
-            raise Unavailable(f"{source} answered a copy with something else", code="shard_missing")
-        return got
-
     async def _end(self, source: str, work: CopyWork) -> None:
         try:
             ended = CopyWork(collection=work.collection, shard=work.shard, op="end", name=work.name)
-            await self._ask(source, ended, _CALL_S)
+            await self._peers.copy(source, ended, _CALL_S)
         except SpillwayError as error:  # it goes by itself when nobody reads it
             _log.info("snapshot_not_ended", source=source, why=error.message)

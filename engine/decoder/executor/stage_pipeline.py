@@ -67,11 +67,6 @@ class StagedDecoder(Protocol):
         """Work out attention over pages on the device; ValueError if a page that a row needs is not there."""
 
 
-class _Rows(NamedTuple):
-    positions: Sequence[int]
-    pages: Sequence[Sequence[int]]
-
-
 class StagePipeline:
     """Computes steps in stages over pages on the device and pages on the host. One thread calls it.
 
@@ -182,15 +177,9 @@ class _Flight:
         ends = list(accumulate(sum(len(batch[i].tokens) for i in group) for group in groups))
         self._ends = (0, *ends)
         own, staged, hosted = ([batch[index] for index in group] for group in groups)
-        self._own = (
-            pipeline.decoder.planned([_rows(each) for each in own], pipeline.device)
-            if own
-            else None
-        )
+        self._own = pipeline.decoder.planned(own, pipeline.device) if own else None
         self._staged = _Staged(pipeline, staged) if staged else None
-        self._hosted: HostSubBatch | None = (
-            pipeline.attention.plan([_rows(each) for each in hosted]) if hosted else None
-        )
+        self._hosted: HostSubBatch | None = pipeline.attention.plan(hosted) if hosted else None
         self._state = pipeline.decoder.begin(tokens, positions)
         self._layer = -1
         self._attended = torch.empty(0)
@@ -269,12 +258,11 @@ class _Staged:
             self._goes.append(list(goes))
         self._pools = pipeline.staging(max(map(len, self._places)))
         tables = [
-            _Rows(
-                rows.positions,
-                [
+            rows._replace(
+                pages=[
                     [places.get(page, -1) for page in table]
                     for places, table in zip(self._places, rows.pages, strict=True)
-                ],
+                ]
             )
             for rows in batch
         ]
@@ -312,10 +300,6 @@ def _kind(rows: SequenceInput) -> Literal["device", "staged", "host"]:
             raise ValueError("pages at home on the device are attended to on the device")
         return "device"
     return "host" if rows.attended == "host" else "staged"
-
-
-def _rows(of: SequenceInput) -> _Rows:
-    return _Rows(of.positions, of.pages)
 
 
 def _in_order(batch: Sequence[SequenceInput], flights: Sequence[_Flight]) -> Tensor:

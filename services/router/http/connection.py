@@ -84,10 +84,7 @@ class ClientConnection(RequestHandler):
         self._quick, self._turns = quick, loop
         self._searching: asyncio.Future[bytes] | None = None
         self._held = bytearray()  # what came while a quick search was under way
-        self._head, self._fed = (
-            b"",
-            0,
-        )  # of the request that aiohttp has: its head, and the bytes that came
+        self._head, self._fed = b"", 0  # of the request that aiohttp has: its head, what came of it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; where there are too many connections, say so and close."""

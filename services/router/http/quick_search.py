@@ -26,7 +26,7 @@ from common.transport.call_client import CallLost
 from common.wire.message import encode
 from common.wire.registry import CollectionRecord
 from common.wire.search import SearchResult, SearchWork
-from common.wire.workflows import ResponseOptions
+from common.wire.workflows import ResponseOptions, SearchRequest
 from services.router.admission.controller import AdmissionController
 from services.router.http.middleware import AccessGuard, RequestObserver, bearer
 from services.router.http.parcel_limits import ParcelLimits
@@ -42,6 +42,8 @@ from services.router.text.pool import INLINE_TEXT_BYTES
 from services.router.workflows.search import QUERIES_AT_ONCE, search_work
 
 ROUTE = "/v1/collections/{name}/search"
+# Of a request: whether its search is one that may be answered past aiohttp (`is_plain`).
+PLAIN = web.RequestKey("plain_search", bool)
 _MOST_HEADS = 1024
 _MOST_HEAD_BYTES = 4096
 _END = b"\r\n\r\n"
@@ -103,10 +105,13 @@ class QuickSearches:
         self._heads: dict[bytes, KnownHead] = {}
 
     def learn(self, head: bytes, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Take note of a head if its request was a search that had its whole reply on a connection that is kept."""
+        """Take note of a head if its request was a plain search that had its whole reply on a connection that is kept.
+
+        A head of others, such as searches by text, would have their bodies read twice.
+        """
         if not isinstance(request, web.Request) or not isinstance(response, WholeReply):
             return
-        plain = not any(name in request.headers for name in _OTHER_WAYS)
+        plain = request.get(PLAIN) and not any(name in request.headers for name in _OTHER_WAYS)
         length = _LENGTH.search(head)
         if plain and length is not None and response.sent_whole and len(head) <= _MOST_HEAD_BYTES:
             if len(self._heads) >= _MOST_HEADS:
@@ -167,8 +172,7 @@ class QuickSearches:
         ask = collections.search(
             raw, record.dimension, record.metric, self._limits.of(), spec=None, prompt=""
         )
-        timed = ask.budget_ms is not None
-        if ask.mode != "vector" or timed or ask.partial or ask.count > QUERIES_AT_ONCE:
+        if not is_plain(ask):
             raise ValueError("a search of another kind")
         work = search_work(record, ask, ask.vectors, ask.texts, layout, layout.numbers[0])
         return ask.many, ask.count, work
@@ -221,6 +225,12 @@ def _refusal(error: SpillwayError, name: str) -> bytes:
 def _without(length: re.Match[bytes], head: bytes) -> bytes:
     """Return a head without the digits of its body's length."""
     return head[: length.start(1)] + head[length.end(1) :]
+
+
+def is_plain(ask: SearchRequest) -> bool:
+    """Return whether a search is by vectors alone, of a few at once, and asks for nothing that takes a choice."""
+    chosen = ask.mode != "vector" or ask.budget_ms is not None or ask.partial
+    return not (ask.tokens or chosen or ask.count > QUERIES_AT_ONCE)
 
 
 def read_at_once(raw: bytes) -> bool:

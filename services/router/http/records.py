@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from aiohttp import web
 
 from common.bus import Bus
@@ -24,21 +26,27 @@ class TenantRecords:
 
     async def collection(self, request: web.Request) -> CollectionRecord:
         """Return the collection of a path's `name`; NotFound `collection_not_found`."""
-        name = request.match_info["name"]
-        record = None
-        if not name.startswith(".") and len(name) <= 63:
-            record = await self._collections.now(request[TENANT], name)
-        if record is None:
-            raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
-        return record
+        return await self._found(request, self._collections.now)
 
     async def recent_collection(self, request: web.Request) -> CollectionRecord:
         """Return the collection of a path's `name` as it was a moment ago; NotFound `collection_not_found`.
 
         One that another router has replaced or deleted since is refused by its shards: the caller then looks again.
         """
-        known = self._collections.known(request[TENANT], request.match_info["name"])
-        return known or await self.collection(request)
+        return await self._found(request, self._collections.recent)
+
+    async def _found(
+        self,
+        request: web.Request,
+        look: Callable[[str, str], Awaitable[CollectionRecord | None]],
+    ) -> CollectionRecord:
+        name = request.match_info["name"]
+        record = None
+        if not name.startswith(".") and len(name) <= 63:
+            record = await look(request[TENANT], name)
+        if record is None:
+            raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
+        return record
 
     def forget_collection(self, record: CollectionRecord) -> None:
         """Look a collection up again, as this router has just changed it."""

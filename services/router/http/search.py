@@ -23,7 +23,7 @@ from services.router.admission.policy import EMBED_CLASSES, SEARCH_CLASSES
 from services.router.cards import Cards
 from services.router.http.job_replies import JobReplies, noted
 from services.router.http.parcel_limits import ParcelLimits
-from services.router.http.quick_search import ROUTE, read_at_once
+from services.router.http.quick_search import PLAIN, ROUTE, is_plain, read_at_once
 from services.router.http.receiver import MODEL, REQUEST_ID, Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.whole_reply import WholeReply
@@ -113,6 +113,7 @@ class SearchApi:
             prompt=record.query_prompt,
         )
         ask = await self._pool.run(call, inline=read_at_once(raw))
+        request[PLAIN] = is_plain(ask)
         if ask.tokens:
             checked_encoder(record, await self._cards.specs())
         options = ResponseOptions(kind="search", model=record.model or "", many=ask.many)

@@ -1,4 +1,4 @@
-"""How the codes of 64 rows lie in a block, as scan_lists.cpp reads them: by their bits."""
+"""Blocks of codes: the codes of 64 rows as scan_lists.cpp reads them, by their bits."""
 
 from __future__ import annotations
 

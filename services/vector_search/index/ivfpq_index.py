@@ -27,7 +27,6 @@ from services.vector_search.index.inverted_lists import FoundRows, InvertedLists
 from services.vector_search.index.lists_maintenance import ListsMaintenance
 from services.vector_search.index.lists_recall import ListsRecall
 from services.vector_search.index.lists_tuning import codes_s, probes_ladder
-from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.port import (
     Effort,
     EffortPlan,
@@ -79,7 +78,7 @@ class IvfpqIndex:
         clock: Clock,
         trainer: Trainer,
         quantizers: QuantizerSource,
-        training_room: Callable[[], int | None] = room_bytes,
+        training_room: Callable[[], int | None],
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
         self._recall = ListsRecall(threads, state.followed)

@@ -20,7 +20,6 @@ from services.vector_search.index import search_path
 from services.vector_search.index.followed_plan import divided, falls_short, proof
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.lists_recall import ListsRecall
-from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.quantizer import USUAL, Coding, Quantizer
 from services.vector_search.index.quantizer_source import QuantizerSource, TrainedQuantizer
 from services.vector_search.index.quantizer_training import (
@@ -77,7 +76,7 @@ class ListsMaintenance:
         clock: Clock,
         trainer: Trainer,
         quantizers: QuantizerSource,
-        room: Callable[[], int | None] = room_bytes,
+        room: Callable[[], int | None],
     ) -> None:
         self._room = room
         self._state, self._recall, self._metric = state, recall, metric
@@ -209,7 +208,7 @@ class ListsMaintenance:
             sample=len(sample),
             dimension=dimension,
             threads=self._threads,
-            coding=USUAL if plan is None else _coding(plan),
+            coding=USUAL if plan is None else Coding.of(plan.setting),
         )
         return TrainedQuantizer(self._train(work, sample, self._closing.is_set), lists)
 
@@ -243,16 +242,11 @@ def _unfit(
     known: TrainedQuantizer, plan: IndexPlan | None, lists: InvertedLists | None, live: int
 ) -> bool:
     """Return whether another quantizer is to be trained: for a plan that is due, or since the rows outgrew this one."""
-    if plan is not None and (
-        plan.setting.lists != known.asked or _coding(plan) != known.quantizer.coding
-    ):
-        return True
+    if plan is not None:
+        wanted = plan.setting.lists, Coding.of(plan.setting)
+        if wanted != (known.asked, known.quantizer.coding):
+            return True
     return _outgrown(known.quantizer, lists, live)
-
-
-def _coding(plan: IndexPlan) -> Coding:
-    """Return how a plan codes rows in lists."""
-    return Coding(plan.setting.code_bits, plan.setting.rotate)
 
 
 def _outgrown(quantizer: Quantizer, lists: InvertedLists | None, live: int) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 import msgspec
 import numpy as np
 
+from common.wire.tuning import IndexSetting
 from services.vector_search.index.rows import Floats, Ints, Metric
 
 CodeBits = Literal[4, 8]
@@ -33,6 +34,11 @@ class Coding(NamedTuple):
 
     code_bits: CodeBits = 8
     rotate: bool = True
+
+    @classmethod
+    def of(cls, setting: IndexSetting) -> Self:
+        """Return how a setting codes rows in lists."""
+        return cls(setting.code_bits, setting.rotate)
 
 
 # The coding of lists that no plan asks another one for.

@@ -1,4 +1,4 @@
-"""Where an index has its quantizer from: all shards of a collection code their rows by one, which any may train."""
+"""Sources of quantizers: all shards of a collection code their rows by one, which any of them may train."""
 
 from __future__ import annotations
 

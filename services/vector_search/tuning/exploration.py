@@ -345,10 +345,8 @@ class Explorer:
         speeds: dict[tuple[str, int, Coding], list[ExploredSetting]] = {}
         for each in self._of_one_thread():
             setting = each.setting
-            coding = Coding(setting.code_bits, setting.rotate)
-            speeds.setdefault((setting.kind, setting.lists or setting.links, coding), []).append(
-                each
-            )
+            key = setting.kind, setting.lists or setting.links, Coding.of(setting)
+            speeds.setdefault(key, []).append(each)
         found = set()
         for level in self._levels:
             best = {

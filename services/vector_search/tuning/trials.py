@@ -16,6 +16,7 @@ from services.vector_search.index.graph_index import GraphIndex
 from services.vector_search.index.inverted_lists import InvertedLists, code
 from services.vector_search.index.ivfpq_index import IvfpqIndex
 from services.vector_search.index.lists_tuning import DEPTHS, Places, Truth
+from services.vector_search.index.memory import room_bytes
 from services.vector_search.index.native_graph import NativeGraph, SearchGraph, new_graph
 from services.vector_search.index.port import VectorIndex
 from services.vector_search.index.quantizer import USUAL, Coding
@@ -262,6 +263,7 @@ def lists_index(sample: Sample, lists: InvertedLists, clock: Clock, threads: int
         clock=clock,
         trainer=train_apart,
         quantizers=OwnQuantizer(),
+        training_room=room_bytes,
     )
 
 

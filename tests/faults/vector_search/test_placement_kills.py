@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 import aiohttp
@@ -189,15 +190,30 @@ class World:
                 await self.call("POST", f"{self.path}/replicas", {"replicas": wanted})
             await asyncio.sleep(_AGAIN_S)
 
+    async def progress(self, operations: int, kills: int) -> None:
+        """Wait until so many more operations have succeeded."""
+        wanted = self.oracle.done + operations
+
+        async def done() -> bool:
+            return self.oracle.done >= wanted
+
+        await until(done, f"progress after {kills} kills", seconds=LIMIT_S)
+
+    async def amid(
+        self, killing: Coroutine[Any, Any, None], *work: Coroutine[Any, Any, None]
+    ) -> None:
+        """Do all the work until the killing is over; the first that fails fails it all."""
+        tasks = [asyncio.create_task(each) for each in (killing, *work)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        self.stopping = True
+        await asyncio.gather(*tasks)
+
     async def kill(self) -> None:
         """Kill one process after another, and start it again, each time when some operations have succeeded."""
         for number in range(KILLS):
-            before = self.oracle.done
-
-            async def progress(before: int = before) -> bool:
-                return self.oracle.done >= before + PROGRESS
-
-            await until(progress, f"progress after {number} kills", seconds=LIMIT_S)
+            await self.progress(PROGRESS, number)
             victim: Process = self.random.choice([*self.search, *self.search, *self.routers])
             await asyncio.to_thread(victim.kill)
             await asyncio.sleep(self.random.uniform(0.0, 1.0))
@@ -263,14 +279,8 @@ async def test_kills_while_a_collection_is_written_searched_split_and_moved(seed
                 return (await world.call("POST", "/v1/collections", made))[0] in {201, 409}
 
             await until(created, "two processes to place on")
-            tasks = [asyncio.create_task(world.write(writer)) for writer in range(WRITERS)]
-            tasks += [asyncio.create_task(world.read()), asyncio.create_task(world.operate())]
-            killing = asyncio.create_task(world.kill())
-            done, _ = await asyncio.wait([killing, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            world.stopping = True
-            await asyncio.gather(*tasks)
+            writing = [world.write(writer) for writer in range(WRITERS)]
+            await world.amid(world.kill(), *writing, world.read(), world.operate())
             await world.check()
             shards = (await world.call("GET", f"{world.path}/shards"))[1]
             if KILLS >= 100:  # enough of everything happened between the kills

@@ -66,7 +66,12 @@ class ListsWorld:
 
     # -- what runs at the same time
 
-    async def recall(self) -> None:
+    @property
+    def recall(self) -> float:
+        """The share of the true nearest of the base that was found since `missed` was emptied."""
+        return 1 - sum(self.missed) / (K * len(self.missed))
+
+    async def search(self) -> None:
         """Search by the lists, and count which of the true nearest of the base are missing."""
         while not self.world.stopping:
             await self.ask(vector("asked", self.world.random.randrange(10_000)))
@@ -144,12 +149,7 @@ class ListsWorld:
     async def kill(self) -> None:
         """Kill one process or child after another, each time when some operations have succeeded."""
         for number in range(KILLS):
-            before = self.world.oracle.done
-
-            async def progress(before: int = before) -> bool:
-                return self.world.oracle.done >= before + PROGRESS
-
-            await until(progress, f"progress after {number} kills", seconds=LIMIT_S)
+            await self.world.progress(PROGRESS, number)
             if number % 3 == 0 and await self.kill_child():
                 continue
             if number % 8 == 7:
@@ -203,18 +203,17 @@ class ListsWorld:
         self.world.stopping = False
         await self.retrain(LAST)
         await until(self.settled, "lists of one quantizer in all shards", seconds=LIMIT_S)
-        assert 1 - sum(self.missed) / (K * len(self.missed)) >= GOAL
-        during, self.missed = self.missed, []
+        during, self.missed = self.recall, []
+        assert during >= GOAL
         for number in range(200 if PROFILE == "soak" else 50):
             await self.ask(vector("last", number))
-        recall = 1 - sum(self.missed) / (K * len(self.missed))
-        assert recall >= GOAL
+        assert self.recall >= GOAL
         told = {
             "kills": KILLS,
             **dict(sorted(self.counts.items())),
             "writes": len([v for each in self.world.oracle.versions.values() for v in each]) - BASE,
-            "recall_under_kills": round(1 - sum(during) / (K * len(during)), 4),
-            "recall_after": round(recall, 4),
+            "recall_under_kills": round(during, 4),
+            "recall_after": round(self.recall, 4),
         }
         print(json.dumps(told))
 
@@ -256,15 +255,9 @@ async def test_kills_while_a_collection_in_lists_is_searched_trained_and_tuned(
             lists = ListsWorld(world, bus, made["id"])
             await lists.fill()
             await lists.retrain(0)
-            tasks = [asyncio.create_task(world.write(writer)) for writer in range(WRITERS)]
-            tasks += [asyncio.create_task(each) for each in (world.read(), lists.recall())]
-            tasks += [asyncio.create_task(lists.operate())]
-            killing = asyncio.create_task(lists.kill())
-            done, _ = await asyncio.wait([killing, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            world.stopping = True
-            await asyncio.gather(*tasks)
+            work = [world.write(writer) for writer in range(WRITERS)]
+            work += [world.read(), lists.search(), lists.operate()]
+            await world.amid(lists.kill(), *work)
             await world.check()
             await lists.check()
     except BaseException:

@@ -208,6 +208,7 @@ def test_routes_document_the_statuses_of_jobs() -> None:
                     ("delete", "/v1/collections/{name}"),
                     ("get", "/v1/collections/{name}/shards"),
                     ("get", "/v1/collections/{name}/tune"),
+                    ("delete", "/v1/collections/{name}/tune"),
                 }:
                     continue
                 assert set(operation["responses"]) >= wanted, (verb, path)

@@ -19,13 +19,6 @@ from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.scheduler import StepLimits
 from tests.support.engine import Desk, running, text_of, tokens_of
 
-WINDOWED = {
-    "use_sliding_window": True,
-    "sliding_window": 50,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "num_hidden_layers": 3,
-}
-
 
 def works(runner: TorchExecutor) -> list[GenerateWork]:
     """Return work of all kinds: lengths, shared beginnings, greedy and drawn, penalties, choices, stops."""
@@ -65,12 +58,7 @@ async def test_mixed_batches_give_what_each_gives_alone(
 ) -> None:
     """Tokens, texts and ends of jobs that share steps, pages and preemptions are those of jobs run one at a time."""
     torch.set_num_threads(1)
-    settings = random_models.settings(family, 1)
-    if family == "qwen2":
-        settings |= WINDOWED
-    if family == "mistral":
-        settings["sliding_window"] = 40
-    random_models.write(tmp_path / "m", family, settings)
+    random_models.write(tmp_path / "m", family, random_models.windowed(family, 1))
 
     def load(kv_bytes: int) -> TorchExecutor:
         return TorchExecutor.load(

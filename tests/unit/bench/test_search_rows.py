@@ -18,6 +18,7 @@ from bench import search_hops, suite
 from bench.document import BenchOptions, Body
 from bench.figures import targets
 from bench.figures.figure import NOT_THERE
+from bench.mesh import limited_shards
 from bench.mesh.memory_groups import GroupUse
 from bench.peak import Speed
 from bench.rivals import search_servers
@@ -455,7 +456,7 @@ def test_time_budgets_are_judged_by_the_searches_that_were_to_fit() -> None:
 def _limits(served: dict[str, tuple[float, float]]) -> v1m.LimitsKept:
     kept = v1m.LimitsKept("c", 1000, 1024)
     for name, (share, recall) in served.items():
-        limit = int(share * kept.bytes) // len(v1m.SHARDS)
+        limit = int(share * kept.bytes) // len(limited_shards.SHARDS)
         kept.cells[name] = v1m.LimitFound(share, limit, [0.01] * 9, 1.0, 0, recall, 5.0, 300_000)
     return kept
 
@@ -466,7 +467,7 @@ def test_v1m_names_the_least_memory_that_serves() -> None:
     kept = _limits({name: (share, 0.97) for share, name in names.items()})
     filled = v1m.cell_name(v1m.FILLED, 0.75)
     kept.cells |= _limits({filled: (0.75, 0.96)}).cells
-    v1m.used(kept.cells[names[0.4]], {"a": GroupUse(9, 9, 1), "b": GroupUse(9, 8, 0)})
+    limited_shards.used(kept.cells[names[0.4]], {"a": GroupUse(9, 9, 1), "b": GroupUse(9, 8, 0)})
     body = v1m.describe(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=v1m.LimitsKept))
 
     assert list(body.met.values()) == ["goal", "missed"]
@@ -515,7 +516,7 @@ def test_v6_compares_lists_with_an_exact_scan() -> None:
 
 def test_v1m_says_what_it_lacks(tmp_path: Path) -> None:
     """Without a cgroup that may be written nothing is measured, and the reason stands."""
-    assert "--cgroup DIR" in v1m.why_not(None)
+    assert "--cgroup DIR" in limited_shards.why_not(None)
     body = v1m.run(BenchOptions(quick=True, cgroup=tmp_path, setup_dir=tmp_path / "setup"))
 
     assert set(body.met.values()) == {"not measured"}

@@ -28,12 +28,6 @@ from engine.models.decoders.cuda_graphs import GraphedDecoder
 TOLERANCE = 1e-4
 LENGTH = 200
 GREEDY = SamplingParams(temperature=0.0)
-WINDOWED = {
-    "use_sliding_window": True,
-    "sliding_window": 50,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "num_hidden_layers": 3,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +48,8 @@ def runner(
     What is compiled is exact to the last bit, whatever the weights are made into.
     """
     family, kind = str(request.param).split()
-    chosen = random_models.settings(family, 1)
-    if family.startswith("qwen"):
-        chosen |= WINDOWED
-    if family == "mistral":
-        chosen["sliding_window"] = 40
     directory = tmp_path_factory.mktemp(family)
-    random_models.write(directory, family, chosen)
+    random_models.write(directory, family, random_models.windowed(family, 1))
     made = TorchExecutor.load(
         str(directory),
         device="cpu",

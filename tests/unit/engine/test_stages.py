@@ -27,12 +27,6 @@ from engine.decoder.executor.torch_executor import TorchExecutor
 
 TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0.0)
-WINDOWED = {
-    "use_sliding_window": True,
-    "sliding_window": 50,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "num_hidden_layers": 3,
-}
 NO_ID = bytes(16)
 # What a plan of each mode makes of a sequence: where new ones are at home, who attends there, and the sub-batch.
 MODES = ("device", "simple", "symmetric", "full", "swap", "asymmetric", "any")
@@ -54,11 +48,7 @@ def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
     family, kind = str(request.param).split()
-    chosen = random_models.settings(family, 2)
-    if family.startswith("qwen"):
-        chosen |= WINDOWED
-    if family == "mistral":
-        chosen["sliding_window"] = 40
+    chosen = random_models.windowed(family, 2)
     if family == "llama":
         chosen |= {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
     directory = tmp_path_factory.mktemp(family)
