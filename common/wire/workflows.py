@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from common.types.generation import SamplingParams
+from common.types.generation import OutputGrammar, SamplingParams
 from common.wire.message import Message
 from common.wire.registry import CollectionRecord
 from common.wire.search import Diversity, Effort, Mode
@@ -94,6 +94,7 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int = -1
     low: bool = False
+    grammar: OutputGrammar | None = None
 
 
 class RetrievalOptions(Struct, frozen=True):

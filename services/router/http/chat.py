@@ -52,7 +52,9 @@ class ChatApi:
         peek = await self._pool.run(partial(chats.peek, raw), inline=len(raw) < INLINE_BYTES)
         session, tries = peek.session or "", 0
         while True:
-            chat, made = await self._parsed(caller, raw, session)
+            chat, made = await self._parsed(
+                caller, raw, session, light=peek.response_format is None
+            )
             try:
                 if made is None:
                     return await self._grounded.answer(request, caller, chat)
@@ -65,17 +67,19 @@ class ChatApi:
             return await self._generations.deliver(request, caller, spec, accepted)
 
     async def _parsed(
-        self, caller: RequestContext, raw: bytes, session: str
+        self, caller: RequestContext, raw: bytes, session: str, *, light: bool
     ) -> tuple[ChatRequest, GenerationSpec | None]:
         """Parse a chat's body and, unless it asks for retrieval, render and tokenize its prompt.
 
         Templates run in the pool, where their time is bounded; a template that has rendered there once renders short
-        chats in this process.
+        chats in this process, if they are `light`: without a grammar to compile.
         """
         past = await self._turns.history(session, caller.tenant) if session else None
         specs, default = await self._cards.specs(), await self._cards.generate_default()
         generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
-        short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= self._proved
+        short = (
+            light and past is None and len(raw) < INLINE_TEXT_BYTES and generators <= self._proved
+        )
         call = partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
         chat, made = await self._pool.run(call, inline=short)
         if made is not None:

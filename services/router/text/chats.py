@@ -52,10 +52,11 @@ class Peek(Struct, frozen=True):
 
     session: str | None = None
     wait: bool = False
+    response_format: Any = None
 
 
 def peek(raw: bytes) -> Peek:
-    """Return the session fields of a body; defaults for a faulty body, which `chat` then refuses."""
+    """Return the first fields of a body; defaults for a faulty body, which `chat` then refuses."""
     try:
         return msgspec.json.decode(raw, type=Peek)
     except (ValueError, RecursionError):

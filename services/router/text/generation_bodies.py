@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from common.errors import InvalidRequest
 from common.wire.search import Diversity, Mode
 from services.router.text.bodies import ModelName, Name, check_json
+from services.router.text.response_format import ResponseFormat
 
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
@@ -88,6 +89,46 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # Other servers' ways to bind an answer, which are refused.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json_object: Any = None
+    structured_outputs: Any = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    continue_final_message: Any = None
+
+
+# Fields that would change the answer, and are not known here; what to use instead, where there is something.
+BINDING = {
+    **dict.fromkeys(
+        (
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json_object",
+            "structured_outputs",
+            "structural_tag",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "grammar",
+        ),
+        "use response_format",
+    ),
+    "bad_words": "use logit_bias",
+    "allowed_token_ids": "use logit_bias",
+    "continue_final_message": "use /v1/completions",
+}
 
 
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
@@ -105,7 +146,6 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -136,19 +176,19 @@ def check_chat(body: ChatBody) -> None:
             raise unsupported(param, "tools are not supported by this server; leave it out")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", 'expected ["text"]')
-    form = body.response_format
-    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-        raise unsupported("response_format", 'expected {"type": "text"}')
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest(
             "top_logprobs: expected only with logprobs true",
             code="invalid_value",
             param="top_logprobs",
         )
+    check_binding(body)
     if body.retrieval is not None and body.retrieval.filter is not None:
         check_json(body.retrieval.filter, "retrieval.filter")
     if body.retrieval is not None and (body.n or 1) > 1:
         raise unsupported("n", "expected 1 with retrieval")
+    if body.retrieval is not None and binds(body):
+        raise unsupported("response_format", "not supported together with retrieval")
     if body.session is not None and (body.n or 1) > 1:
         raise InvalidRequest("n: expected 1 with session", code="invalid_value", param="n")
     check_stream(body)
@@ -160,9 +200,26 @@ def check_completion(body: CompletionBody) -> None:
         raise unsupported("suffix", "not supported by this server; leave it out")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "expected the same number as n")
+    check_binding(body)
     if body.echo and body.logprobs is not None:
         raise unsupported("echo", "not supported together with logprobs")
     check_stream(body)
+
+
+def binds(body: GenerateBody) -> bool:
+    """True if the answer must match a grammar."""
+    return body.response_format is not None and body.response_format.type != "text"
+
+
+def check_binding(body: GenerateBody) -> None:
+    """Refuse other servers' fields that bind an answer, and fields that contradict a response format."""
+    for name, instead in BINDING.items():
+        if getattr(body, name) not in (None, False):
+            raise unsupported(name, f"not supported by this server; {instead}")
+    if binds(body) and body.ignore_eos:
+        raise unsupported("ignore_eos", "expected false with response_format")
+    if binds(body) and body.min_tokens:
+        raise unsupported("min_tokens", "expected 0 with response_format")
 
 
 def check_stream(body: GenerateBody) -> None:
