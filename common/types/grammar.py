@@ -37,7 +37,7 @@ def definition(grammar: OutputGrammar) -> str:
     elif grammar.kind == "regex":
         lark = f"start: /{regex_to_lark(grammar.source, '')}/"
     else:
-        lark = f"start: %json {json.dumps(_schema(grammar.source))}"
+        lark = f"start: {json_rule(_schema(grammar.source))}"
     return str(LLMatcher.grammar_from_lark(lark + _OPTIONS))
 
 
@@ -45,7 +45,12 @@ def _schema(source: str) -> dict[str, Any]:
     schema = json.loads(source)
     if not isinstance(schema, dict):
         raise ValueError("expected a JSON Schema that is an object")
-    return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+    return schema
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """Return what stands in a Lark grammar for JSON that a schema allows."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}"
 
 
 def fault(grammar: OutputGrammar) -> str:

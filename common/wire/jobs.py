@@ -43,6 +43,7 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
     `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
     those that are not. The text of every choice matches `grammar`, if there is one and the answer is not cut off.
+    `shown` are special tokens that are part of the text.
     """
 
     fingerprint: str
@@ -60,6 +61,7 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     forced: list[int] | None = None
     turn: SessionTurn | None = None
     grammar: OutputGrammar | None = None
+    shown: list[int] = []
 
 
 Work = (

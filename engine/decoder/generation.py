@@ -20,7 +20,7 @@ class GenerationRequest(NamedTuple):
     `root` is the parent id of first pages, `owner` the owner of all pages. `forced` is an answer to give instead of
     computing one. `logprobs` is how many alternatives to report for each token, -1 for none. Requests that are `low`
     wait for those that are not; among equals the earliest `due_ms` goes first. The text of each choice matches
-    `grammar`, unless it is cut off.
+    `grammar`, unless it is cut off; special tokens that are `shown` are part of it.
     """
 
     id: str
@@ -35,6 +35,7 @@ class GenerationRequest(NamedTuple):
     low: bool = False
     due_ms: int = 0
     grammar: CompiledGrammar | None = None
+    shown: Sequence[int] = ()
 
 
 class Generation:
@@ -88,4 +89,5 @@ class Generation:
             logprobs=request.logprobs,
             forced=request.forced is not None,
             grammar=request.grammar and request.grammar.begin(),
+            shown=request.shown,
         )

@@ -45,8 +45,8 @@ def _scalars() -> Iterator[tuple[str, Schema]]:
         yield f"integer {low} {high}", {"type": "integer", "minimum": low, "maximum": high}
         bounds = {"exclusiveMinimum": low - 1, "exclusiveMaximum": high + 1}
         yield f"integer open {low} {high}", {"type": "integer", **bounds}
-    for low, high in ((0, 1), (-2.5, 2.5)):
-        yield f"number {low} {high}", {"type": "number", "minimum": low, "maximum": high}
+    for least_, most_ in ((0.0, 1.0), (-2.5, 2.5)):
+        yield f"number {least_}", {"type": "number", "minimum": least_, "maximum": most_}
     for step in (3, 10, 25):
         bounds = {"minimum": 0, "maximum": 10_000}
         yield f"multiple {step}", {"type": "integer", "multipleOf": step, **bounds}

@@ -46,10 +46,12 @@ class Choice:
         logprobs: int = -1,
         forced: bool = False,
         grammar: TokenFilter | None = None,
+        shown: Sequence[int] = (),
     ) -> None:
         """With `forced` the rules do not apply, and a restored output is taken as it was given.
 
-        Where there is a `grammar` it says when the choice may end, and not `min_new`.
+        Where there is a `grammar` it says when the choice may end, and not `min_new`. Special tokens that are `shown`
+        are part of the text.
         """
         self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
@@ -58,7 +60,7 @@ class Choice:
         self._rules, self._sampling = rules, sampling
         self._alternatives, self._forced, self._grammar = logprobs, forced, grammar
         self._vocabulary = vocabulary
-        self._stream = vocabulary.stream()
+        self._stream = vocabulary.stream(shown)
         self._stops = StopStrings(rules.strings)
         self._stop_ids = frozenset(rules.ids)
         self._tokens: list[int] = []  # drawn; the sequence has them too, once its pages are settled

@@ -195,9 +195,9 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
             yield f"history is {work.turn.history}, the prompt has {len(work.prompts[0])} tokens"
     if work.grammar is not None and not executor.grammars:
         yield f"model {executor.name} cannot keep to a grammar here"
-    named = [*work.stop_ids, *work.sampling.bias]
+    named = [*work.stop_ids, *work.shown, *work.sampling.bias]
     if named and not 0 <= min(named) <= max(named) < shape.vocabulary:
-        yield f"a stop id or a biased token is outside of 0 to {shape.vocabulary - 1}"
+        yield f"a stop id, a shown or a biased token is outside of 0 to {shape.vocabulary - 1}"
     for number, prompt in enumerate(work.prompts):
         if not prompt:
             yield f"prompt {number} has no tokens"
@@ -239,6 +239,7 @@ def build(
         low=work.low,
         due_ms=lease.deadline_ms,
         grammar=grammar,
+        shown=work.shown,
     )
     generation = Generation(request, vocabulary, order)
     job = GenerationJob(lease, work, generation, incarnation)

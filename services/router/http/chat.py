@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from common.errors import Conflict
 from common.ids import family_of
-from common.wire.workflows import ChatRequest, ResponseOptions
+from common.wire.workflows import AnswerMarks, ChatRequest, ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.cards import Cards
 from services.router.http.generations import Generations
@@ -51,10 +52,9 @@ class ChatApi:
             return known
         peek = await self._pool.run(partial(chats.peek, raw), inline=len(raw) < INLINE_BYTES)
         session, tries = peek.session or "", 0
+        light = peek.response_format is None and peek.tools is None
         while True:
-            chat, made = await self._parsed(
-                caller, raw, session, light=peek.response_format is None
-            )
+            chat, made = await self._parsed(caller, raw, session, light=light)
             try:
                 if made is None:
                     return await self._grounded.answer(request, caller, chat)
@@ -110,4 +110,12 @@ def chat_options(chat: ChatRequest, made: GenerationSpec, fingerprint: str) -> R
         include_usage=chat.include_usage,
         logprobs=chat.options.logprobs,
         session=made.session,
+        marks=_marks(chat, made),
     )
+
+
+def _marks(chat: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
+    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    if made.thinks:
+        return msgspec.structs.replace(chat.marks, reasoning="opened")
+    return None if chat.marks == AnswerMarks() else chat.marks

@@ -27,7 +27,8 @@ DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 class GenerationSpec(NamedTuple):
     """One generate job: its parcel (items: choices; tokens: of the prompts and the most to generate), and its session.
 
-    `marks` name the prefix of its first prompt to whoever may hold its pages.
+    `marks` name the prefix of its first prompt to whoever may hold its pages. It `thinks` if the prompt began the
+    reasoning.
     """
 
     parcel: Parcel
@@ -36,6 +37,7 @@ class GenerationSpec(NamedTuple):
     session: str = ""
     version: int = 0
     marks: Sequence[PageId] = ()
+    thinks: bool = False
 
 
 def generation_of(
@@ -66,6 +68,7 @@ def generation_of(
         forced=forced,
         turn=turn,
         grammar=options.grammar,
+        shown=options.shown,
     )
     choices = len(prompts) * options.n
     try:

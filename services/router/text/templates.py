@@ -27,7 +27,8 @@ from common.errors import InvalidRequest, Unavailable
 RENDER_S = 2.0
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
 
 
 class PromptSegment(NamedTuple):
@@ -112,13 +113,17 @@ def _broken(why: str) -> Unavailable:
 
 
 class Template(NamedTuple):
-    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters."""
+    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters.
+
+    `tools` are the functions that the model is told of, as OpenAI writes them.
+    """
 
     fingerprint: str
     source: str
     bos: str
     eos: str
     most: int
+    tools: Tools = ()
 
     def render(self, messages: Messages) -> str:
         """Return the prompt of `messages`, ready for the answer.
@@ -157,7 +162,7 @@ class Template(NamedTuple):
         size = 0
         for part in _compiled(self.fingerprint, self.source).generate(
             messages=[dict(message) for message in messages],
-            tools=None,
+            tools=[dict(tool) for tool in self.tools] or None,
             documents=None,
             add_generation_prompt=True,
             bos_token=self.bos,

@@ -115,6 +115,7 @@ async def test_a_conversation_over_a_session(real: Mesh, client: openai.AsyncOpe
 class Place(pydantic.BaseModel):
     """What the answers below are read into."""
 
+    model_config = pydantic.ConfigDict(extra="forbid")
     kind: Literal["river", "hill", "town"]
     steps: Annotated[
         list[Annotated[int, pydantic.Field(ge=0, le=99)]], pydantic.Field(max_length=3)

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from engine.decoder.generation import Generation
 from engine.decoder.sampling.grammar import GrammarCompiler
 from tests.conftest import PROFILE, SEED
 from tests.support.schema_runs import SchemaRun, schema
-from tests.support.schemas import SCHEMAS, faults_of
+from tests.support.schemas import SCHEMAS, Schema, faults_of
 
 ROUNDS = 50 if PROFILE == "soak" else 1
 SOME = 60  # schemas a run of the tests draws; the soak takes all
@@ -87,7 +88,7 @@ async def test_regular_expressions_and_grammars(run: SchemaRun) -> None:
 async def test_the_same_tokens_however_computed(run: SchemaRun) -> None:
     """Guessed, ahead, several a step, preempted, alone, or from a log on: choices, penalties and bias included."""
     names = ["invoice", "linked list", "tree 2", "random 3", "union of 8", "pattern 10", "person"]
-    how = {
+    how: dict[str, Any] = {
         "n": 2,
         "max_new": 120,
         "repetition": 1.1,
@@ -158,7 +159,8 @@ def test_a_mask_is_a_function_of_the_tokens(run: SchemaRun, data: st.DataObject)
     )
     stop_ids = run.executor.stop_ids
     compiled = run.grammars.compile(schema(SCHEMAS[name]), stop_ids)
-    kept, valid = compiled.begin(), [[]]
+    kept = compiled.begin()
+    valid: list[list[int]] = [[]]
     for _ in range(data.draw(st.integers(1, 12))):
         output = list(data.draw(st.sampled_from(valid)))[: data.draw(st.integers(0, 40))]
         if data.draw(st.booleans()):
@@ -192,7 +194,7 @@ async def test_a_grammar_that_cannot_go_on_fails_alone(run: SchemaRun) -> None:
     assert bad.failure[:2] == ("grammar_failed", "no token spells it")
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Schema, str]] = {
     "no such file": ({"$ref": "https://example.com/x.json"}, "resource"),
     "negation": ({"not": {"type": "string"}}, "not"),
     "conditions": ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "Unimplemented keys"),
