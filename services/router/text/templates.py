@@ -25,7 +25,8 @@ from common.errors import InvalidRequest, Unavailable
 RENDER_S = 1.5  # of processor time
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
 
 
 class PromptSegment(NamedTuple):
@@ -107,13 +108,17 @@ def late() -> Unavailable:
 
 
 class Template(NamedTuple):
-    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters."""
+    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters.
+
+    `tools` are the functions that the model is told of, as OpenAI writes them.
+    """
 
     fingerprint: str
     source: str
     bos: str
     eos: str
     most: int
+    tools: Tools = ()
 
     def render(self, messages: Messages) -> str:
         """Return the prompt of `messages`, ready for the answer.
@@ -152,7 +157,7 @@ class Template(NamedTuple):
         size = 0
         for part in _compiled(self.fingerprint, self.source).generate(
             messages=[dict(message) for message in messages],
-            tools=None,
+            tools=[dict(tool) for tool in self.tools] or None,
             documents=None,
             add_generation_prompt=True,
             bos_token=self.bos,
