@@ -207,7 +207,7 @@ async def test_calls_that_must_be_made(client: openai.AsyncOpenAI, bound: Any) -
     }
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     one = (await client.chat.completions.create(**asked, tool_choice=named, seed=1)).choices[0]
-    (call,) = one.message.tool_calls or ()
+    call: Any = (one.message.tool_calls or [None])[0]
     arguments = json.loads(call.function.arguments)
     assert (call.function.name, one.message.content, one.finish_reason) == (
         "get_weather",
@@ -234,7 +234,8 @@ async def test_a_call_survives_its_worker(client: openai.AsyncOpenAI, bound: Any
         "tool_choice": {"type": "function", "function": {"name": "get_weather"}}, "logprobs": True,
     }  # fmt: skip
     whole = (await client.chat.completions.create(**asked)).choices[0].message
-    calls, chunks = [], 0
+    calls: list[Any] = []
+    chunks = 0
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         chunks += 1
         if chunks == 3:
