@@ -54,6 +54,9 @@ def bound(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list
     directory = tmp_path_factory.mktemp("models") / BOUND
     shutil.copytree(ROOT / "models/demo", directory)
     (directory / "chat_template.jinja").write_text(DEMO)
+    config = json.loads((directory / "config.json").read_text())
+    config["spillway"]["name"] = BOUND
+    (directory / "config.json").write_text(json.dumps(config))
     flags = ("--device", "cpu", "--embed-model", "none", "--threads", "1", "--chat-dtype", "fp32")
     workers = [mesh.add("gpu_worker", "tools0", *flags, "--chat-model", str(directory))]
     mesh.wait_model(mesh.url, "generate")
