@@ -24,6 +24,7 @@ DEFAULT_ALIASES = frozenset(
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _HUB_FILES = ["*.json", "*.safetensors", "*/config.json"]
+_MODULES = ["Transformer", "Pooling", "Normalize"]
 _NO_LIMIT = 1_000_000
 _JSON_BYTES = 256 * 1024 * 1024
 
@@ -37,13 +38,15 @@ class ModelFiles:
     spec: EncoderSpec
     weights: tuple[Path, ...]
     max_tokens: int
+    default_prompt: str
     query_prompt: str
     document_prompt: str
+    lower_case: bool
     described_by: str
 
     def tokenizer_json(self) -> bytes:
         """Return tokenizer.json without truncation and padding, which the caller decides."""
-        return tokenizer_json(self.directory)
+        return tokenizer_json(self.directory, lower_case=self.lower_case)
 
     def fingerprint(self) -> str:
         """Return the identity of this model's vectors: a hash of weights, configuration, pooling; not of the dtype."""
@@ -53,11 +56,16 @@ class ModelFiles:
         return digest.hexdigest()
 
 
-def tokenizer_json(directory: Path) -> bytes:
-    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+def tokenizer_json(directory: Path, *, lower_case: bool = False) -> bytes:
+    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer.
+
+    With `lower_case` texts are put into lower case first, if the tokenizer does not do so by a step of its own.
+    """
     where = directory / "tokenizer.json"
     content = read_json(where)
     content["truncation"] = content["padding"] = None
+    if lower_case:
+        content["normalizer"] = _lower_cased(content.get("normalizer"))
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     try:
         Tokenizer.from_str(text)
@@ -65,6 +73,19 @@ def tokenizer_json(directory: Path) -> bytes:
         reason = str(error).partition("\n")[0][:200]
         raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
     return text.encode()
+
+
+def _lower_cased(normalizer: Any) -> Any:
+    """Return a tokenizer's normalizer with lower case first, as sentence-transformers does it (do_lower_case)."""
+    given = normalizer if isinstance(normalizer, dict) else {}
+    steps = (
+        given.get("normalizers") if given.get("type") == "Sequence" else [given] if given else []
+    )
+    if not isinstance(steps, list) or any(
+        isinstance(step, dict) and step.get("type") == "Lowercase" for step in steps
+    ):
+        return normalizer
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
 
 
 def model_name(model: str) -> str:
@@ -79,11 +100,13 @@ def model_name(model: str) -> str:
 
 def find(model: str) -> ModelFiles:
     """Find and describe a model by directory, hub id or alias; ConfigError names a file that is missing or wrong."""
-    directory = _directory(model)
-    config = read_json(directory / "config.json")
-    modules = _modules(directory)
-    pooling = _pooling(directory, modules)
+    whole = _directory(model)
+    modules = _modules(whole)
+    pooling = _pooling(whole, modules)
     kinds = {kind for kind, _ in modules}
+    directory = _within(whole, modules[0][1]) if modules else whole
+    config = read_json(directory / "config.json")
+    own = _transformer_config(directory)
     spec = parse_spec(
         config,
         pooling=pooling,
@@ -93,21 +116,22 @@ def find(model: str) -> ModelFiles:
     weights = weight_files(directory)
     if model.lower() in DEFAULT_ALIASES:
         _check_default(weights[0])
-    prompts = read_json(directory / "config_sentence_transformers.json", optional=True).get(
-        "prompts"
-    )
-    prompts = prompts if isinstance(prompts, dict) else {}
-    described = json.dumps(
-        [config, pooling, spec.normalise, prompts], sort_keys=True, ensure_ascii=False
-    )
+    prompts, default = _prompts(whole)
+    lower_case = own.get("do_lower_case") is True
+    facts: list[Any] = [config, pooling, spec.normalise, prompts]
+    if default or lower_case:
+        facts += [default, lower_case]
+    described = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     return ModelFiles(
         name=model_name(model),
         directory=directory,
         spec=spec,
         weights=weights,
-        max_tokens=_max_tokens(directory, spec),
-        query_prompt=str(prompts.get("query") or ""),
-        document_prompt=str(prompts.get("document") or prompts.get("passage") or ""),
+        max_tokens=_max_tokens(directory, own, spec),
+        default_prompt=default,
+        query_prompt=prompts.get("query") or "",
+        document_prompt=prompts.get("document") or prompts.get("passage") or "",
+        lower_case=lower_case,
         described_by=described,
     )
 
@@ -177,27 +201,71 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     modules = [
         (str(item.get("type", "")).rsplit(".", 1)[-1], str(item.get("path", ""))) for item in listed
     ]
-    for kind, _ in modules:
-        if kind not in {"Transformer", "Pooling", "Normalize"}:
+    kinds = [kind for kind, _ in modules]
+    for kind in kinds:
+        if kind not in _MODULES:
             raise ConfigError(
-                f"{path}: module {kind!r} is not supported; expected Transformer, Pooling, Normalize"
+                f"{path}: module {kind!r} is not supported; expected {', '.join(_MODULES)}"
             )
+    if kinds != _MODULES[: len(kinds)]:
+        raise ConfigError(
+            f"{path}: modules are {kinds}; expected {', '.join(_MODULES)}, in this order"
+        )
     return modules
+
+
+def _within(directory: Path, sub: str) -> Path:
+    """Return a module's directory; ConfigError if it is not within the model's."""
+    place = directory / sub
+    if not place.resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{directory / 'modules.json'}: path {sub!r} leaves the directory")
+    return place
+
+
+def _transformer_config(directory: Path) -> dict[str, Any]:
+    """Return sentence-transformers' own fields of a transformer, {} if there are none."""
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"):
+        found = read_json(directory / f"sentence_{family}_config.json", optional=True)
+        if found:
+            return found
+    return {}
+
+
+def _prompts(directory: Path) -> tuple[dict[str, str], str]:
+    """Return the prompts by name, and the one of texts that come without a name ("" if there is none)."""
+    where = directory / "config_sentence_transformers.json"
+    config = read_json(where, optional=True)
+    given = config.get("prompts")
+    given = {} if given is None else given
+    if not isinstance(given, dict) or not all(isinstance(p, str | None) for p in given.values()):
+        raise ConfigError(f"{where}: prompts is {given!r:.80}; expected texts by name")
+    prompts = {"query": "", "document": ""} | {name: text or "" for name, text in given.items()}
+    name = config.get("default_prompt_name")
+    if name is None:
+        return {name: text or "" for name, text in given.items()}, ""
+    if not isinstance(name, str) or name not in prompts:
+        raise ConfigError(
+            f"{where}: default_prompt_name is {name!r}; expected one of {', '.join(prompts)}"
+        )
+    return prompts, prompts[name]
 
 
 def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
     paths = [sub for kind, sub in modules if kind == "Pooling"]
-    where = directory / (paths[0] if paths else "1_Pooling") / "config.json"
-    if not where.resolve().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{directory / 'modules.json'}: path {paths[0]!r} leaves the directory")
+    where = _within(directory, paths[0] if paths else "1_Pooling") / "config.json"
     config = read_json(where, optional=not paths)
+    if config.get("include_prompt") is False:
+        raise ConfigError(
+            f"{where}: include_prompt is False; expected true: prompts are pooled with their texts here"
+        )
     chosen = {
         name.removeprefix("pooling_mode_")
         for name, value in config.items()
         if name.startswith("pooling_mode_") and value is True
     }
-    if isinstance(config.get("pooling_mode"), str):
-        chosen = {config["pooling_mode"]}
+    mode = config.get("pooling_mode")
+    if mode is not None:
+        chosen = {str(each) for each in mode} if isinstance(mode, list) else {str(mode)}
     known: dict[frozenset[str], Pooling] = {
         frozenset(): "mean",
         frozenset({"mean_tokens"}): "mean",
@@ -219,9 +287,13 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ConfigError(f"{index}: expected a weight_map")
-        paths = tuple(directory / Path(str(name)).name for name in sorted(set(names.values())))
+        if (
+            not isinstance(names, dict)
+            or not names
+            or not all(isinstance(name, str) and Path(name).name for name in names.values())
+        ):
+            raise ConfigError(f"{index}: expected a weight_map, the name of a file for each tensor")
+        paths = tuple(directory / Path(name).name for name in sorted(set(names.values())))
     else:
         paths = (directory / "model.safetensors",)
     for path in paths:
@@ -230,16 +302,11 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _max_tokens(directory: Path, spec: EncoderSpec) -> int:
-    limits = [spec.max_positions]
-    for name, field in (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-    ):
-        value = read_json(directory / name, optional=True).get(field)
-        if isinstance(value, int | float) and 0 < value < _NO_LIMIT:
-            limits.append(int(value))
-    return min(limits)
+def _max_tokens(directory: Path, own: dict[str, Any], spec: EncoderSpec) -> int:
+    tokens = read_json(directory / "tokenizer_config.json", optional=True)
+    given = (own.get("max_seq_length"), tokens.get("model_max_length"))
+    limits = [int(n) for n in given if isinstance(n, int | float) and 0 < n < _NO_LIMIT]
+    return min([spec.max_positions, *limits])
 
 
 def _check_default(path: Path) -> None:

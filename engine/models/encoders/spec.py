@@ -17,6 +17,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+_MOST = 1 << 24  # of layers, sizes, words: what is larger is a mistake
 _FAMILIES = {"bert": "bert", "xlm-roberta": "xlmr", "roberta": "xlmr", "camembert": "xlmr"}
 
 
@@ -52,8 +53,8 @@ class EncoderSpec:
 
 def _integer(config: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
     value = config.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{where}: {name} is {value!r}; expected a whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ConfigError(f"{where}: {name} is {value!r}; expected a whole number up to {_MOST}")
     return value
 
 
@@ -74,6 +75,10 @@ def parse_spec(
     position = config.get("position_embedding_type") or "absolute"
     if position != "absolute":
         raise ConfigError(f"{where}: position_embedding_type is {position!r}; expected 'absolute'")
+    if config.get("is_decoder"):
+        raise ConfigError(
+            f"{where}: is_decoder is {config['is_decoder']!r}, so a token would not see those after it; expected false"
+        )
     epsilon = config.get("layer_norm_eps", 1e-12)
     if not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
         raise ConfigError(f"{where}: layer_norm_eps is {epsilon!r}; expected a small number")

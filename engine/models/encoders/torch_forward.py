@@ -7,7 +7,7 @@ only; attention runs per group of texts of equal length. Residuals, layer norms 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.encoder.batching import length_order
 from engine.encoder.pooling import pool
+from engine.models.encoders.positions import positions
 from engine.models.encoders.spec import EncoderSpec, Pooling
 
 MICROBATCH_TOKENS = 4096
@@ -163,11 +164,8 @@ class TorchForward:
     def rows(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None) -> Tensor:
         """Return fp32 (tokens, hidden) for texts sorted by length; `types` are token types, 0 if None."""
         ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
-        offset = self._spec.position_offset
-        places = torch.tensor(
-            [place for text in texts for place in range(offset, offset + len(text))],
-            dtype=torch.long,
-        )
+        starts = torch.tensor([0, *accumulate(len(text) for text in texts)])
+        places = positions(self._spec, ids, starts)
         rows = F.embedding(ids.to(self._device), self._words)
         rows = rows + F.embedding(places.to(self._device), self._positions)
         if types is None:

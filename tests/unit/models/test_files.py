@@ -63,9 +63,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
     "truncated weights": (_truncate, "intact safetensors"),
     "weights are text": (_write("model.safetensors", "hello"), "intact safetensors"),
+    "causal": (_config(is_decoder=True), "is_decoder is True"),
+    "no such prompt": (
+        _write("config_sentence_transformers.json", '{"default_prompt_name": "task"}'),
+        "default_prompt_name is 'task'; expected one of query, document",
+    ),
+    "prompts are numbers": (
+        _write("config_sentence_transformers.json", '{"prompts": {"query": 3}}'), "texts by name"
+    ),
+    "prompts are not pooled": (
+        _write("1_Pooling/config.json", '{"include_prompt": false}'), "include_prompt is False"
+    ),
+    "two poolings": (_write("1_Pooling/config.json", '{"pooling_mode": ["cls", "mean"]}'), "pooling"),
+    "order of modules": (_write("modules.json", _module("Normalize")), "in this order"),
+    "index of lists": (
+        _write("model.safetensors.index.json", '{"weight_map": {"a": ["b", "c"]}}'), "a weight_map"
+    ),
+    "index of nothing": (
+        _write("model.safetensors.index.json", '{"weight_map": {"a": ""}}'), "a weight_map"
+    ),
+    "absurd width": (_config(hidden_size=1 << 40), "hidden_size is .*; expected"),
     "unknown module": (_write("modules.json", _module("Dense")), "module 'Dense'"),
     "modules is a dict": (_write("modules.json", '{"a": 1}'), "list of modules"),
-    "path leaves": (_write("modules.json", _module("Pooling", "../..")), "leaves the directory"),
+    "path leaves": (_write("modules.json", _module("Transformer", "../..")), "leaves the directory"),
     "unknown pooling": (_write("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'), "pooling"),
 }  # fmt: skip
 
