@@ -16,6 +16,7 @@ from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
 from engine.encoder.model import Floats
 from engine.kernels.encoder import EncoderKernels
+from engine.models.encoders.dense import DenseLayer
 from engine.models.encoders.files import ModelFiles, find
 from engine.models.encoders.packed_forward import PackedForward, packable
 from engine.models.encoders.precision import EncoderPrecision, Forward, choose
@@ -55,7 +56,8 @@ class Encoder:
         self.times = 1
         self.device = device.type
         self.max_tokens = files.max_tokens
-        self.dimension = files.spec.hidden
+        self._dense = [DenseLayer(layer, device) for layer in files.dense]
+        self.dimension = files.dense[-1].outputs if files.dense else files.spec.hidden
 
     @classmethod
     def load(
@@ -133,8 +135,13 @@ class Encoder:
         """Return one float32 row per token list, in the order given; lists must pass `check`."""
         spec = self._spec
         with self._computing():
+            last = spec.normalise and not self._dense
             for _ in range(self.times):
-                vectors = self._forward.pooled(texts, None, spec.pooling, normalise=spec.normalise)
+                vectors = self._forward.pooled(texts, None, spec.pooling, normalise=last)
+            for layer in self._dense:
+                vectors = layer(vectors)
+            if self._dense and spec.normalise:
+                vectors = F.normalize(vectors)
             found: Floats = vectors.cpu().numpy()
         return found
 

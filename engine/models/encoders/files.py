@@ -15,7 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import ConfigError
-from engine.models.encoders.spec import EncoderSpec, Pooling, parse_spec
+from engine.models.encoders.family import parse_spec
+from engine.models.encoders.spec import EncoderSpec, Pooling
 
 DEFAULT_MODEL = "minilm"
 DEFAULT_ALIASES = frozenset(
@@ -24,9 +25,26 @@ DEFAULT_ALIASES = frozenset(
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _HUB_FILES = ["*.json", "*.safetensors", "*/config.json"]
-_MODULES = ["Transformer", "Pooling", "Normalize"]
+_MODULES = re.compile("(Transformer( Pooling( Dense)*( Normalize)?)?)?")
+_DENSE_SERVED = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
+_DENSE_ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid")
 _NO_LIMIT = 1_000_000
 _JSON_BYTES = 256 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DenseFiles:
+    """One linear layer after pooling (sentence-transformers' Dense): its sizes, activation and weights."""
+
+    weights: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +60,7 @@ class ModelFiles:
     query_prompt: str
     document_prompt: str
     lower_case: bool
+    dense: tuple[DenseFiles, ...]
     described_by: str
 
     def tokenizer_json(self) -> bytes:
@@ -51,7 +70,7 @@ class ModelFiles:
     def fingerprint(self) -> str:
         """Return the identity of this model's vectors: a hash of weights, configuration, pooling; not of the dtype."""
         digest = hashlib.blake2b(self.described_by.encode(), digest_size=16)
-        for path in self.weights:
+        for path in (*self.weights, *(layer.weights for layer in self.dense)):
             digest.update(file_hash(path))
         return digest.hexdigest()
 
@@ -113,14 +132,15 @@ def find(model: str) -> ModelFiles:
         normalise="Normalize" in kinds,
         where=str(directory / "config.json"),
     )
+    dense = _dense(whole, modules, spec.hidden)
     weights = weight_files(directory)
     if model.lower() in DEFAULT_ALIASES:
         _check_default(weights[0])
     prompts, default = _prompts(whole)
     lower_case = own.get("do_lower_case") is True
     facts: list[Any] = [config, pooling, spec.normalise, prompts]
-    if default or lower_case:
-        facts += [default, lower_case]
+    if default or lower_case or dense:
+        facts += [default, lower_case, [layer.activation for layer in dense]]
     described = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     return ModelFiles(
         name=model_name(model),
@@ -132,6 +152,7 @@ def find(model: str) -> ModelFiles:
         query_prompt=prompts.get("query") or "",
         document_prompt=prompts.get("document") or prompts.get("passage") or "",
         lower_case=lower_case,
+        dense=dense,
         described_by=described,
     )
 
@@ -201,15 +222,10 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     modules = [
         (str(item.get("type", "")).rsplit(".", 1)[-1], str(item.get("path", ""))) for item in listed
     ]
-    kinds = [kind for kind, _ in modules]
-    for kind in kinds:
-        if kind not in _MODULES:
-            raise ConfigError(
-                f"{path}: module {kind!r} is not supported; expected {', '.join(_MODULES)}"
-            )
-    if kinds != _MODULES[: len(kinds)]:
+    kinds = " ".join(kind for kind, _ in modules)
+    if not _MODULES.fullmatch(kinds):
         raise ConfigError(
-            f"{path}: modules are {kinds}; expected {', '.join(_MODULES)}, in this order"
+            f"{path}: modules are {kinds}; expected Transformer, Pooling, any number of Dense, and Normalize or not"
         )
     return modules
 
@@ -229,6 +245,34 @@ def _transformer_config(directory: Path) -> dict[str, Any]:
         if found:
             return found
     return {}
+
+
+def _dense(directory: Path, modules: list[tuple[str, str]], inputs: int) -> tuple[DenseFiles, ...]:
+    """Return the linear layers after pooling, in their order; ConfigError for one that cannot be served."""
+    found = []
+    for place in [_within(directory, sub) for kind, sub in modules if kind == "Dense"]:
+        where = place / "config.json"
+        config = read_json(where)
+        outputs = config.get("out_features")
+        if config.get("in_features") != inputs:
+            raise ConfigError(
+                f"{where}: in_features is {config.get('in_features')!r}; expected {inputs}"
+            )
+        if not isinstance(outputs, int) or not 0 < outputs < _NO_LIMIT:
+            raise ConfigError(f"{where}: out_features is {outputs!r}; expected a whole number")
+        name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        activation = name.rpartition(".")[2]
+        if not name.startswith("torch.nn.") or activation not in _DENSE_ACTIVATIONS:
+            raise ConfigError(
+                f"{where}: activation_function is {name!r}; expected torch.nn's {', '.join(_DENSE_ACTIVATIONS)}"
+            )
+        for field, served in _DENSE_SERVED.items():
+            if config.get(field) not in (None, served):
+                raise ConfigError(f"{where}: {field} is {config[field]!r}; expected {served!r}")
+        bias = config.get("bias") is not False
+        found.append(DenseFiles(weight_files(place)[0], inputs, outputs, bias, activation))
+        inputs = outputs
+    return tuple(found)
 
 
 def _prompts(directory: Path) -> tuple[dict[str, str], str]:

@@ -25,7 +25,7 @@ PART_TOKENS = 512
 
 def packable(spec: EncoderSpec) -> bool:
     """True if the kernels know this model's shape."""
-    return spec.head_dim in HEAD_WIDTHS and spec.hidden % 16 == 0
+    return spec.plain and spec.head_dim in HEAD_WIDTHS and spec.hidden % 16 == 0
 
 
 class PackedForward:

@@ -211,8 +211,10 @@ def test_odd_configurations(tmp_path: Path, family: str) -> None:
 
 def _odd_encoder(directory: Path, family: str, draw: random.Random) -> None:
     """Write a random encoder with sentence-transformers' files, odd in some of them."""
+    from sentence_transformers.base.modules import Dense
+
     place = directory / draw.choice(("", "0_Transformer"))
-    pad = 1 if family == "xlm-roberta" else 0
+    pad = 1 if family in {"xlm-roberta", "mpnet"} else 0
     decoder = draw.random() < 0.15
     encoder_models.save(place, family, **({"is_decoder": True} if decoder else {}))
     words = {"<pad>": pad, "[UNK]": 1 - pad, **{f"w{n}": n for n in range(2, 60)}}
@@ -231,7 +233,15 @@ def _odd_encoder(directory: Path, family: str, draw: random.Random) -> None:
         fields["do_lower_case"] = draw.choice((True, True, False))
     (place / "sentence_bert_config.json").write_text(json.dumps(fields))
     kinds = [("Transformer", place.name if place != directory else ""), ("Pooling", "1_Pooling")]
-    kinds += [("Normalize", "2_Normalize")] if draw.random() < 0.5 else []
+    for number in range(draw.choice((0, 0, 1, 2))):
+        kinds.append(("Dense", f"{number + 2}_Dense"))
+        (directory / kinds[-1][1]).mkdir()
+        layer = Dense(
+            24 if number else 64, 24, bias=draw.random() < 0.5,
+            activation_function=draw.choice((torch.nn.Tanh(), torch.nn.Identity(), torch.nn.ELU())),
+        )  # fmt: skip
+        layer.save(str(directory / kinds[-1][1]))
+    kinds += [("Normalize", "9_Normalize")] if draw.random() < 0.5 else []
     modules = [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for n, (kind, path) in enumerate(kinds)
@@ -255,7 +265,7 @@ def _odd_encoder(directory: Path, family: str, draw: random.Random) -> None:
     (directory / "config_sentence_transformers.json").write_text(json.dumps(described))
 
 
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("family", encoder_models.FAMILIES)
 def test_odd_encoders(tmp_path: Path, family: str) -> None:
     """Every one gives the vectors of sentence-transformers, or a sentence that names the file and the field."""
     from sentence_transformers import SentenceTransformer
