@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
 from common.types.generation import OutputGrammar
-from common.types.grammar import json_rule
+from common.types.grammar import MAX_SOURCE_BYTES, json_rule
 from common.wire.workflows import ToolFormat
 from services.router.responses.tool_calls import CLOSE, MARKS, THINK, THOUGHT
 from services.router.text.response_format import checked
@@ -138,8 +138,15 @@ def rendered(functions: Sequence[FunctionBody]) -> list[dict[str, Any]]:
 
 def bound(wish: ToolWish, form: ToolFormat, encoder: TextEncoder) -> OutputGrammar:
     """Return the grammar of an answer's calls; InvalidRequest names a function whose parameters it cannot keep to."""
-    for each in wish.functions:
-        checked(OutputGrammar("json_schema", json.dumps(_parameters(wish, each))), "tools")
+    schemas = [json.dumps(_parameters(wish, each)) for each in wish.functions]
+    if sum(map(len, schemas)) > MAX_SOURCE_BYTES:
+        raise InvalidRequest(
+            f"tools: their parameters are longer than {MAX_SOURCE_BYTES} bytes together",
+            code="invalid_grammar",
+            param="tools",
+        )
+    for schema in schemas:
+        checked(OutputGrammar("json_schema", schema), "tools")
     key = "parameters" if form == "llama" else "arguments"
     # Llama's templates refuse conversations in which a message has more than one call.
     more = MOST_CALLS - 1 if wish.parallel and form != "llama" else 0
