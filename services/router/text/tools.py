@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ from services.router.text.response_format import checked
 from services.router.text.tokens import TextEncoder
 
 MAX_TOOLS = 128
+MOST_LEVELS = 100  # of parameters and arguments
 MOST_CALLS = 8  # of a bound answer, so that it comes to an end
 ID = re.compile(r"[A-Za-z0-9]{9}")
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
@@ -81,6 +82,8 @@ def wish_of(
     """Return which tools an answer may call; None if it may call none."""
     functions = [tool.function for tool in tools or ()]
     names = [each.name for each in functions]
+    for each in functions:
+        _check_depth(each.parameters, f"tools: the parameters of {each.name} are", "tools")
     if len(set(names)) < len(names):
         raise _invalid("tools", "two functions have the same name")
     if isinstance(choice, dict):
@@ -213,6 +216,7 @@ def templated_calls(calls: Sequence[ToolCallBody], where: str) -> list[dict[str,
             raise _invalid(
                 f"{where}.tool_calls[{at}].function.arguments", "expected a JSON object as a text"
             ) from None
+        _check_depth(arguments, f"{where}: the arguments of {call.function.name} are", "messages")
         function = {"name": call.function.name, "arguments": arguments}
         found.append({"id": short_id(call.id), "type": "function", "function": function})
     return found
@@ -223,6 +227,26 @@ def short_id(given: str) -> str:
     if ID.fullmatch(given):
         return given
     return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()[:9]
+
+
+def _check_depth(value: object, what: str, param: str) -> None:
+    """Refuse JSON of more than MOST_LEVELS levels, which templates would write out."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [
+            one
+            for each in inner
+            if isinstance(each, Iterable) and not isinstance(each, str)
+            for one in each
+        ]
+        if not level:
+            return
+    raise InvalidRequest(
+        f"{what} nested too deeply: at most {MOST_LEVELS} levels are allowed",
+        code="too_deep",
+        param=param,
+    )
 
 
 def _invalid(param: str, expected: str) -> InvalidRequest:

@@ -269,6 +269,11 @@ def test_a_choice_of_tools() -> None:
     single = wish_of(tools, "auto", parallel=False)
     assert single is not None
     assert single.bound
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(InvalidRequest, match="deeply"):
+        wish_of([ToolBody("function", FunctionBody("f", None, deep))], "auto", parallel=None)
     wrong: dict[str, Any] = {"type": "function", "function": {"name": "nothing"}}
     for given_, choice in (
         (tools, wrong),
