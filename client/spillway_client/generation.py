@@ -23,7 +23,8 @@ class TokenUsage:
 class Passage:
     """A passage the answer was given to read: `index` is what `[index]` in the answer refers to.
 
-    `start` and `end` are character offsets in the document; `text` only with `include_passages`.
+    `start` and `end` are character offsets in the document; `text` only with `include_passages`. Of a document with
+    pages `page` is the one it begins on (0: none), and `page_starts` are the offsets at which further ones begin.
     """
 
     index: int
@@ -33,6 +34,8 @@ class Passage:
     end: int = 0
     score: float = 0.0
     text: str | None = None
+    page: int = 0
+    page_starts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,18 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for."""
+    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for.
+
+    Of a document with pages it stands on the pages `page` to `last_page` (0: the document has none).
+    """
 
     index: int
     document_id: str = ""
     start: int = 0
     end: int = 0
     at: tuple[int, int] = (0, 0)
+    page: int = 0
+    last_page: int = 0
 
 
 @dataclass(frozen=True, slots=True)

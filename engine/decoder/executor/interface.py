@@ -222,6 +222,12 @@ class PageCopier(Protocol):
         `done` is called on the copier's thread with the move and whether the page is there.
         """
 
+    def written(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Note (group, page) of host pages that steps have written: their bytes are now those that are compared.
+
+        Whatever is asked for later finds the checksums made.
+        """
+
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
         """Return the bytes of a held page in the form of the tiers below the host."""
 
@@ -269,8 +275,34 @@ class Executor(Protocol):
         """Return the bytes of tokenizer.json."""
 
 
+StageName = Literal["before", "device", "staged", "host", "after"]
+
+
+class StageTime(NamedTuple):
+    """When one stage of one sub-batch's layer ran, in seconds of the clock that does not go back.
+
+    `before` and `after` attention lie the parts that read weights; `device`, `staged` (pages come from the host) and
+    `host` are attention.
+    """
+
+    stage: StageName
+    part: int
+    layer: int
+    begin_s: float
+    end_s: float
+
+
 class StagedExecutor(Executor, Protocol):
-    """An executor that can attend to a part of the sequences on the host."""
+    """An executor that can attend to a part of the sequences on the host.
+
+    `attended` counts rows by the tier that attended to them, in steps in stages.
+    """
+
+    attended: dict[LocalTier, int]
+
+    @property
+    def stage_times(self) -> Sequence[StageTime]:
+        """The stages of the last step that was executed in stages."""
 
     def execute_staged(
         self,

@@ -80,9 +80,11 @@ class TorchExecutor:
         self._pools = list(pools)
         self._host = list(host)
         self.stages: StagePipeline | None = None
+        self.attended: dict[border.LocalTier, int] = {"device": 0, "host": 0}
         if host_attention is not None:
             staged = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
             self.stages = StagePipeline(staged, pools, host, host_attention)
+            self.attended = self.stages.attended
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype
@@ -165,7 +167,7 @@ class TorchExecutor:
             if helper is None or not host:
                 raise ConfigError(
                     "attention on the host: needs the compiled kernels for this model, and pages on the host; "
-                    "expected a C++ compiler here, and SPILLWAY_HOST_BYTES above 0"
+                    "expected a C++ compiler here, and SPILLWAY_HOST_KV_BYTES above 0"
                 )
             attention = HostAttentionThread(
                 helper, files.spec, host, threads=host_threads, cores=host_cores
@@ -202,6 +204,11 @@ class TorchExecutor:
         self._set_threads()
         with torch.inference_mode():
             return self._drawn(batch, self._compute_staged(batch, loading, moves))
+
+    @property
+    def stage_times(self) -> Sequence[border.StageTime]:
+        """The stages of the last step that was executed in stages."""
+        return [] if self.stages is None else self.stages.times
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
@@ -298,6 +305,7 @@ class TorchExecutor:
             fingerprint=self.fingerprint,
             dimension=0,
             max_tokens=self.shape.context,
+            vocabulary=self.shape.vocabulary,
             partitions=partitions,
             created_ms=created_ms,
             chat_template=files.chat_template,

@@ -226,7 +226,7 @@ def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRe
         filter=retrieval.filter,
         min_score=retrieval.min_score,
         include_text=True,
-        include_metadata=False,
+        include_metadata=True,  # says where pages start
         mode=mode,
         texts=[] if mode == "vector" else question.texts,
         depth=depth_of(mode, retrieval.k, retrieval.mmr),

@@ -70,7 +70,6 @@ class Peek(Struct, frozen=True):
     session: str | None = None
     wait: bool = False
     response_format: Any = None
-    tools: Any = None
 
 
 def peek(raw: bytes) -> Peek:
