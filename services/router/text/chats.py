@@ -121,7 +121,8 @@ def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatReques
         low=low,
     )
     form = _tool_format(spec, wish)
-    reasoning = reasons(spec.chat_template) and not binds(body)
+    free = not binds(body) and not (wish is not None and wish.required)
+    reasoning = free and reasons(spec.chat_template)
     if form is not None or reasoning:
         shown = shown_ids(load(spec.path), form, reasoning=reasoning)
         options = msgspec.structs.replace(options, shown=shown)
