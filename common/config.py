@@ -81,6 +81,14 @@ class RouterConfig(PagesConfig, frozen=True):
     admission: Admission = "windve-tokens"
     search_ack: Positive = 1
     session_ttl_s: Positive = 7 * 24 * 3600
+    # Other names of models: alias=model, with commas.
+    model_aliases: str = ""
+    # Origins whose pages a browser lets call the API, with commas; *: any.
+    cors_origins: str = ""
+    # Whether texts to embed that a model cannot take whole are cut where the request does not say.
+    truncate: bool = False
+    public_metrics: bool = False
+    public_openapi: bool = False
 
 
 class WorkerConfig(PagesConfig, frozen=True):

@@ -41,6 +41,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     dimensions: int | None = None
     tokens: int = 0
     tei: bool = False
+    v2: bool = False
     raw: bool = False
     top_n: int | None = None
     texts: list[str] | None = None

@@ -13,12 +13,8 @@ from common.wire.sessions import SessionTurn
 from common.wire.workflows import ChatRequest, RetrievalOptions
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import ChatBody, check_chat, plain
-from services.router.text.generations import (
-    BYTES_PER_TOKEN,
-    GenerationSpec,
-    generation_of,
-    options_of,
-)
+from services.router.text.generations import GenerationSpec, generation_of, options_of
+from services.router.text.overflow import BYTES_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.templates import Messages, PromptSegment, Template, after
 from services.router.text.tokens import Spec, load
@@ -74,7 +70,8 @@ def chat(
     """Parse the body of POST /v1/chat/completions, and render and tokenize its prompt unless it asks for retrieval."""
     body = decode(raw, ChatBody)
     check_chat(body)
-    if history is not None and body.model not in (None, history.model):
+    named = specs[body.model].name if body.model in specs else body.model  # it may be an alias
+    if history is not None and named not in (None, history.model):
         raise InvalidRequest(
             f"model is {body.model!r}: the session's model is {history.model!r}; leave model out",
             code="session_model_mismatch",
@@ -137,10 +134,11 @@ def chat_prompt(
     earlier = history.messages() if history else []
     together = [*earlier, *messages]
     if sum(len(message["content"]) for message in together) > spec.max_tokens * BYTES_PER_TOKEN:
-        raise InvalidRequest(
-            f"messages are far longer than the {spec.max_tokens} tokens the model takes; shorten them",
-            code="context_length_exceeded",
-            param="messages",
+        raise overflow(
+            spec.max_tokens,
+            "your messages are far longer",
+            "reduce the length of the messages",
+            "messages",
         )
     encoder, template = load(spec.path), template_of(spec)
     careful = encoder.holds_special(message["content"] for message in together)
