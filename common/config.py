@@ -284,4 +284,6 @@ def _named(path: str, known: frozenset[str]) -> dict[str, tuple[str, Any]]:
 def _near(name: str, known: frozenset[str]) -> list[str]:
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    return difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.4) or sorted(known)
+    names = sorted(known)
+    close = difflib.get_close_matches(name.upper()[:80], names, n=3, cutoff=0.4)
+    return close or difflib.get_close_matches(name.upper()[:80], names, n=10, cutoff=0.0)

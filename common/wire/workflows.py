@@ -59,6 +59,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     echo: list[str] = []
     session: str = ""
     resume_s: float = 0.0
+    asked: bytes = b""  # of a response: the JSON fields that repeat its request
 
     @property
     def shapes_vectors(self) -> bool:

@@ -45,6 +45,7 @@ from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.request_events import RequestEventsApi
 from services.router.http.requests import RequestsApi
+from services.router.http.responses import ResponsesApi
 from services.router.http.search import SearchApi
 from services.router.http.session_pages import SessionPagesApi
 from services.router.http.session_turns import SessionTurns
@@ -268,6 +269,7 @@ def _generation_apis(
     return [
         ChatApi(receiver, cards, pool, turns, generations, grounded),
         CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
+        ResponsesApi(receiver, cards, pool, bus, generations, config.session_ttl_s),
     ]
 
 

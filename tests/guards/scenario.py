@@ -29,8 +29,8 @@ BASE_ROUTES = (
     f"{SESSIONS}/x/export", f"{SESSIONS}/x/pages", f"{SESSIONS}/x/export/pages",
     f"{SESSIONS}/x/import/pages", "/v1/requests/x", "/v1/requests/x/cancel",
     "/v1/requests/x/events", "/v1/requests/x/timeline", "/embed", "/v2/rerank", "/tokenize",
-    "/detokenize", "/decode", "/info", "/metrics", "/v1/mesh", "/livez", "/readyz", "/health",
-    "/openapi.json",
+    "/detokenize", "/decode", "/v1/responses", "/v1/responses/x", "/info",
+    "/metrics", "/v1/mesh", "/livez", "/readyz", "/health", "/openapi.json",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def refusals(script: Script) -> None:
     """No key, a wrong key, no such route, a method no route takes."""
     for path in BASE_ROUTES:
         script.call(f"PUT {path}", "PUT", path, {})
-    read = ("/v1/models", "/v1/mesh", "/v1/requests", "/info", "/metrics")
+    read = ("/v1/models", "/v1/mesh", "/v1/requests", "/v1/responses/", "/info", "/metrics")
     for path in BASE_ROUTES[:-4]:
         method = "GET" if path.startswith(read) else "POST"
         reply = script.ask(method, path, {} if method == "POST" else None, key="")
@@ -130,7 +130,28 @@ def generation(script: Script) -> None:
     script.call("completion echo", "POST", COMPLETE, {**prompt, "echo": True})
     script.call("completion many", "POST", COMPLETE, {**prompt, "prompt": ["One", "Two"]})
     script.call("completion tokens", "POST", COMPLETE, {**prompt, "prompt": [[40, 41, 42]]})
+    _responses(script)
     _wrong_generation(script, prompt)
+
+
+def _responses(script: Script) -> None:
+    """Responses, whole and as a stream, stored and gone on from."""
+    here = "/v1/responses"
+    body = {"input": QUESTION["content"], "temperature": 0, "max_output_tokens": 12}
+    made = script.call("response", "POST", here, {**body, "instructions": "Be short."}).json
+    name = made["id"]
+    again = {**body, "input": [{"role": "user", "content": "And now?"}]}
+    script.call("response goes on", "POST", here, {**again, "previous_response_id": name})
+    script.call("response not stored", "POST", here, {**body, "store": False})
+    script.call("response stored", "GET", f"{here}/{name}")
+    unstored = {**body, "stream": True, "store": False}
+    streamed = script.ask("POST", here, unstored).body.decode()
+    kinds = [event["event"] for event in plain.events(streamed)]
+    script.add("response stream", list(dict.fromkeys(kinds)))
+    script.call("response unknown", "GET", f"{here}/resp_none")
+    script.call("response of unknown", "POST", here, {**body, "previous_response_id": "resp_none"})
+    script.call("response tools", "POST", here, {**body, "tools": [{"type": "web_search"}]})
+    script.ask("DELETE", f"{SESSIONS}/{made['session']['id']}")
 
 
 def _wrong_generation(script: Script, prompt: dict[str, Any]) -> None:

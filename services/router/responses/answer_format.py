@@ -18,6 +18,7 @@ from common.wire.workflows import ResponseOptions
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0
+DONE = b"data: [DONE]\n\n"
 Position = tuple[int, int]
 
 
@@ -116,6 +117,10 @@ class AnswerFormat:
         """Return the chunk that ends a stream whose client asked for its usage."""
         return self._frame([], usage=usage(result), **self._session(result))
 
+    def tail(self, result: GenerateResult) -> list[bytes]:
+        """Return the frames that end a stream: its usage if the client asked for it, and OpenAI's last line."""
+        return [*([self.usage_chunk(result)] if self.options.include_usage else []), DONE]
+
     def _frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         chunk = {**self._head, "choices": choices}
         if self.chat:
@@ -163,7 +168,7 @@ class AnswerFormat:
         if self.options.logprobs < 0:
             return None
         if self.chat:
-            return {"content": [_chat_logprob(one) for one, _ in fresh], "refusal": None}
+            return {"content": [chat_logprob(one) for one, _ in fresh], "refusal": None}
         return {
             "tokens": [_text(one) for one, _ in fresh],
             "token_logprobs": [_finite(one.logprob) for one, _ in fresh],
@@ -190,7 +195,8 @@ def _text(logprob: Logprob) -> str:
     return logprob.raw.decode("utf-8", "replace")
 
 
-def _chat_logprob(one: Logprob) -> dict[str, Any]:
+def chat_logprob(one: Logprob) -> dict[str, Any]:
+    """Return a token's logarithm of probability as chats and responses show it, with the likeliest tokens."""
     shown: dict[str, Any] = {
         "token": _text(one),
         "logprob": _finite(one.logprob),

@@ -370,6 +370,7 @@ ROUTES = (
     ("POST", "/v1/requests/{r}/cancel"),
     ("GET", "/v1/requests/{r}/events"),
     ("GET", "/v1/requests/{r}/timeline"),
+    ("GET", "/v1/responses/{r}"),
     ("GET", "/v1/sessions/{r}"),
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),
@@ -389,6 +390,7 @@ OPEN = {
     "/v1/collections",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
     "/v1/sessions",
     "/v1/sessions/import",
 }

@@ -307,14 +307,14 @@ async def test_too_long_is_said_in_the_words_that_clients_know(chatting: Mesh) -
     client = openai.AsyncOpenAI(base_url=f"{chatting.url}/v1", api_key="none", max_retries=0)
     long = "word " * 200_000
     async with client:
-        calls = [
+        calls: list[Any] = [
             client.chat.completions.create(
                 model="sim-chat", messages=[{"role": "user", "content": long[: 5 * count]}]
             )
             for count in (60_000, 200_000)
         ]
-        calls += [client.embeddings.create(model="sim", input=long[:n]) for n in (4000, 900_000)]  # type: ignore[list-item]
-        calls.append(client.completions.create(model="sim-chat", prompt=long))  # type: ignore[arg-type]
+        calls += [client.embeddings.create(model="sim", input=long[:n]) for n in (4000, 900_000)]
+        calls.append(client.completions.create(model="sim-chat", prompt=long))
         for call in calls:
             with pytest.raises(openai.BadRequestError) as caught:
                 await call

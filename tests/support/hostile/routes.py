@@ -47,6 +47,7 @@ BODIES: dict[str, Any] = {
     "deleteDocuments": {"ids": ["none"]},
     "createChatCompletion": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4},
     "createCompletion": {"prompt": TEXT, "max_tokens": 4},
+    "createResponse": {"input": TEXT, "max_output_tokens": 4},
     "importSession": {"format": "spillway.session/1", "model": CHAT_MODEL, "turns": []},
 }
 # Ids that only the server can make, by what they are of; `home` sees to it that they exist.
@@ -128,6 +129,8 @@ class Operation:
     def _usual(self, name: str, request: str) -> str:
         if name == "id" and "/requests/" in self.template:
             return request
+        if name == "id" and "/responses/" in self.template:
+            return HELD.get("response", "x")
         if name == "id" and "/sessions/" in self.template:
             return HELD.get("session", "x")
         return {"model": MODEL, "name": COLLECTION, "id": DOCUMENT, "shard": "0"}.get(name, "x")
