@@ -203,12 +203,13 @@ def by_huggingface_hub(url: str) -> Found:
     stream = client.chat_completion(stream=True, **asked)
     encoder = huggingface_hub.InferenceClient(model=f"{url}/embed")
     vectors = [encoder.feature_extraction(text, truncate=True)[0].tolist() for text in TEXTS]
-    info = huggingface_hub.InferenceClient(model=url).get_endpoint_info()
+    there: Any = {"provider": "hf-inference", "model": url}
+    info = huggingface_hub.InferenceClient(**there).get_endpoint_info()
     try:
         encoder.feature_extraction(LONG)
         known = False
     except Exception as error:  # noqa: BLE001 - of which class is for the client to choose
-        known = "maximum context length" in str(error) or "400" in str(error)
+        known = "maximum context length" in str(error)
     return {
         "chat": chat.choices[0].message.content,
         "stream": "".join(c.choices[0].delta.content or "" for c in stream if c.choices),
