@@ -24,8 +24,8 @@ from services.router.http.receiver import BEGAN_S, MODEL, REQUEST_ID
 from services.router.http.replies import reply
 from services.router.responses.answer_format import AnswerFormat, Position
 from services.router.responses.answer_sources import AnswerSource, AnswerSources, SourceLookup
+from services.router.responses.model_response import ModelResponse, error_event
 from services.router.responses.outcomes import error_of, result_of
-from services.router.responses.response_format import ResponseFormat, error_event
 
 _MOST_DIGITS = 9
 
@@ -210,7 +210,7 @@ class AnswerWriter:
 
 async def _taken(
     pieces: AsyncGenerator[Piece | Event, None],
-    form: AnswerFormat | ResponseFormat,
+    form: AnswerFormat | ModelResponse,
     latency: TokenLatency | None = None,
 ) -> Event:
     """Take all pieces of a job into an answer and return the job's outcome."""
@@ -238,10 +238,10 @@ async def _stop(response: web.StreamResponse, options: ResponseOptions) -> None:
 
 def _form(
     request: str, options: ResponseOptions, source: AnswerSource
-) -> AnswerFormat | ResponseFormat:
+) -> AnswerFormat | ModelResponse:
     """Return the format of the answer to a request."""
     if options.kind == "response":
-        return ResponseFormat(request, options)
+        return ModelResponse(request, options)
     return AnswerFormat(request, options, source.extension)
 
 

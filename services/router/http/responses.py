@@ -26,7 +26,7 @@ from services.router.cards import Cards
 from services.router.http.generations import Generations
 from services.router.http.receiver import TENANT, Receiver
 from services.router.http.replies import reply
-from services.router.responses.response_format import ResponseFormat, session_of_response
+from services.router.responses.model_response import ModelResponse, session_of_response
 from services.router.text import responses
 from services.router.text.pool import INLINE_BYTES, TextPool
 from services.router.text.responses import ResponseContext, ResponseRequest
@@ -110,7 +110,7 @@ class ResponsesApi:
         options = ResponseOptions(
             kind="response", model=record.model, session=record.id, asked=turn.asked
         )
-        return reply(ResponseFormat(turn.job, options).kept(turn))
+        return reply(ModelResponse(turn.job, options).kept(turn))
 
     async def _found(self, name: str, tenant: str) -> StoredResponse | None:
         session, unique = session_of_response(name)

@@ -50,7 +50,8 @@ class TokenizingApi:
         specs, limits = await self._cards.specs(), self._limits.of()
         generator, encoder = await self._defaults()
         call = partial(translate, raw, specs, generator, encoder, limits)
-        return reply(await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES))
+        light = len(raw) < INLINE_TEXT_BYTES and not tokenizing.renders(raw)
+        return reply(await self._pool.run(call, inline=light))
 
     async def _defaults(self) -> tuple[str, str]:
         """Return the names of the default generator and encoder, "" for one that is not served yet.

@@ -43,6 +43,18 @@ class DetokenizeBody(Struct, frozen=True):
     skip_special_tokens: bool | None = None
 
 
+class _Renders(Struct, frozen=True):
+    messages: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def renders(raw: bytes) -> bool:
+    """Return whether a body has messages, whose template needs a process of the pool; True for a faulty body."""
+    try:
+        return bytes(msgspec.json.decode(raw, type=_Renders).messages) != b"null"
+    except (ValueError, RecursionError):
+        return True
+
+
 def _only(body: Struct, *names: str) -> str:
     """Return the one of the fields that a body has."""
     given = [name for name in names if getattr(body, name) is not None]

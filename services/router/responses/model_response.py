@@ -34,7 +34,7 @@ def session_of_response(name: str) -> tuple[str, str]:
     return (session, unique) if name.startswith(PREFIX) and session.count("~") == 2 else ("", "")
 
 
-class ResponseFormat:
+class ModelResponse:
     """The response to one request, built of its pieces, each taken once and in order (`take`)."""
 
     def __init__(self, job: str, options: ResponseOptions) -> None:
