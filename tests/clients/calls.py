@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-CHAT, EMBED = "sim-chat", "sim"
+# A generator that only simulates, an encoder, and a real generator, whose answers can be bound.
+CHAT, EMBED, REAL = "sim-chat", "sim", "spillway-demo"
 SYSTEM, ASK = "You are short.", "What is a spillway?"
 MESSAGES: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ASK}]
 OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "seed": 7}
@@ -21,6 +22,19 @@ TEXTS = ["water over the dam", "fire in the hills", "air and light"]
 QUERY = "water"
 LONG = "word " * 200_000
 Found = dict[str, Any]
+
+
+def answer_class() -> Any:
+    """Return the pydantic model that bound answers must be of; its JSON has no greatest length to guess."""
+    from typing import Literal
+
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        place: Literal["river", "dam"]
+        sure: bool
+
+    return Answer
 
 
 def by_openai(url: str) -> Found:
@@ -56,6 +70,13 @@ def by_openai(url: str) -> Found:
     except openai.BadRequestError as error:
         known = error.code == "context_length_exceeded"
     last: Any = list(events)[-1]
+    shape = answer_class()
+    parsed = client.chat.completions.parse(
+        model=REAL, messages=MESSAGES, response_format=shape, max_tokens=60
+    )
+    responded = client.responses.parse(
+        model=REAL, input=ASK, text_format=shape, max_output_tokens=60
+    )
     return {
         "chat": chat.choices[0].message.content,
         "stream": "".join(c.choices[0].delta.content or "" for c in stream if c.choices),
@@ -65,6 +86,8 @@ def by_openai(url: str) -> Found:
         "responses": response.output_text,
         "responses stream": last.response.output_text,
         "responses state": following.output_text,
+        "bound": isinstance(parsed.choices[0].message.parsed, shape)
+        and isinstance(responded.output_parsed, shape),
         "overflow": known,
     }
 
@@ -77,13 +100,16 @@ def by_langchain(url: str) -> Found:
     model = ChatOpenAI(model=CHAT, **there, **OPTIONS)
     again = ChatOpenAI(model=CHAT, **there, temperature=0, max_tokens=24, use_responses_api=True)
     encoder = OpenAIEmbeddings(model=EMBED, check_embedding_ctx_length=False, **there)
-    said = [("system", SYSTEM), ("user", ASK)]
+    said, shape = [("system", SYSTEM), ("user", ASK)], answer_class()
+    real = ChatOpenAI(model=REAL, **there, max_tokens=60)
+    bound = real.with_structured_output(shape, method="json_schema")
     try:
         model.invoke(LONG)
         known = False
     except ContextOverflowError:
         known = True
     return {
+        "bound": isinstance(bound.invoke(said), shape),
         "chat": model.invoke(said).content,
         "stream": "".join(str(chunk.content) for chunk in model.stream(said)),
         "responses": again.invoke(said).text,
@@ -174,23 +200,34 @@ def by_instructor(url: str) -> Found:
     said = client.chat.completions.create(
         model=CHAT, messages=MESSAGES, response_model=None, **OPTIONS
     )
-    return {"chat": said.choices[0].message.content}
+    shape = answer_class()
+    strict = instructor.from_openai(
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0),
+        mode=instructor.Mode.JSON_SCHEMA,
+    )
+    bound = strict.chat.completions.create(
+        model=REAL, messages=MESSAGES, response_model=shape, max_tokens=60
+    )
+    return {"chat": said.choices[0].message.content, "bound": isinstance(bound, shape)}
 
 
 def by_pydantic_ai(url: str) -> Found:
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
     agent = Agent(OpenAIChatModel(CHAT, provider=provider), system_prompt=SYSTEM)
     other = Agent(OpenAIResponsesModel(CHAT, provider=provider), instructions=SYSTEM)
+    shape, short = answer_class(), {"max_tokens": 60}
+    bound = Agent(OpenAIChatModel(REAL, provider=provider), output_type=NativeOutput(shape))
     streamed = agent.run_stream_sync(ASK, model_settings=OPTIONS)
     few: Any = {"temperature": 0, "max_tokens": 24}
     return {
         "chat": agent.run_sync(ASK, model_settings=OPTIONS).output,
         "stream": list(streamed.stream_text())[-1],
         "responses": other.run_sync(ASK, model_settings=few).output,
+        "bound": isinstance(bound.run_sync(ASK, model_settings=short).output, shape),
     }
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 from aiohttp import web
 
 from common.bus import Bus
@@ -26,10 +25,10 @@ from services.router.cards import Cards
 from services.router.http.generations import Generations
 from services.router.http.receiver import TENANT, Receiver
 from services.router.http.replies import reply
-from services.router.responses.model_response import ModelResponse, session_of_response
+from services.router.responses.model_response import ModelResponse, marks_in, session_of_response
 from services.router.text import responses
 from services.router.text.pool import INLINE_BYTES, TextPool
-from services.router.text.responses import ResponseContext, ResponseRequest
+from services.router.text.responses import EarlierTurn, ResponseContext, ResponseRequest
 
 _MOVED = frozenset({"session_busy", "session_changed", "session_deleted"})
 _METADATA = b'{"api":"responses"}'
@@ -42,13 +41,17 @@ class StoredResponse(NamedTuple):
     turns: Sequence[Turn]
     last: bool
 
-    def messages(self) -> list[dict[str, str]]:
+    def earlier(self) -> list[EarlierTurn]:
         """Return the conversation up to this response, without instructions."""
-        found: list[dict[str, str]] = []
-        for turn in self.turns:
-            found += msgspec.json.decode(turn.shown or turn.messages, type=list[dict[str, str]])
-            found.append({"role": "assistant", "content": turn.answer})
-        return found
+        return [
+            EarlierTurn(
+                unique=turn.job.rsplit("~", 1)[-1],
+                messages=turn.shown or turn.messages,
+                answer=turn.answer,
+                marks=marks_in(turn.asked),
+            )
+            for turn in self.turns
+        ]
 
 
 class ResponsesApi:
@@ -108,7 +111,11 @@ class ResponsesApi:
             )
         turn, record = found.turns[-1], found.record
         options = ResponseOptions(
-            kind="response", model=record.model, session=record.id, asked=turn.asked
+            kind="response",
+            model=record.model,
+            session=record.id,
+            asked=turn.asked,
+            marks=marks_in(turn.asked),
         )
         return reply(ModelResponse(turn.job, options).kept(turn))
 
@@ -177,7 +184,7 @@ class ResponsesApi:
     ) -> web.StreamResponse:
         """Answer as the next turn of a session, which is stored if it is `fresh` and the response is to be kept."""
         specs, default = await self._cards.specs(), await self._cards.generate_default()
-        said = before.messages() if before else []
+        said = before.earlier() if before else []
         model = before.record.model if before else None
         context = ResponseContext(said, model, record.id, record.version, record.ttl_s)
         call = partial(

@@ -96,7 +96,7 @@ def chat(
             param="model",
         )
     spec = choose(specs, history.model if history else body.model, default, ("generate",))
-    ask = _request(body, spec, scope, low=low)
+    ask = request_of(body, spec, scope, low=low)
     if ask.retrieval is None:
         return ask, generation(ask, spec, history)
     if ask.messages[-1]["role"] != "user":
@@ -108,7 +108,8 @@ def chat(
     return ask, None
 
 
-def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+def request_of(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+    """Return the validated chat of a checked body."""
     wish = wish_of(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
     options = options_of(
         body,
@@ -223,15 +224,17 @@ def generation(
     messages: Messages | None = None,
     forced: str | None = None,
     retrieval: dict[str, Any] | None = None,
+    turn: SessionTurn | None = None,
+    param: str = "messages",
 ) -> GenerationSpec:
     """Return the job of a chat: `messages` replace those of the request where passages were put into them.
 
     `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.
-    `spec` is this process' own of `ask.model`.
+    `spec` is this process' own of `ask.model`. `turn` is what it is of a session whose history is in the messages;
+    errors name `param`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history, ask.tools)
-    turn = None
     if history is not None:
         turn = SessionTurn(
             session=history.session,
@@ -245,12 +248,19 @@ def generation(
         )
     answer = None if forced is None else load(spec.path).written(forced)
     made = generation_of(
-        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param="messages"
+        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param=param
     )
     if not ask.marks.reasoning:
         return made
     end = load(spec.path).decode(prompt[-8:]).rstrip()
     return made._replace(thinks=end.endswith(THINK))
+
+
+def marks_of_answer(chat: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
+    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    if made.thinks:
+        return msgspec.structs.replace(chat.marks, reasoning="opened")
+    return None if chat.marks == AnswerMarks() else chat.marks
 
 
 def _check_special(encoder: TextEncoder, messages: Messages, tools: Tools) -> None:

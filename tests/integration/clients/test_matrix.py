@@ -27,9 +27,12 @@ RUNS = 20 if PROFILE == "soak" else 1
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    """A mesh with an encoder and a generator."""
+    """A mesh with an encoder and two generators, one of them real."""
     made = Mesh()
+    flags = ("--device", "cpu", "--embed-model", "none", "--threads", "1", "--chat-dtype", "fp32")
+    made.add("gpu_worker", "real", *flags, "--chat-model", calls.REAL)
     made.add_generator()
+    made.wait_generator(made.url, calls.REAL)
     yield made
     made.close()
 
@@ -69,6 +72,7 @@ def expected(mesh: Mesh) -> dict[str, Any]:
         "responses state": _response(url, talk),
         "info": _asked(url, "/info")["model_id"],
         "overflow": True,
+        "bound": True,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,12 +15,35 @@ import pytest
 from common.bus import Bus
 from common.errors import JobFailed
 from common.registry.sessions import Sessions
+from tests.integration.router.test_tools import says
 from tests.support.chat import CHAT, post
 from tests.support.mesh import Mesh
-from tests.support.scripted_generator import NAME, Generator, Scene, byte_tokenizer, echo
+from tests.support.scripted_generator import (
+    NAME,
+    Generator,
+    Scene,
+    byte_tokenizer,
+    echo,
+    generator,
+)
+from tests.support.tool_templates import QWEN
 from tests.support.waiting import until
 
-PATH = "/v1/responses"
+PATH, TOOLED = "/v1/responses", "tooled"
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALLED = [
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+]
 EVENTS = [
     "response.created",
     "response.in_progress",
@@ -40,7 +64,7 @@ async def client(mesh: Mesh, model: Generator) -> AsyncIterator[openai.AsyncOpen
         yield made
 
 
-def asked(model: Generator) -> list[str]:
+def asked_of(model: Generator) -> list[str]:
     """Return the prompts that the generator was given, those of this test."""
     tokenizer = byte_tokenizer()
     return [tokenizer.decode(work.prompts[0], skip_special_tokens=False) for work in model.works]
@@ -76,7 +100,7 @@ async def test_a_response_is_the_chat_that_says_the_same(
 
     assert status == 200
     assert listed.output_text == said["choices"][0]["message"]["content"] == "three four"
-    prompts = asked(model)
+    prompts = asked_of(model)
     assert prompts[0] == prompts[1]
     assert prompts[2].startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nthree")
     assert listed.usage is not None
@@ -149,7 +173,7 @@ async def test_a_response_goes_on_from_another(
     other = await client.responses.create(input="zwei", previous_response_id=first.id, store=False)
     branch = await client.responses.create(input="deux", previous_response_id=first.id)
     tip = await client.responses.create(input="trois", previous_response_id=branch.id)
-    prompts = asked(model)
+    prompts = asked_of(model)
 
     def turns(*words: str) -> str:
         said = "".join(
@@ -183,6 +207,107 @@ async def test_a_response_goes_on_from_another(
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(input="x", previous_response_id=gone)
         assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.fixture
+async def tooled(mesh: Mesh, tmp_path: Path) -> AsyncIterator[Generator]:
+    """A scripted model whose template knows tools and reasoning, and whose answers can be bound."""
+    template = QWEN + "{#- <think></think> #}"
+    more = {"name": TOOLED, "chat_template": template, "grammars": True}
+    async with generator(mesh.redis.url, tmp_path, **more) as made:
+        mesh_url = f"{mesh.url}/v1/models/{TOOLED}"
+        async with aiohttp.ClientSession() as session:
+
+            async def served() -> bool:
+                async with session.get(mesh_url) as response:
+                    return response.status == 200
+
+            await until(served, "the router knows the model")
+        yield made
+
+
+async def test_calls_of_functions_are_items(
+    client: openai.AsyncOpenAI, http: aiohttp.ClientSession, tooled: Generator
+) -> None:
+    """A call is an item of the output, in a stream with its events; what it gave goes on as it does in a chat."""
+    question, city = "How is it in Paris?", '{"city": "Paris"}'
+    wrote = f'<think>\nhm\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {city}}}\n</tool_call>'
+    tooled.script = says(wrote)
+    asked: Any = {"model": TOOLED, "input": question, "tools": [WEATHER]}
+    whole = await client.responses.create(**asked)
+    stream = await client.responses.create(**asked, stream=True)
+    events = [event async for event in stream]
+    last: Any = events[-1]
+    thought, call = whole.output
+    assert (thought.type, call.type) == ("reasoning", "function_call")
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+    assert [item.type for item in last.response.output] == ["reasoning", "function_call"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = list(dict.fromkeys(event.type for event in events))
+    assert kinds == [*EVENTS[:4], *CALLED, EVENTS[-1]]
+    again = await client.responses.retrieve(whole.id)
+    assert [item.model_dump() for item in again.output] == [
+        item.model_dump() for item in whole.output
+    ]
+
+    tooled.script = says("It rains.")
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    stored = await client.responses.create(
+        model=TOOLED, input=[output], previous_response_id=whole.id, tools=[WEATHER]
+    )
+    listed = await client.responses.create(
+        model=TOOLED,
+        input=[{"role": "user", "content": question}, call.model_dump(), output],  # type: ignore[list-item, misc]
+        tools=[WEATHER],
+    )
+    chat = [
+        {"role": "user", "content": question},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": call.arguments},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "content": "rain"},
+    ]
+    nested = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
+    status, _, _ = await post(http, {"model": TOOLED, "messages": chat, "tools": [nested]}, CHAT)
+    prompts = asked_of(tooled)
+    assert (status, stored.output_text, listed.output_text) == (200, "It rains.", "It rains.")
+    assert prompts[-1] == prompts[-2] == prompts[-3]
+
+
+async def test_a_format_binds_as_in_a_chat(
+    client: openai.AsyncOpenAI, http: aiohttp.ClientSession, tooled: Generator
+) -> None:
+    """text.format and a required call reach the worker as a chat's response_format and tool_choice do."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    named = {"type": "json_schema", "name": "a", "schema": schema}
+    tooled.script = says('{"a":1}')
+    for form, same in (
+        (named, {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+    ):
+        found = await client.responses.create(
+            model=TOOLED,
+            input="x",
+            text={"format": form},  # type: ignore[typeddict-item, arg-type]
+        )
+        body = {"messages": [{"role": "user", "content": "x"}], "response_format": same}
+        await post(http, {"model": TOOLED, **body}, CHAT)
+        assert found.output_text == '{"a":1}'
+        assert found.text is not None
+        assert found.text.format is not None
+        assert found.text.format.type == form["type"]
+        assert tooled.works[-1].grammar == tooled.works[-2].grammar is not None
+    chosen: Any = {"type": "function", "name": "weather"}
+    await client.responses.create(model=TOOLED, input="x", tools=[WEATHER], tool_choice=chosen)
+    assert tooled.works[-1].grammar is not None
 
 
 async def test_two_that_go_on_from_one_at_once_both_do(
@@ -253,17 +378,22 @@ async def test_an_error_in_mid_stream_ends_it(
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "name": "f"}]}, "unsupported", "tools"),
-    ({"tool_choice": "required"}, "unsupported", "tool_choice"),
+    ({"tools": [{"type": "web_search"}]}, "unsupported", "tools[0]"),
+    ({"tools": [{"type": "function"}]}, "invalid_value", "tools[0].name"),
+    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
     ({"background": True}, "unsupported", "background"),
     ({"conversation": "conv_1"}, "unsupported", "conversation"),
     ({"prompt": {"id": "p"}}, "unsupported", "prompt"),
     ({"truncation": "auto"}, "unsupported", "truncation"),
-    ({"text": {"format": {"type": "json_object"}}}, "unsupported", "text.format"),
+    ({"text": {"format": {"type": "json_object"}}}, "unsupported", "response_format"),
     ({"n": 2}, "unsupported", "n"),
     ({"input": []}, "invalid_value", "input"),
     ({"input": [{"role": "user"}]}, "invalid_value", "input[0].content"),
     ({"input": [{"role": "tool", "content": "x"}]}, "invalid_value", "input[0].role"),
-    ({"input": [{"type": "function_call_output"}]}, "unsupported", "input[0]"),
+    ({"input": [{"type": "function_call_output"}]}, "invalid_value", "input[0].call_id"),
+    ({"input": [{"type": "function_call", "call_id": "a"}]}, "invalid_value", "input[0]"),
+    ({"input": [{"type": "item_reference", "id": "a"}]}, "unsupported", "input[0]"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
         "unsupported",
