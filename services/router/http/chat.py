@@ -100,5 +100,5 @@ def chat_options(chat: ChatRequest, made: GenerationSpec, fingerprint: str) -> R
         include_usage=chat.include_usage,
         logprobs=chat.options.logprobs,
         session=made.session,
-        marks=chats.marks_of_answer(chat, made),
+        marks=chats.marks_of(chat, made),
     )

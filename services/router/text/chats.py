@@ -143,6 +143,13 @@ def request_of(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequ
     )
 
 
+def marks_of(ask: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
+    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    if made.thinks:
+        return msgspec.structs.replace(ask.marks, reasoning="opened")
+    return None if ask.marks == AnswerMarks() else ask.marks
+
+
 def _tool_format(spec: Spec, wish: ToolWish | None) -> ToolFormat | None:
     """Return the format of the calls that an answer may make; InvalidRequest if the model cannot make them."""
     if wish is None:
@@ -254,13 +261,6 @@ def generation(
         return made
     end = load(spec.path).decode(prompt[-8:]).rstrip()
     return made._replace(thinks=end.endswith(THINK))
-
-
-def marks_of_answer(chat: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
-    """Return what is to be read from a chat's answer beside content; None if it is all content."""
-    if made.thinks:
-        return msgspec.structs.replace(chat.marks, reasoning="opened")
-    return None if chat.marks == AnswerMarks() else chat.marks
 
 
 def _check_special(encoder: TextEncoder, messages: Messages, tools: Tools) -> None:

@@ -143,15 +143,22 @@ def check_count(count: int, limits: RequestLimits, param: str) -> None:
 
 
 def encode_all(
-    encoder: TextEncoder, texts: Sequence[str], limit: int, *, truncate: bool, param: str
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    limit: int,
+    *,
+    truncate: bool,
+    param: str,
+    prompt: str = "",
 ) -> list[list[int]]:
-    """Return the token ids of texts; InvalidRequest names one that is empty or too long."""
+    """Return the token ids of texts, each after the prompt; InvalidRequest names one that is empty or too long."""
     for index, text in enumerate(texts):
         if not text.strip():
             raise InvalidRequest(
                 f"{param}[{index}] is empty: expected some text", code="empty_input", param=param
             )
-    fitting = _fit(texts, limit, truncate=truncate, param=param)
+    prompted = [prompt + text for text in texts] if prompt else texts
+    fitting = _fit(prompted, limit, truncate=truncate, param=param)
     return [
         encoding.ids for encoding in encoder.texts(fitting, limit, truncate=truncate, param=param)
     ]
@@ -164,28 +171,29 @@ def _embed_inputs(
     *,
     truncate: bool | None,
     param: str,
-    prompt: str = "",
+    prompt: str | None = None,
 ) -> list[list[int]]:
-    """Return the token ids of texts, each after `prompt`, or of lists of token ids."""
+    """Return the token ids of texts, each after `prompt` or else the model's default one, or of lists of token ids."""
     cut = limits.truncate if truncate is None else truncate
     given: Sequence[object] = [inputs] if isinstance(inputs, str) else inputs
     encoder, most = load(spec.path), spec.max_tokens
     if given and all(isinstance(item, int) for item in given):
         given = [given]
     check_count(len(given), limits, param)
-    texts = [prompt + item if item.strip() else item for item in given if isinstance(item, str)]
+    texts = [item for item in given if isinstance(item, str)]
     if len(texts) == len(given):
-        return encode_all(encoder, texts, most, truncate=cut, param=param)
+        before = spec.default_prompt if prompt is None else prompt
+        return encode_all(encoder, texts, most, truncate=cut, param=param, prompt=before)
     lists: list[list[int]] = []
     for index, item in enumerate(given):
-        if not isinstance(item, list) or prompt:
+        if not isinstance(item, list) or prompt is not None:
             raise InvalidRequest(
                 f"{param} mixes kinds: expected a string, strings, token ids, or lists of token ids"
-                + (", and texts where a prompt goes before them" if prompt else ""),
+                + ("" if prompt is None else ", and texts where a prompt is named"),
                 code="invalid_value",
                 param=param,
             )
-        encoder.check_ids(item, index, param, None if cut else most)
+        encoder.check_ids(item, index, param, spec.vocabulary, None if cut else most)
         lists.append(encoder.shortened(item, most))
     return lists
 
@@ -245,12 +253,12 @@ def tei_embeddings(
     return EmbedRequest(spec, parcels, tokens, False, shorter, False, tei=True)  # noqa: FBT003
 
 
-def _prompt(name: str | None, spec: Spec) -> str:
-    """Return the text that a model puts before texts of a kind: `query` or `document`."""
+def _prompt(name: str | None, spec: Spec) -> str | None:
+    """Return the text that a model puts before texts of a kind, `query` or `document`; None where none is named."""
     prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
     known = [kind for kind, text in prompts.items() if text]
     if name is None:
-        return ""
+        return None
     if name not in known:
         raise InvalidRequest(
             f"prompt_name is {name[:40]!r}: {spec.name} has {' and '.join(known) or 'no prompts'}",

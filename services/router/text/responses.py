@@ -17,7 +17,7 @@ from common.wire.sessions import SessionTurn
 from common.wire.workflows import AnswerMarks, ResponseOptions
 from services.router.responses.answer_format import call_id, read_whole
 from services.router.text.bodies import decode
-from services.router.text.chats import generation, marks_of_answer, request_of
+from services.router.text.chats import generation, marks_of, request_of
 from services.router.text.generation_bodies import (
     MAX_MESSAGES,
     ChatBody,
@@ -218,7 +218,7 @@ def response(
         logprobs=ask.options.logprobs,
         session=made.session,
         asked=asked,
-        marks=marks_of_answer(ask, made),
+        marks=marks_of(ask, made),
     )
     return ResponseRequest(spec.name, body.stored, made, view)
 

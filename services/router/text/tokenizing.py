@@ -156,7 +156,7 @@ def detokenize(
                 param="ids",
             )
         if ids or tei:
-            text.check_ids(ids, index, "ids" if tei else "tokens")
+            text.check_ids(ids, index, "ids" if tei else "tokens", spec.vocabulary)
     check_total(sum(map(len, given)), limits, "ids" if tei else "tokens")
     skip = tei if body.skip_special_tokens is None else body.skip_special_tokens
     texts = [text.tokenizer.decode(ids, skip_special_tokens=skip) for ids in given]
