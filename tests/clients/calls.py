@@ -72,10 +72,10 @@ def by_openai(url: str) -> Found:
     last: Any = list(events)[-1]
     shape = answer_class()
     parsed = client.chat.completions.parse(
-        model=REAL, messages=MESSAGES, response_format=shape, max_tokens=60
+        model=REAL, messages=MESSAGES, response_format=shape, max_tokens=400
     )
     responded = client.responses.parse(
-        model=REAL, input=ASK, text_format=shape, max_output_tokens=60
+        model=REAL, input=ASK, text_format=shape, max_output_tokens=400
     )
     return {
         "chat": chat.choices[0].message.content,
@@ -101,7 +101,7 @@ def by_langchain(url: str) -> Found:
     again = ChatOpenAI(model=CHAT, **there, temperature=0, max_tokens=24, use_responses_api=True)
     encoder = OpenAIEmbeddings(model=EMBED, check_embedding_ctx_length=False, **there)
     said, shape = [("system", SYSTEM), ("user", ASK)], answer_class()
-    real = ChatOpenAI(model=REAL, **there, max_tokens=60)
+    real = ChatOpenAI(model=REAL, **there, max_tokens=400)
     bound = real.with_structured_output(shape, method="json_schema")
     try:
         model.invoke(LONG)
@@ -206,7 +206,7 @@ def by_instructor(url: str) -> Found:
         mode=instructor.Mode.JSON_SCHEMA,
     )
     bound = strict.chat.completions.create(
-        model=REAL, messages=MESSAGES, response_model=shape, max_tokens=60
+        model=REAL, messages=MESSAGES, response_model=shape, max_tokens=400
     )
     return {"chat": said.choices[0].message.content, "bound": isinstance(bound, shape)}
 
@@ -219,7 +219,7 @@ def by_pydantic_ai(url: str) -> Found:
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
     agent = Agent(OpenAIChatModel(CHAT, provider=provider), system_prompt=SYSTEM)
     other = Agent(OpenAIResponsesModel(CHAT, provider=provider), instructions=SYSTEM)
-    shape, short = answer_class(), {"max_tokens": 60}
+    shape, short = answer_class(), {"max_tokens": 400}
     bound = Agent(OpenAIChatModel(REAL, provider=provider), output_type=NativeOutput(shape))
     streamed = agent.run_stream_sync(ASK, model_settings=OPTIONS)
     few: Any = {"temperature": 0, "max_tokens": 24}
