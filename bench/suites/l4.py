@@ -17,9 +17,10 @@ from bench.suites.engine_pairs import told
 from common.devices import detect
 from common.errors import ConfigError
 from common.pages.identity import PAGE
+from common.transport.memory_segment import MemorySegment
 from engine.decoder.executor.torch_executor import StepRows
 from engine.kernels.attention_plan import plan_groups
-from engine.kernels.page_memory import PageMemory
+from engine.kernels.page_memory import PageMemory, page_bytes
 from engine.kernels.reference_attention import paged_attention
 from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
 from engine.models.decoders.spec import DecoderSpec, parse_decoder
@@ -140,9 +141,12 @@ def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepR
 
 
 def _pool(shape: Shape, layers: int, *, packed: bool, shared: bool = False) -> PageMemory:
+    pages, dtype = shape.sequences * CONTEXT // PAGE, torch.bfloat16
+    size = pages * page_bytes(_spec(shape), layers, dtype)
+    segment = MemorySegment(size) if shared else None
     pool = PageMemory(
-        _spec(shape), None, range(layers), shape.sequences * CONTEXT // PAGE, dtype=torch.bfloat16,
-        device=torch.device("cpu"), packed=packed, shared=shared,
+        _spec(shape), None, range(layers), pages, dtype=dtype,
+        device=torch.device("cpu"), packed=packed, segment=segment,
     )  # fmt: skip
     pool.data.copy_(torch.randn(pool.data.shape[1:]).expand(pool.data.shape))
     return pool
