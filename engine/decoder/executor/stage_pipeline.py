@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from engine.decoder.offload.plan import Choice
 
 if TYPE_CHECKING:
     from engine.decoder.offload.homes import HomePlanner
@@ -40,8 +42,12 @@ class HomeMetrics:
         )
         for tier in ("device", "host"):
             self._rows.labels(tier)
+        for choice in get_args(Choice):
+            self._steps.labels(choice)
         for kind in ("predicted", "measured"):
             self._seconds.labels(kind)
+        for half in ("long", "short"):
+            self._slack.labels(half)
         self._last: dict[tuple[Counter, str], float] = {}
 
     def observe(self, homes: HomePlanner) -> None:
