@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +17,7 @@ from engine.decoder.executor.host_attention import (
     HostSpan,
     HostSubBatch,
 )
+from engine.decoder.executor.interface import AttendedBy
 from engine.host.channel import (
     ChannelLayout,
     GroupLayout,
@@ -35,7 +35,6 @@ PATIENCE_S = 0.2
 SLOTS = 4  # more than sub-batches of a step
 ROWS = 256
 MOST_REST = 256
-AttendedBy = Literal["helper", "late", "worker"]
 
 
 class HelpedAttention:

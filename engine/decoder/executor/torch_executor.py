@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from functools import partial
 from itertools import accumulate, islice
@@ -26,7 +26,7 @@ from engine.decoder.executor.interface import ModelShape, SampledToken, Sequence
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.executor.stage_pipeline import StagePipeline
 from engine.decoder.sampling.sampler import draw_tokens, is_plain
-from engine.host.helped_attention import helped
+from engine.host.helped_attention import HelpedAttention, helped
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import (
     LAYOUT,
@@ -223,6 +223,12 @@ class TorchExecutor:
     def stage_times(self) -> Sequence[border.StageTime]:
         """The stages of the last step that was executed in stages."""
         return [] if self.stages is None else self.stages.times
+
+    @property
+    def host_layers(self) -> Mapping[border.AttendedBy, int]:
+        """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
+        attention = None if self.stages is None else self.stages.attention
+        return attention.layers if isinstance(attention, HelpedAttention) else {}
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:

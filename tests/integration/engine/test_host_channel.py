@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -145,7 +145,6 @@ def test_a_helper_attends(sides: Sides, tmp_path: Path) -> None:
     """Random steps: the same bits without a helper, with one, after it has left, and with the next one."""
     layers = sides.helped.layers
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(0, 1 << 30))
     def compare(lengths: list[int], seed: int) -> None:
         _same(sides, seed, lengths=tuple(lengths))

@@ -118,6 +118,20 @@ def test_up_starts_what_overflows(
     assert sum(part.name.startswith("cpu_worker-") for part in made.services()) == workers
 
 
+@pytest.mark.parametrize(
+    ("attention", "socket", "helpers"), [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0)]
+)
+def test_up_starts_a_helper(attention: str, socket: str, helpers: int, tmp_path: Path) -> None:
+    """With attention on the host and a socket, `up` starts a helper beside the gpu_worker; never unasked."""
+    env = {"SPILLWAY_HOST_ATTENTION": attention, "SPILLWAY_HOST_SOCKET": socket}
+
+    made = instance_plan.make({"data_dir": str(tmp_path)}, env)
+
+    found = [part.argv for part in made.services() if part.name == "host_helper"]
+    assert len(found) == helpers
+    assert all(argv[-2:] == ["--role", "host"] for argv in found)
+
+
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """The command describes whatever it runs on."""
     assert main.main(["devices"]) == 0
