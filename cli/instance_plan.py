@@ -48,8 +48,8 @@ class PlannedProcess:
 class InstancePlan:
     """One instance to be: where it lives, what it runs, and where it is reached.
 
-    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine; with `host_helper`
-    a process attends on the host for the gpu_worker.
+    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine; with
+    `host_helper` a process attends on the host for the gpu_worker.
     """
 
     instance: Instance
@@ -124,9 +124,7 @@ class InstancePlan:
             )
         if self.host_helper:
             flags = [*self._flags(after + 1), "--role", "host"]
-            parts.append(
-                PlannedProcess("host_helper", python("services.cpu_worker", *flags), 1)
-            )
+            parts.append(PlannedProcess("host_helper", python("services.cpu_worker", *flags), 1))
         flags = [*self._flags(0), "--port", str(self.port)]
         return [*parts, PlannedProcess("router", python("services.router", *flags), 2)]
 

@@ -111,7 +111,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
-    # Where a gpu_worker and the helper beside it (role host) meet; "": there is none.
+    # Where a gpu_worker and the helper beside it (role host) meet, from the data directory on; "": there is none.
     host_socket: str = ""
     eviction: Eviction = "spillway"
     page_publish: PagePublish = "selective"

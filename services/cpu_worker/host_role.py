@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from common import log
 from common.config import WorkerConfig
@@ -51,12 +52,13 @@ async def _help(
     config: WorkerConfig, library: ChannelLibrary, health: Health, stopping: asyncio.Event
 ) -> None:
     """Attend for one life of the gpu_worker, if it is there."""
+    socket = str(Path(config.data_dir) / config.host_socket)
     try:
-        helper = await asyncio.to_thread(HostHelper, config.host_socket, library)
+        helper = await asyncio.to_thread(HostHelper, socket, library)
     except OSError as error:
-        health.set("gpu_worker", ready=False, why=f"none at {config.host_socket}: {error}")
+        health.set("gpu_worker", ready=False, why=f"none at {socket}: {error}")
         return
-    _log.info("attached", socket=config.host_socket, threads=config.threads)
+    _log.info("attached", socket=socket, threads=config.threads)
     health.set("gpu_worker", ready=True)
     serving = asyncio.create_task(asyncio.to_thread(helper.serve, config.threads, config.slowdown))
     gone = asyncio.Event()

@@ -168,6 +168,7 @@ def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
 def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecutor:
     from engine.decoder.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
+    socket = str(Path(config.data_dir) / config.host_socket) if config.host_socket else ""
     return TorchExecutor.load(
         config.chat_model,
         device=config.device,
@@ -179,5 +180,5 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         form=config.page_form,
         host_threads=host.threads if host else 0,
         host_cores=host.cores if host else (),
-        host_socket=config.host_socket if host else "",
+        host_socket=socket if host else "",
     )

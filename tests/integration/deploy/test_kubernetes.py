@@ -105,7 +105,9 @@ def test_a_helper_meets_its_gpu_worker() -> None:
     spec = dict(pods(objects))["gpu-worker"]["spec"]
     (helper,), (worker,) = spec["initContainers"], spec["containers"]
     told = load(WorkerConfig, environment(objects, helper))
-    places = [{it["mountPath"]: it["name"] for it in each["volumeMounts"]} for each in (helper, worker)]
+    places = [
+        {it["mountPath"]: it["name"] for it in each["volumeMounts"]} for each in (helper, worker)
+    ]
 
     assert told.role == "host"
     assert told.host_socket == _config(objects, "gpu-worker").host_socket != ""

@@ -97,6 +97,18 @@ def test_for_programs(shown: Callable[..., str]) -> None:
     assert found["overflow"] == {"workers": 1, "cores": "6-7", "threads": 2}
 
 
+def test_the_memory_of_the_host(shown: Callable[..., str]) -> None:
+    """Asked for, memory is measured as the host tier takes it; unasked it is not."""
+    found = json.loads(shown("--json", "--memory", HOST_CORES="0-1"))["host_memory"]
+
+    assert found["page_kind"] in {"hugetlb", "transparent", "small"}
+    assert found["latency_ns"] > 0
+    assert found["bandwidth"] > 0
+    assert found["threads"] == 2
+    assert " ns a read, " in shown("--memory")
+    assert "host_memory" not in json.loads(shown("--json"))
+
+
 def test_a_bad_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What `up` would refuse is refused here, with the same sentence."""
     monkeypatch.setenv("SPILLWAY_OVERFLOW_WORKERS", "some")
@@ -119,7 +131,8 @@ def test_up_starts_what_overflows(
 
 
 @pytest.mark.parametrize(
-    ("attention", "socket", "helpers"), [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0)]
+    ("attention", "socket", "helpers"),
+    [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0)],
 )
 def test_up_starts_a_helper(attention: str, socket: str, helpers: int, tmp_path: Path) -> None:
     """With attention on the host and a socket, `up` starts a helper beside the gpu_worker; never unasked."""
