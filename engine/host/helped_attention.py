@@ -54,7 +54,7 @@ class HelpedAttention:
         threads: int = 1,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`own` attends to the same `pools`; so many `threads` append keys and values."""
+        """`own` attends to the same `pools`; keys and values are appended by so many `threads`, as many as compute."""
         self.listener = listener
         self.layers: Counter[AttendedBy] = Counter()
         self.own, self.threads, self.patience_s = own, threads, patience_s
@@ -167,7 +167,7 @@ def helped(
 ) -> HelpedAttention:
     """Return attention with the help of who attaches at a Unix socket; ConfigError if nobody can.
 
-    `pools` are the parts of `segment`; so many `threads` append keys and values.
+    `pools` are the parts of `segment`; as many `threads` append keys and values as compute, or teams are made anew.
     """
     library = load_channel()
     if library is None or segment.file < 0:

@@ -184,7 +184,7 @@ class TorchExecutor:
             )
             if host_socket:
                 attention = helped(
-                    attention, host_socket, files.spec, host, segment, threads=host_threads
+                    attention, host_socket, files.spec, host, segment, threads=threads
                 )
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(
@@ -465,7 +465,13 @@ def _memory(
     cpu = torch.device("cpu")
     if not below:
         return pools, [], None
-    segment = MemorySegment(segment_bytes(spec, below, dtype))
+    size = segment_bytes(spec, below, dtype)
+    try:
+        segment = MemorySegment(size)
+    except OSError as error:
+        raise ConfigError(
+            f"{size} bytes of host memory for KV pages: {error.strerror}; expected another SPILLWAY_HOST_KV_BYTES"
+        ) from error
     host = [
         PageMemory(
             spec,

@@ -32,6 +32,7 @@ namespace {
 enum State : uint64_t { FREE, SUBMITTED, CLAIMED, DONE, TAKEN };
 constexpr int STATE_BITS = 8;
 constexpr int64_t SPIN_NS = 50000, SECOND_NS = 1000000000, LINE = 64, NEVER = INT64_MAX;
+constexpr int64_t FEW = 8;  // rows that one thread appends sooner than several would have begun
 
 struct Header {
   uint64_t epoch;
@@ -251,7 +252,7 @@ void spillway_channel_submit(void* channel, int64_t number, int64_t group, int64
   const Pages pages = c.pages_of(number, group);
   const std::vector<int64_t> owners = owners_of(slot.rows, c.ends(number));
   const int64_t size = c.of.heads * c.of.dim, wide = size + 2 * c.of.kv_heads * c.of.dim;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (slot.rows > FEW)
   for (int64_t r = 0; r < slot.rows; ++r) {
     const int64_t position = c.positions(number)[r];
     const int32_t page = pages.tables[pages.starts[owners[r]] + position / PAGE];
@@ -264,8 +265,8 @@ void spillway_channel_submit(void* channel, int64_t number, int64_t group, int64
   if (c.header().ended.load()) take(c, slot);
 }
 
-// Owner: wait at most so long for what was submitted. Returns 1 with the result (rows, heads, dim) and the seconds' ends
-// of its attention in nanoseconds, or 0: it is the owner's to compute.
+// Owner: wait at most so long for what was submitted. Returns 1 with the result (rows, heads, dim) and when its
+// attention began and ended, in nanoseconds, or 0: it is the owner's to compute.
 int spillway_channel_wait(void* channel, int64_t number, int64_t patience_ns, float* out, int64_t* span_ns) {
   Channel& c = *(Channel*)channel;
   Slot& slot = c.slot(number);

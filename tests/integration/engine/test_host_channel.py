@@ -216,7 +216,7 @@ def test_a_slow_helper(sides: Sides, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sides", [torch.float32], indirect=True)
 def test_who_is_refused(sides: Sides, tmp_path: Path) -> None:
-    """A helper of another build or version, a second one, and one that finds no memory attach to nothing."""
+    """A helper of another build or version, a second one, and one where a side finds no memory attach to nothing."""
     library = load_channel()
     assert library is not None
     other = ChannelLibrary(library.functions, "0" * 32)
@@ -240,6 +240,13 @@ def test_who_is_refused(sides: Sides, tmp_path: Path) -> None:
         check=False,
     )
     assert b"Cannot allocate memory" in short.stderr
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # less than slots take
+    try:
+        with pytest.raises(ConnectionError):
+            HostHelper(str(sides.socket), library)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     _same(sides, 1)
     assert sides.helped.layers["helper"] == 0
     with helper_process(sides.socket, tmp_path):
