@@ -52,6 +52,7 @@ class PageMemory:
         packed: bool = False,
     ) -> None:
         """Take the memory: a host's of a `segment` if given, at `offset` bytes, pinned where CUDA is."""
+        self.segment = segment
         self.packed = packed
         self.window = window
         self.layers = list(layers)

@@ -17,12 +17,12 @@ import pytest
 from torch import Tensor
 
 from bench.engine import home_runs
+from bench.engine.helper_process import helper_process, until
 from bench.engine.home_runs import HomeSides
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
 from engine.decoder.offload.plan import OffloadMode
 from engine.host.helped_attention import HelpedAttention
 from engine.kernels.attention_plan import QueryRows
-from tests.support.host_helpers import helper_process, until
 
 SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
 KILLS = 60 if SOAK else 2

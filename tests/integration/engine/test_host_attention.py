@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.engine import random_models
+from bench.engine.helper_process import helper_process, until
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
@@ -25,7 +26,6 @@ from services.adapters.generate.generator import Generator
 from services.adapters.metrics import WorkMetrics
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, tokens_of
-from tests.support.host_helpers import helper_process, until
 from tests.support.servers import free_port
 
 

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench import ROOT
+from bench.engine.helper_process import helper_process, until
 from common.errors import ConfigError
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment, attach
@@ -28,7 +30,6 @@ from engine.host.helper import HostHelper
 from engine.kernels.page_memory import PageMemory, segment_bytes
 from engine.models.decoders.compiled_decoder import load_kernels
 from engine.models.decoders.spec import DecoderSpec, parse_decoder
-from tests.support.host_helpers import ROOT, helper_process, until
 
 PAGES, LAYERS, HEADS, KV_HEADS, DIM = 40, 3, 6, 2, 24
 NEVER_S = 3600.0
