@@ -33,7 +33,7 @@ def helper_process(socket: Path, data_dir: Path, *flags: str) -> Iterator[subpro
         made.wait()
 
 
-def until(holds: Callable[[], object]) -> None:
+def wait_until(holds: Callable[[], object]) -> None:
     """Return once a condition holds of which nobody tells; TimeoutError after a minute."""
     end = time.monotonic() + _LIMIT_S
     while not holds():

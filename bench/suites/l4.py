@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from bench.document import BenchOptions, Body
-from bench.engine.helper_process import helper_process, until
+from bench.engine.helper_process import helper_process, wait_until
 from bench.pairs import Blocks, measure_pairs
 from bench.suites.engine_pairs import told
 from common.devices import detect, show_cores
@@ -28,7 +28,8 @@ from engine.kernels.attention_plan import plan_groups
 from engine.kernels.page_memory import PageMemory, page_bytes
 from engine.kernels.reference_attention import paged_attention
 from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 from loadgen import stats
 
 CONTEXT, READ_BYTES = 2048, 512 << 20
@@ -163,7 +164,7 @@ def _helper_pairs(
         attention = helped(own, str(socket), _spec(shape), [pool], pool.segment, threads=threads)
         attention.patience_s = _PATIENCE_S
         with helper_process(socket, Path(folder), "--host-cores", show_cores(detect().cores)):
-            until(lambda: attention.listener.channel)
+            wait_until(lambda: attention.listener.channel)
             blocks = measure_pairs(
                 partial(_attend_elsewhere, attention.plan(queries), layers, joined, out),
                 partial(_attend_elsewhere, own.plan(queries), layers, joined, out),

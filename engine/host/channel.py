@@ -35,8 +35,9 @@ class GroupLayout(msgspec.Struct, frozen=True):
 class ChannelLayout(msgspec.Struct, frozen=True):
     """The shapes of pages and slots of one attachment.
 
-    A slot holds `rows` decoding rows, and page tables of `entries` pages of each layer group; `kind` is the type of the
-    pages, as the kernels number them. `epoch` is the number of the attachment.
+    A slot holds `rows` decoding rows, and page tables of `entries` pages of each layer group. Scores are multiplied by
+    `scale` and bounded by `cap` (0: not); `kind` is the type of the pages, as the kernels number them. `epoch` is the
+    number of the attachment.
     """
 
     epoch: int
@@ -46,6 +47,8 @@ class ChannelLayout(msgspec.Struct, frozen=True):
     heads: int
     kv_heads: int
     dim: int
+    scale: float
+    cap: float
     kind: int
     groups: list[GroupLayout]
     page_bytes: int  # of the segment of pages
@@ -191,15 +194,22 @@ def load_channel() -> ChannelLibrary | None:
     return None
 
 
+class _Heads(ctypes.Structure):
+    """How heads attend, as `attention.h` has it."""
+
+    _fields_ = (
+        *((name, _int64) for name in ("heads", "kv_heads", "dim")),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+    )
+
+
 class _Shape(ctypes.Structure):
     """A channel's shape, as `host_channel.cpp` has it."""
 
-    _fields_ = tuple(
-        (name, _int64)
-        for name in (
-            "epoch", "slots", "rows", "entries", "heads", "kv_heads", "dim", "kind", "groups"
-        )
-    )  # fmt: skip
+    _fields_ = (
+        ("heads", _Heads),
+        *((name, _int64) for name in ("epoch", "slots", "rows", "entries", "kind", "groups")),
+    )
 
 
 class _Group(ctypes.Structure):
@@ -209,9 +219,10 @@ class _Group(ctypes.Structure):
 
 
 def _shape(layout: ChannelLayout) -> _Shape:
+    heads = _Heads(layout.heads, layout.kv_heads, layout.dim, layout.scale, layout.cap)
     return _Shape(
-        layout.epoch, layout.slots, layout.rows, layout.entries, layout.heads, layout.kv_heads,
-        layout.dim, layout.kind, len(layout.groups),
+        heads, layout.epoch, layout.slots, layout.rows, layout.entries, layout.kind,
+        len(layout.groups),
     )  # fmt: skip
 
 

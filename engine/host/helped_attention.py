@@ -192,6 +192,8 @@ def _layout(
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         dim=spec.head_dim,
+        scale=spec.attention_scale,
+        cap=spec.score_cap,
         kind=PAGE_KINDS[pools[0].data.dtype],
         groups=[GroupLayout(pool.offset, len(pool.layers), pool.window or 0) for pool in pools],
         page_bytes=segment.size,

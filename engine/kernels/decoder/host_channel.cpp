@@ -51,7 +51,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a futex lies in the lo
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8, "processes share words");
 
 struct Shape {
-  int64_t epoch, slots, rows, entries, heads, kv_heads, dim, kind, groups;  // rows, and entries of page tables, of a slot
+  Heads heads;
+  int64_t epoch, slots, rows, entries, kind, groups;  // rows, and entries of page tables, of a slot
 };
 
 struct Group {
@@ -187,8 +188,7 @@ void attend(Channel& c, int64_t number, int threads) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < slot.rows; ++r)
       pad_queries(c.of, pages.kind, c.sent(number) + r * size, c.queries.data() + r * padded);
-    c.attentions[number][slot.group].run(c.of, pages, slot.layer, c.queries.data(), c.positions(number),
-                                         1.0f / std::sqrt(float(c.of.dim)), c.out(number));
+    c.attentions[number][slot.group].run(c.of, pages, slot.layer, c.queries.data(), c.positions(number), c.out(number));
   }
 }
 
@@ -199,7 +199,7 @@ extern "C" {
 void* spillway_channel(void* memory, void* pages, const Shape* shape, const Group* groups, int owner) {
   auto c = std::make_unique<Channel>();
   c->shape = *shape;
-  c->of = {shape->heads, shape->kv_heads, shape->dim};
+  c->of = shape->heads;
   c->memory = (uint8_t*)memory;
   for (int64_t g = 0; g < shape->groups; ++g)
     c->pages.push_back({(uint8_t*)pages + groups[g].offset, Kind(shape->kind), groups[g].layers, groups[g].window, nullptr,
@@ -216,7 +216,7 @@ void spillway_channel_free(void* channel) { delete (Channel*)channel; }
 int64_t spillway_channel_bytes(const Shape* shape) {
   Channel c;
   c.shape = *shape;
-  c.of = {shape->heads, shape->kv_heads, shape->dim};
+  c.of = shape->heads;
   return c.bytes();
 }
 

@@ -17,7 +17,7 @@ import pytest
 from torch import Tensor
 
 from bench.engine import home_runs
-from bench.engine.helper_process import helper_process, until
+from bench.engine.helper_process import helper_process, wait_until
 from bench.engine.home_runs import HomeSides
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
 from engine.decoder.offload.plan import OffloadMode
@@ -94,7 +94,7 @@ async def test_tokens_are_those_of_the_device_alone(
     for kill in range(KILLS):
         with ExitStack() as stack:
             helper = stack.enter_context(helper_process(scene.socket, tmp_path))
-            until(lambda: helped.listener.channel)
+            wait_until(lambda: helped.listener.channel)
             helped.patience_s = PATIENT_S
             before = helped.layers["helper"]
             number = 0
@@ -115,7 +115,7 @@ async def test_tokens_are_those_of_the_device_alone(
                 counts = await home_runs.compare(scene.sides, seed + 1000 * kill + number, mode)
                 wrong += counts.wrong
                 number += 1
-        until(lambda: helped.listener.channel is None)
+        wait_until(lambda: helped.listener.channel is None)
 
     assert wrong == []
     assert helped.layers["helper"] > 0

@@ -14,19 +14,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.engine import random_models
-from bench.engine.helper_process import helper_process, until
+from bench.engine.helper_process import helper_process, wait_until
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family
+from common.registry.latest_steps import LatestSteps
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
+from common.wire.registry import StepRecord
 from engine.decoder.executor.torch_executor import TorchExecutor
 from services.adapters.generate.generator import Generator
 from services.adapters.metrics import WorkMetrics
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, tokens_of
 from tests.support.servers import free_port
+from tests.support.waiting import until
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def attached(socket: Path, config: Common) -> Iterator[subprocess.Popen[bytes]]:
             except OSError:  # not started yet, or not attached
                 return False
 
-        until(ready)
+        wait_until(ready)
         yield helper
 
 
@@ -95,6 +98,12 @@ async def test_a_worker_attends_on_the_host(
         found = [await desk.result(job) for job in jobs]
         if helped:  # the second helper may have come after the last token
             found[0] = await desk.result(await desk.admit(asked[0]))
+        [name] = await bus.workers.records(family)
+
+        async def step() -> StepRecord | None:
+            return (await LatestSteps(bus).of(family, [name])).get(name)
+
+        shown = await until(step, "the latest step is published")
         url = f"http://127.0.0.1:{port}/metrics"
         told = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
         worker.send_signal(signal.SIGTERM)
@@ -110,6 +119,10 @@ async def test_a_worker_attends_on_the_host(
     assert (float(values['spillway_host_layers_total{by="worker"}']) > 0) == helped
     assert float(values['spillway_staged_steps_seconds_total{kind="predicted"}']) > 0
     assert float(values['spillway_staged_steps_seconds_total{kind="measured"}']) > 0
+    assert float(values['spillway_stage_idle_seconds_total{side="device"}']) > 0
+    assert shown is not None
+    assert {each.stage for each in shown.stages} >= {"before", "host", "after"}
+    assert all(0 <= each.begin_s <= each.end_s <= shown.measured_s for each in shown.stages)
     assert len(list((Path(config.data_dir) / "cache").glob("offload-*.json"))) == 1
 
 

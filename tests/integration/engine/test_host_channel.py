@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench import ROOT
-from bench.engine.helper_process import helper_process, until
+from bench.engine.helper_process import helper_process, wait_until
 from common.errors import ConfigError
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment, attach
@@ -29,7 +29,8 @@ from engine.host.helped_attention import ROWS, HelpedAttention, helped
 from engine.host.helper import HostHelper
 from engine.kernels.page_memory import PageMemory, segment_bytes
 from engine.models.decoders.compiled_decoder import load_kernels
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 
 PAGES, LAYERS, HEADS, KV_HEADS, DIM = 40, 3, 6, 2, 24
 NEVER_S = 3600.0
@@ -155,13 +156,13 @@ def test_a_helper_attends(sides: Sides, tmp_path: Path) -> None:
     for turn in range(2):
         before = dict(layers)
         with helper_process(sides.socket, tmp_path, "--host-cores", "0") as helper:
-            until(lambda: sides.helped.listener.channel)
+            wait_until(lambda: sides.helped.listener.channel)
             compare() if turn == 0 else _same(sides, 2)
             assert layers["helper"] > before.get("helper", 0)
             assert layers["worker"] == before["worker"]
             helper.send_signal(signal.SIGTERM)
             assert helper.wait(60) == 0
-        until(lambda: sides.helped.listener.channel is None)
+        wait_until(lambda: sides.helped.listener.channel is None)
         _same(sides, 3)
     assert layers["late"] == 0
 
@@ -169,13 +170,13 @@ def test_a_helper_attends(sides: Sides, tmp_path: Path) -> None:
 def test_a_helper_that_is_killed_amid_a_layer(sides: Sides, tmp_path: Path) -> None:
     """Whoever waits for a killed helper learns of its end, however patient, and computes the layer himself."""
     with helper_process(sides.socket, tmp_path, "--slowdown", "100") as helper:
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         _same(sides, 1, helper.kill)
-        until(lambda: sides.helped.listener.channel is None)
+        wait_until(lambda: sides.helped.listener.channel is None)
         assert sides.helped.layers["late"] > 0
         _same(sides, 2)
     with helper_process(sides.socket, tmp_path):
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         before = sides.helped.layers["helper"]
         _same(sides, 3)
         assert sides.helped.layers["helper"] > before
@@ -184,7 +185,7 @@ def test_a_helper_that_is_killed_amid_a_layer(sides: Sides, tmp_path: Path) -> N
 def test_a_helper_that_stands_still(sides: Sides, tmp_path: Path) -> None:
     """A stopped helper delays one layer by the patience and gets nothing more; once it goes on it attends again."""
     with helper_process(sides.socket, tmp_path) as helper:
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         _same(sides, 1)
         sides.helped.patience_s = 0.05
         helper.send_signal(signal.SIGSTOP)
@@ -202,14 +203,14 @@ def test_a_helper_that_stands_still(sides: Sides, tmp_path: Path) -> None:
             _same(sides, 7)
             return sides.helped.layers["helper"] > before
 
-        until(attended)
+        wait_until(attended)
 
 
 def test_a_slow_helper(sides: Sides, tmp_path: Path) -> None:
     """What a helper does too late is dropped, also where it is still busy when the next step begins."""
     sides.helped.patience_s = 0.0
     with helper_process(sides.socket, tmp_path, "--slowdown", "10"):
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         for seed in range(30):
             _same(sides, seed)
     assert sides.helped.layers["late"] > 0
@@ -251,7 +252,7 @@ def test_who_is_refused(sides: Sides, tmp_path: Path) -> None:
     _same(sides, 1)
     assert sides.helped.layers["helper"] == 0
     with helper_process(sides.socket, tmp_path):
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         with pytest.raises(ConfigError, match="another helper is attached"):
             HostHelper(str(sides.socket), library)
         _same(sides, 2)
@@ -264,7 +265,7 @@ def test_what_a_slot_has_no_room_for(sides: Sides, tmp_path: Path) -> None:
     shared = list(range(PAGES))
     many = [StepRows([PAGE * PAGES - 1], [shared, shared])] * (2 * ROWS + 2)
     with helper_process(sides.socket, tmp_path):
-        until(lambda: sides.helped.listener.channel)
+        wait_until(lambda: sides.helped.listener.channel)
         ours, alone = (_step(side, many, 1) for side in (sides.ours, sides.alone))
         assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
         assert sides.helped.layers["helper"] == 0
