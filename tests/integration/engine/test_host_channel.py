@@ -40,11 +40,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def _spec() -> DecoderSpec:
-    """Return a model whose middle layer has a window, so that pages lie in two groups."""
+    """Return a model whose middle layer has a window, so that pages lie in two groups; its scores are capped."""
     config = {
-        "model_type": "qwen2", "hidden_size": HEADS * DIM, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS, "intermediate_size": 1, "vocab_size": 1,
-        "max_position_embeddings": 2048, "use_sliding_window": True, "sliding_window": 50,
+        "model_type": "gemma2", "hidden_size": HEADS * DIM, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": DIM, "num_hidden_layers": LAYERS, "intermediate_size": 1,
+        "vocab_size": 1, "max_position_embeddings": 2048, "sliding_window": 50, "query_pre_attn_scalar": 40,
+        "attn_logit_softcapping": 5.0,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     }  # fmt: skip
     return parse_decoder(config, where="test")
