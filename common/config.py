@@ -101,7 +101,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     threads: Threads = 0
     cores: str = ""
-    role: Literal["overflow"] = "overflow"
+    role: Literal["overflow", "host"] = "overflow"
     partition: Count = 0
     admission: Admission = "windve-tokens"
     alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
@@ -119,6 +119,8 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
+    # Where a gpu_worker and the helper beside it (role host) meet, from the data directory on; "": there is none.
+    host_socket: str = ""
     eviction: Eviction = "spillway"
     page_publish: PagePublish = "selective"
     page_form: PageForm = "exact"
