@@ -98,6 +98,7 @@ class InvalidRequest(SpillwayError):
         "invalid_cursor",
         "invalid_dimensions",
         "invalid_filter",
+        "invalid_grammar",
         "invalid_header",
         "invalid_http",
         "invalid_id",
@@ -112,6 +113,7 @@ class InvalidRequest(SpillwayError):
         "invalid_vector",
         "no_chat_template",
         "no_texts",
+        "previous_response_not_found",
         "session_model_mismatch",
         "too_deep",
         "too_many_items",
@@ -142,6 +144,7 @@ class NotFound(SpillwayError):
         "key_not_found",
         "model_not_found",
         "request_not_found",
+        "response_not_found",
         "route_not_found",
         "session_not_found",
         "shard_not_found",
@@ -198,7 +201,13 @@ class Unprocessable(SpillwayError):
     """422: understood, but it cannot be done with these values."""
 
     http_status = 422
-    codes = ("unprocessable", "exceeds_depth", "not_embeddable", "too_few_processes")
+    codes = (
+        "unprocessable",
+        "exceeds_depth",
+        "grammar_failed",
+        "not_embeddable",
+        "too_few_processes",
+    )
 
 
 class RateLimited(SpillwayError):

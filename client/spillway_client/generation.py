@@ -68,17 +68,42 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that an answer calls: `arguments` is a JSON object, written out."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the call as messages hold it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """The answer of one choice."""
+    """The answer of one choice: its text, the tools that it calls, and its reasoning where the model marks it."""
 
     role: str = "assistant"
     content: str = ""
     citations: list[Citation] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the message as the next request sends it back."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One of the `n` answers; `finish_reason` is "stop" or "length"; `logprobs` as OpenAI has them."""
+    """One of the `n` answers; `finish_reason` is "stop", "length" or "tool_calls"; `logprobs` as OpenAI has them."""
 
     index: int
     message: ChatMessage
@@ -118,11 +143,13 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """What a choice gained; `role` on its first chunk, `citations` on its last one."""
+    """What a choice gained; `role` on its first chunk, `citations` on its last one; calls come whole."""
 
     role: str | None = None
     content: str = ""
     citations: list[Citation] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +225,14 @@ def citations(payload: Any) -> list[Citation]:
     return [build(Citation, one, at=tuple(one.get("at") or (0, 0))) for one in found]
 
 
+def tool_calls(payload: Any) -> list[ToolCall]:
+    """Read a list of calls; none is none."""
+    found = payload if isinstance(payload, list) else []
+    return [
+        build(ToolCall, {**(one.get("function") or {}), "id": one.get("id", "")}) for one in found
+    ]
+
+
 def retrieval(payload: Any) -> Retrieval | None:
     """Read what was retrieved; None where nothing was asked for."""
     if not isinstance(payload, dict):
@@ -225,6 +260,8 @@ def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
             said.get("role") or "assistant",
             said.get("content") or "",
             citations(said.get("citations")),
+            tool_calls(said.get("tool_calls")),
+            said.get("reasoning_content") or "",
         )
         choices.append(build(ChatChoice, one, message=message))
     return ChatCompletion(
@@ -243,7 +280,11 @@ def chat_chunk(payload: Any, event_id: str | None) -> ChatChunk:
     for one in items(payload, "choices"):
         said: Mapping[str, Any] = one.get("delta") or {}
         delta = ChatDelta(
-            said.get("role"), said.get("content") or "", citations(said.get("citations"))
+            said.get("role"),
+            said.get("content") or "",
+            citations(said.get("citations")),
+            tool_calls(said.get("tool_calls")),
+            said.get("reasoning_content") or "",
         )
         choices.append(build(ChatChunkChoice, one, delta=delta))
     return ChatChunk(

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
 from services.router.text.chunks import TextPiece, split
+from services.router.text.overflow import overflow
 
 
 class Spec(ModelCard, frozen=True, kw_only=True):
@@ -39,7 +40,8 @@ class TextEncoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(ids, default=-1) + 1  # ids may be left out in between
         marked = tokenizer.encode("a", add_special_tokens=True)
         bare = tokenizer.encode("a", add_special_tokens=False).ids
         at = next((i for i in range(len(marked.ids)) if marked.ids[i : i + len(bare)] == bare), 0)
@@ -112,6 +114,11 @@ class TextEncoder:
             (piece, head + encoding.ids[piece.first : piece.last] + self.suffix) for piece in pieces
         ]
 
+    def special_ids(self, texts: Iterable[str]) -> list[int]:
+        """Return the ids of those of `texts` that are special tokens."""
+        wanted = set(texts)
+        return sorted(index for index, text in self._special.items() if text in wanted)
+
     def holds_special(self, texts: Iterable[str]) -> bool:
         """Return whether one of `texts` would make a special token if it were encoded like a template's text."""
         if self._marks is None:
@@ -127,6 +134,18 @@ class TextEncoder:
         """Return the token ids of a text in which special tokens are meant, without those put around texts."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def shortened(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return a text's token ids, at most so many; the special tokens at its end stay there."""
+        if len(ids) <= most:
+            return list(ids)
+        end = self.suffix if list(ids[-len(self.suffix) :]) == self.suffix else []
+        return [*ids[: most - len(end)], *end]
+
+    def beginning(self, text: str, most: int) -> str:
+        """Return the beginning of a text that has at most so many tokens, special ones aside."""
+        places = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        return text if len(places) <= most else text[: places[most - 1][1]]
 
     def written(self, text: str) -> list[int]:
         """Return the token ids of a client's text: none of them is a special token that the text spells."""
@@ -144,9 +163,12 @@ class TextEncoder:
         return text
 
     def check_ids(
-        self, ids: Sequence[int], index: int, param: str, limit: int | None = None
+        self, ids: Sequence[int], index: int, param: str, known: int, limit: int | None = None
     ) -> None:
-        """Refuse token ids the model does not know, and lists that are empty or over `limit`."""
+        """Refuse token ids the model does not know, and lists that are empty or over `limit`.
+
+        `known` is the model's number of ids, which may be more or fewer than the tokenizer's; 0: as many.
+        """
         if not ids:
             raise InvalidRequest(
                 f"{param}[{index}] is empty: expected at least one token",
@@ -155,9 +177,10 @@ class TextEncoder:
             )
         if limit is not None and len(ids) > limit:
             raise too_long(index, len(ids), limit, param)
-        if min(ids) < 0 or max(ids) >= self.vocabulary:
+        known = known or self.vocabulary
+        if min(ids) < 0 or max(ids) >= known:
             raise InvalidRequest(
-                f"{param}[{index}] holds a token id outside 0..{self.vocabulary - 1}",
+                f"{param}[{index}] holds a token id outside 0..{known - 1}",
                 code="invalid_token",
                 param=param,
             )
@@ -165,11 +188,8 @@ class TextEncoder:
 
 def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
     """Return the error for one text over the encoder's limit."""
-    return InvalidRequest(
-        f"{param}[{index}] has {tokens} tokens: the model takes at most {limit}; shorten it, or send truncate=true",
-        code="context_length_exceeded",
-        param=param,
-    )
+    remedy = "shorten it, or send truncate=true"
+    return overflow(limit, f"{param}[{index}] has {tokens} tokens", remedy, param)
 
 
 @lru_cache(maxsize=16)
