@@ -96,11 +96,12 @@ def unread(
     """Return what an extractive answer is chosen from; None where the model reads the passages, or there are none.
 
     A model that was trained to read one kind of text spells any other almost letter by letter: it cannot read passages
-    of which its tokens stand for fewer characters than its card says. `question` are the tokens of the question as it
+    of which its tokens stand for fewer characters than its card says. An answer that is bound to a format, or may call
+    tools, is left to it all the same. `question` are the tokens of the question as it
     was searched for, empty where it was not; `prompts` are the collection's, of queries and of documents.
     """
     passages = _passages(ask, found)
-    if not spec.reads or not passages:
+    if not spec.reads or not passages or ask.options.grammar is not None or ask.tools:
         return None
     text = "\n".join(passage.text for passage in passages)
     if len(text) >= spec.reads * len(load(spec.path).written(text)):
