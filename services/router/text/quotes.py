@@ -96,11 +96,11 @@ def _cut(text: str, first: int, last: int) -> Iterator[tuple[int, int]]:
 
 # -- the choice --------------------------------------------------------------------------------------------
 
-FEWEST_COSINE = 0.45
-FEWEST_COVERED = 0.5
-SURE_COSINE = 0.65
+FEWEST_COSINE = 0.52
+FEWEST_COVERED = 0.25
 _MOST_QUOTES = 3
 _NEAR = 0.08  # further sentences are quoted that are so near to the best one
+_SHORT = 300  # characters: the sentence that follows is quoted too while both have no more
 
 
 class Quotes(NamedTuple):
@@ -128,15 +128,30 @@ def quotes(
     ):
         return Quotes(REFUSAL, list(passages))
     best: dict[str, Sentence] = {}
-    for place in ranked:
-        if len(best) < _MOST_QUOTES and scores[place] >= scores[ranked[0]] - _NEAR:
-            best.setdefault(shown(found[place], passages), found[place])
+    used: set[int] = set()
+    for at in ranked:
+        if len(best) < _MOST_QUOTES and scores[at] >= scores[ranked[0]] - _NEAR and at not in used:
+            last = _last(at, found, passages)
+            used.update(range(at, last + 1))
+            quote = found[at]._replace(end=found[last].end)
+            best.setdefault(shown(quote, passages), quote)
     lines = [f"{text} [{number}]" for number, text in enumerate(best, 1)]
     cut = [
         _numbered(passages[one.place].cut(one.start, one.end), number)
         for number, one in enumerate(best.values(), 1)
     ]
     return Quotes("\n\n".join([LABEL, *lines]), cut)
+
+
+def _last(at: int, found: Sequence[Sentence], passages: Sequence[Passage]) -> int:
+    """Return the last sentence of the quote that begins with this one: the next of its paragraph if both are short."""
+    one, after = found[at], found[at + 1] if at + 1 < len(found) else None
+    if after is None or after.place != one.place or after.end - one.start > _SHORT:
+        return at
+    passage = passages[one.place]
+    between = passage.text[one.end - passage.start : after.start - passage.start]
+    new = _BEGINS.match(passage.text, after.start - passage.start)
+    return at if new or between.strip() or between.count("\n") > 1 else at + 1
 
 
 def _numbered(passage: Passage, index: int) -> Passage:
@@ -155,13 +170,11 @@ def _cosines(rows: bytes, count: int) -> list[float]:
 
 
 def answers(question: str, cosine: float, nearest: Sequence[str]) -> bool:
-    """Return whether the nearest sentences answer a question: they mean the same, or mean alike and share its words.
+    """Return whether the nearest sentences answer a question: the nearest means alike, and they share words with it.
 
     `cosine` is that of the nearest one.
     """
-    return cosine >= SURE_COSINE or (
-        cosine >= FEWEST_COSINE and covered(question, " ".join(nearest)) >= FEWEST_COVERED
-    )
+    return cosine >= FEWEST_COSINE and covered(question, " ".join(nearest)) >= FEWEST_COVERED
 
 
 def covered(question: str, text: str) -> float:

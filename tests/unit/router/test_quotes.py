@@ -83,22 +83,25 @@ def test_sentences_stand_where_they_say(texts: list[str], start: int) -> None:
 def test_quotes_cite_the_sentence_and_its_page() -> None:
     """The nearest sentences are the answer, labelled; each citation names its sentence's characters and page."""
     first = passage("The gate is red. The dam was built in 1932.", 90, page=3, page_starts=[107])
-    second = passage("Water flows over the dam. It was built by Anna.", 10, 2)
+    second = passage("Water flows over the dam.\n\nIt was built by Anna. She was tall.", 10, 2)
     found = sentences([first, second])
     made = quotes(
         "When was the dam built?",
         [first, second],
         found,
-        rows((1, 0), (0.1, 0), (0.9, 0), (0.2, 0), (0.85, 0)),
+        rows((1, 0), (0.1, 0), (0.9, 0), (0.2, 0), (0.85, 0), (0.84, 0)),
     )
 
-    assert made.text == f"{LABEL}\n\nThe dam was built in 1932. [1]\n\nIt was built by Anna. [2]"
+    assert (
+        made.text
+        == f"{LABEL}\n\nThe dam was built in 1932. [1]\n\nIt was built by Anna. She was tall. [2]"
+    )
     one, two = cited(made.text, made.passages)
     assert (one.document_id, one.start, one.end, one.page, one.last_page) == ("d1", 107, 133, 4, 4)
-    assert (two.document_id, two.start, two.end, two.page) == ("d2", 36, 57, 0)
+    assert (two.document_id, two.start, two.end, two.page) == ("d2", 37, 72, 0)
     assert [p.text for p in made.passages] == [
         "The dam was built in 1932.",
-        "It was built by Anna.",
+        "It was built by Anna. She was tall.",
     ]
 
 
