@@ -20,8 +20,12 @@ from services.router.text.passages import Passage
 MAX_SENTENCES = 96
 _MOST_CHARACTERS = 600
 _FEWEST_CHARACTERS = 12
-# Lines that begin something of their own: items, table rows, headings, quotes, fences, code.
-_BEGINS = re.compile(r"[ ]{0,3}(?:[-*+•]\s|\d{1,3}[.)]\s|\||#|>|```|~~~)|[ ]{4}|\t")
+# Lines that begin something of their own: items, table rows, headings, quotes, code.
+_BEGINS = re.compile(r"[ ]{0,3}(?:[-*+•]\s|\d{1,3}[.)]\s|\||#|>)|[ ]{4}|\t")
+_FENCE = re.compile(r"[ ]{0,3}(?:```|~~~)")
+_EXAMPLE = re.compile(
+    r"\s*(?:\$|>>>)\s"
+)  # what somebody typed, and what was answered: about something else
 _ENDS = re.compile(r"(?<=[.!?])[\"')\]`]*\s+(?=[\"'(\[`*]*[A-Z0-9])|(?<=[。\uff01\uff1f])")
 _RULE = re.compile(r"[|:\s=~*_#-]*\Z")  # a line under a heading or between table rows
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
@@ -72,10 +76,11 @@ def _spans(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield (start, end, heading) of each sentence; lines of a paragraph are one text however they were wrapped."""
     heading, first, at = "", -1, 0
     for line in [*text.splitlines(keepends=True), "\n"]:
-        bare = line.strip()
+        bare = "" if _FENCE.match(line) else line.strip()
         if first >= 0 and (not bare or _BEGINS.match(line)):
-            for begin, end in _cut(text, first, at):
-                yield begin, end, heading
+            if not _EXAMPLE.match(text, first):
+                for begin, end in _cut(text, first, at):
+                    yield begin, end, heading
             first = -1
         if bare.startswith("#") or (bare and at == 0 and " " not in bare):
             heading = bare.lstrip("# ")

@@ -32,6 +32,11 @@ built in 1932. Its crest is
 | gate | width |
 |---|---|
 | north | 12 m |
+
+```
+$ ask 'When was the dam built?'
+The passages do not say.
+```
 """
 
 
