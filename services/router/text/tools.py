@@ -191,7 +191,8 @@ _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 def _parameters(wish: ToolWish, each: FunctionBody) -> dict[str, Any]:
     """Return the schema that a function's arguments are bound to: its own if it is required or strict."""
     if wish.required or each.strict:
-        return {"type": "object", **(each.parameters or _EMPTY)}
+        nothing = {**_EMPTY, "additionalProperties": False}
+        return {"type": "object", **(each.parameters or nothing)}
     return {"type": "object"}
 
 
