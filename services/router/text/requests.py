@@ -146,6 +146,20 @@ def encode_all(
     ]
 
 
+def _prompt(body: EmbeddingsBody, spec: Spec) -> str:
+    """Return the prompt of a request's texts: that of a name, or the model's default."""
+    if body.prompt_name is None:
+        return spec.default_prompt
+    if body.prompt_name not in spec.prompts:
+        known = ", ".join(spec.prompts) or "none"
+        raise InvalidRequest(
+            f"prompt_name is {body.prompt_name[:80]!r}: the prompts of model {spec.name} are {known}",
+            code="invalid_value",
+            param="prompt_name",
+        )
+    return spec.prompts[body.prompt_name]
+
+
 def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> list[list[int]]:
     given: Sequence[object] = [body.input] if isinstance(body.input, str) else body.input
     encoder = load(spec.path)
@@ -153,6 +167,7 @@ def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> li
         given = [given]
     check_count(len(given), limits, "input")
     texts = [item for item in given if isinstance(item, str)]
+    prompt = _prompt(body, spec)
     if len(texts) == len(given):
         return encode_all(
             encoder,
@@ -160,7 +175,13 @@ def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> li
             spec.max_tokens,
             truncate=body.truncate,
             param="input",
-            prompt=spec.default_prompt,
+            prompt=prompt,
+        )
+    if body.prompt_name is not None:
+        raise InvalidRequest(
+            "prompt_name stands before texts: input holds token ids",
+            code="invalid_value",
+            param="prompt_name",
         )
     lists: list[list[int]] = []
     for index, item in enumerate(given):

