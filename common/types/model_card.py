@@ -12,9 +12,10 @@ class ModelCard(Message, frozen=True):
     """Facts about a model on which router and worker must agree; `Models.publish` stores the tokenizer beside it.
 
     `vocabulary` is how many token ids the model knows, 0 if as many as its tokenizer. Of an encoder's `prompts` the one
-    that a request names stands before each text, else `default_prompt`. A generator's `max_tokens` is its
-    context; `sampling` is what it uses where a client says nothing; `stop_ids` end its turns; `grounding_template`
-    renders passages and question into one user message (empty: the router's own).
+    that a request names stands before each text, else `default_prompt`. A generator's `max_tokens` is its context;
+    `sampling` is what it uses where a client says nothing; `stop_ids` end its turns; `grounding_template` renders
+    passages and question into one user message (empty: the router's own); `grammars` says that its workers can bind an
+    answer to a grammar.
     """
 
     name: str
@@ -37,3 +38,4 @@ class ModelCard(Message, frozen=True):
     eos: str = ""
     stop_ids: list[int] = []
     sampling: SamplingParams = SamplingParams()
+    grammars: bool = False
