@@ -149,7 +149,7 @@ def find(model: str) -> ModelFiles:
         spec=spec,
         weights=weights,
         max_tokens=_max_tokens(directory, own, spec),
-        prompts=prompts,
+        prompts={name: text or "" for name, text in named.items()},
         default_prompt=default,
         query_prompt=prompts.get("query") or "",
         document_prompt=prompts.get("document") or prompts.get("passage") or "",

@@ -100,5 +100,7 @@ def test_prompts_by_name_stand_before_each_text() -> None:
     assert tokens({"input": [[101, 102]]}) == [[101, 102]]
     with pytest.raises(InvalidRequest, match="the prompts of model minilm are query, none"):
         tokens({"input": "a", "prompt_name": "other"})
-    with pytest.raises(InvalidRequest, match="prompt_name stands before texts"):
+    with pytest.raises(
+        InvalidRequest, match=r"input mixes kinds: .* and texts where a prompt is named"
+    ):
         tokens({"input": [101, 102], "prompt_name": "query"})
