@@ -12,6 +12,7 @@ from common.errors import ConfigError
 SUPPORTED = ("default", "linear", "llama3", "yarn")
 _NEEDS = {
     "default": (),
+    "divided": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
@@ -22,7 +23,8 @@ _NEEDS = {
 class RopeSpec:
     """One model's rotation: `kind` is one of SUPPORTED, `original` the context it was first trained for.
 
-    `attention` scales cosines and sines (yarn); what a kind does not use keeps its default.
+    `attention` scales cosines and sines (yarn); `divisors` are of the frequencies one by one (`divided`, as GGUF files
+    have them); what a kind does not use keeps its default.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class RopeSpec:
     slow: float = 1.0
     truncate: bool = True
     attention: float = 1.0
+    divisors: tuple[float, ...] = ()
 
 
 def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> RopeSpec:
@@ -57,6 +60,8 @@ def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> Rope
     spec = RopeSpec(kind=kind, theta=theta)
     if kind == "default":
         return spec
+    if kind == "divided":
+        return dataclasses.replace(spec, divisors=_divisors(given, where))
     spec = dataclasses.replace(
         spec,
         factor=_number(given, "factor", 1.0, where),
@@ -84,7 +89,7 @@ def _given(config: Mapping[str, Any], name: str, where: str) -> tuple[dict[str, 
     if "full_attention" in given or "sliding_attention" in given:
         given = _same_for_all(given, f"{where}: {name}")
     kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in SUPPORTED:
+    if kind not in _NEEDS:
         raise ConfigError(
             f"{where}: {name} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}"
         )
@@ -93,6 +98,15 @@ def _given(config: Mapping[str, Any], name: str, where: str) -> tuple[dict[str, 
         if share is not None and share != 1:
             raise ConfigError(f"{where}: {key} is {share!r}; only whole heads can be rotated (1.0)")
     return given, kind
+
+
+def _divisors(given: Mapping[str, Any], where: str) -> tuple[float, ...]:
+    found = given.get("divisors")
+    if not isinstance(found, list) or not all(
+        isinstance(each, float) and 0 < each < math.inf for each in found
+    ):
+        raise ConfigError(f"{where} has divisors that are not all positive numbers")
+    return tuple(found)
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, where: str) -> float:

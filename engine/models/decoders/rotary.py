@@ -18,6 +18,8 @@ def frequencies(rope: RopeSpec, dim: int) -> Tensor:
     """Return the `dim / 2` inverse frequencies, fp32, in radians a position."""
     powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     plain = 1.0 / powers
+    if rope.kind == "divided":
+        return plain / torch.tensor(rope.divisors)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
