@@ -27,6 +27,10 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Tokens that end a turn under the names that models give them, as llama.cpp looks for them too.
 _ENDS = frozenset(
     {
@@ -50,9 +54,13 @@ PRE_TOKENIZERS = {
     "default": PreTokenizer(),
     "gpt-2": PreTokenizer(),
     "smollm": PreTokenizer(digits=True),
-    "llama3": PreTokenizer(_LLAMA3, whole_words=True, bos=True),
-    "llama-v3": PreTokenizer(_LLAMA3, whole_words=True, bos=True),
-    "llama-bpe": PreTokenizer(_LLAMA3, whole_words=True, bos=True),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
+        PreTokenizer(_LLAMA3, whole_words=True, bos=True),
+    ),
+    "dbrx": PreTokenizer(_LLAMA3),
+    "smaug-bpe": PreTokenizer(_LLAMA3),
+    "gpt-4o": PreTokenizer(_GPT4O),
     "qwen2": PreTokenizer(_QWEN2, nfc=True),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2),
     "tekken": PreTokenizer(_TEKKEN, whole_words=True, bos=True),
