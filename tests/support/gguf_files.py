@@ -32,7 +32,7 @@ def quantised(values: Floats, kind: str) -> NDArray[np.uint8]:
     return packed.view(np.uint8).reshape(len(values), -1)
 
 
-def _over(values: Floats, by: Floats) -> Floats:
+def _over(values: Any, by: Any) -> Any:
     return np.divide(values, by, out=np.zeros_like(values), where=by != 0)
 
 

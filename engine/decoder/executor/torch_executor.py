@@ -487,7 +487,7 @@ def _dtype(files: DecoderFiles, dtype: str, place: torch.device, *, compiled: bo
         if dtype == known != "stored":
             return known
     if dtype != "auto":
-        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32, bf16, int8 or int4")
+        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32, bf16, int8, int4")
     kept = files.gguf is not None and _stored_types(files) != {"F32"}
     if kept and compiled and place.type == "cpu" and serves(files.spec):
         return "stored" if load_kernels() is not None else "fp32"
