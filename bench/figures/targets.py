@@ -234,6 +234,39 @@ def _simulated(found: Found) -> str:
     return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
 
 
+def _host_attention() -> tuple[Figure, ...]:
+    """Return the lines of N1: the best cell of few pages, its host share, and the worst of those with pages for all."""
+
+    def cells(found: Found, pages: str) -> list[dict[str, str]]:
+        rows = _rows(found, "device and host on one core each")
+        return [r for r in rows if r["mode"] == "asymmetric" and r["pages for"].startswith(pages)]
+
+    def gain(row: dict[str, str]) -> float:
+        return float(row["mode / alone [95 %]"].split()[0])
+
+    def best(found: Found) -> dict[str, str]:
+        return max(cells(found, "4 x"), key=gain)
+
+    def ample(found: Found) -> dict[str, str]:
+        return min(cells(found, "32 x"), key=gain)
+
+    return (
+        Figure(
+            "N1", "attention on the host by the device alone, pages for 4 sequences, best cell", "≥ 1.3", "≥ 1.3",
+            lambda f: f"{best(f)['mode / alone [95 %]']} ({best(f)['pages for']})", "few pages ≥ 1.3",
+            lambda f: f"simulated before: {best(f)['mode / alone: simulated']}",
+        ),
+        Figure(
+            "N1", "share of decode rows attended on the host there", "≥ 0.3", "≥ 0.3",
+            lambda f: best(f)["host share"], "host share ≥ 0.3",
+        ),
+        Figure(
+            "N1", "attention on the host by the device alone, pages for all, worst cell", "≥ 0.95", "≥ 0.98",
+            lambda f: ample(f)["mode / alone [95 %]"], "nothing to gain ≥ 0.98",
+        ),
+    )  # fmt: skip
+
+
 def _offload() -> tuple[Figure, ...]:
     """Return the lines of N1S: gains by capacity, by the host's bandwidth, the worst cell, and planning."""
 
@@ -529,6 +562,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: f"{max(_cells(f, 'What the queues change', 'points lost')):.3f}", "recall",
     ),
     Figure("V4", "approximate queues, 16: CPU speed", "-", "-", _queues, "speed"),
+    *_host_attention(),
     *_offload(),
     Figure(
         "V4R", "throughput by the formula beside a simulation, six ratios of the thesis", "± 5 %", "± 5 %",

@@ -5,7 +5,7 @@ Retries never do work twice, and a stream goes on after its connection broke, wi
 
 from __future__ import annotations
 
-from ._chat import ChatOptions, CompletionOptions
+from ._chat import ChatOptions, CompletionOptions, json_format
 from ._sessions import Session
 from .client import AsyncSpillway
 from .errors import (
@@ -41,6 +41,7 @@ from .generation import (
     Passage,
     Retrieval,
     TokenUsage,
+    ToolCall,
 )
 from .streams import ChatStream, CompletionStream
 from .sync import Spillway
@@ -151,6 +152,7 @@ __all__ = [
     "SyncSession",
     "TokenUsage",
     "TooLargeError",
+    "ToolCall",
     "Tuning",
     "UnavailableError",
     "UnexpectedResponseError",
@@ -158,4 +160,5 @@ __all__ = [
     "Usage",
     "Written",
     "WrittenDocument",
+    "json_format",
 ]

@@ -13,9 +13,16 @@ from common.cost.step import Step, attended
 from common.errors import InternalError
 from common.pages.store import PageStore
 from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
-from engine.decoder.executor.interface import Executor, PageLoads, SampledToken, SequenceInput
+from engine.decoder.executor.interface import (
+    Executor,
+    HomeMoves,
+    PageLoads,
+    SampledToken,
+    SequenceInput,
+)
 from engine.decoder.executor.step import (
     Following,
+    StagedStep,
     StepFailure,
     StepHandle,
     StepQueue,
@@ -24,6 +31,7 @@ from engine.decoder.executor.step import (
 )
 from engine.decoder.generation import Generation
 from engine.decoder.kv.offload import CachePolicy, OffloadManager
+from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.output.choice import Choice
 from engine.decoder.prompt_lookup import MOST, PromptLookup, draft_length
 from engine.decoder.scheduler import ScheduledRows, StepLimits
@@ -39,7 +47,8 @@ DRAFTED = 8  # the most sequences in a step of which tokens are guessed: the row
 class RunningStep(NamedTuple):
     """A submitted step: its parts, the generation of each, the page loads it waits for, its size and predicted cost.
 
-    It gives each sequence so many `tokens` one after another; the size is that of one of them, the cost of all.
+    It gives each sequence so many `tokens` one after another; the size is that of one of them, the cost of all. `rows`
+    are those of a step in stages, which sequences at home on the host, or pages that change their home, make of it.
     """
 
     parts: list[ScheduledRows]
@@ -49,6 +58,7 @@ class RunningStep(NamedTuple):
     predicted_s: float
     handle: StepHandle
     tokens: int = 1
+    rows: list[SequenceInput] | None = None
 
 
 class Progress(NamedTuple):
@@ -81,12 +91,15 @@ class DecoderEngine:
         store: PageStore | None = None,
         lookup: bool = False,
         several: int = 1,
+        homes: HomePlanner | None = None,
     ) -> None:
         """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any.
 
         With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`). A
-        step gives each sequence at most `several` tokens, one after another.
+        step gives each sequence at most `several` tokens, one after another. With `homes` a part of the sequences may
+        be at home on the host, and attended there.
         """
+        self.homes = homes
         self._lookup, self._several = lookup, several
         # Guessed tokens that were computed, and those that were right.
         self.drafted = self.accepted = 0
@@ -99,6 +112,7 @@ class DecoderEngine:
             store,
             self.wake,
             clock,
+            homes,
         )
         self.scheduler = self.offload.scheduler
         self._steps = StepQueue(executor, device, clock)
@@ -169,6 +183,8 @@ class DecoderEngine:
         decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
         budget = self.capacity.budget(decoding, self.limits.tokens)
         parts = self.scheduler.step(budget, now_s=self._clock.monotonic())
+        if self.homes is not None and (self.scheduler.moves or not self._plain(parts)):
+            return parts if parts or self.scheduler.moves or self.scheduler.loads else None
         lengths = self._draft_lengths(parts)
         for place, length in enumerate(lengths):
             lookup = self._choice_of(parts[place]).lookup
@@ -177,6 +193,10 @@ class DecoderEngine:
         if not any(part.guesses for part in parts):
             parts = self._extend(parts, 0)
         return parts if parts or self.scheduler.loads else None
+
+    def _plain(self, parts: Sequence[ScheduledRows]) -> bool:
+        """Return whether a step is all that the running sequences wait for, and needs no stages."""
+        return len(parts) == len(self.scheduler.running) and not any(part.staged for part in parts)
 
     def _choice_of(self, part: ScheduledRows) -> Choice:
         sequence = part.sequence
@@ -238,7 +258,11 @@ class DecoderEngine:
         parts = [part for part in parts if part.sequence.pages]
         generations = [self._generations[part.sequence.job] for part in parts]
         rows = [_rows(*each) for each in zip(generations, parts, strict=True)]
-        return self._submit(parts, generations, rows, self.offload.load())
+        moves = self.scheduler.moves
+        staged = None
+        if self.homes is not None and (moves or any(part.staged for part in parts)):
+            staged = StagedStep(self.homes.executor, HomeMoves(moves))
+        return self._submit(parts, generations, rows, self.offload.load(), staged=staged)
 
     def submit_ahead(self) -> bool:
         """Submit the step after the running one, if that step is certain to draw tokens for the same sequences.
@@ -248,6 +272,8 @@ class DecoderEngine:
         if len(self._submitted) != 1:
             return False
         before = self._submitted[0]
+        if before.rows is not None:
+            return False  # who computes what in the next step is to be planned
         if before.handle.early.asked:
             return False  # how many tokens it draws is not known
         if any(self._draft_lengths(before.parts)):
@@ -285,22 +311,30 @@ class DecoderEngine:
         rows: list[SequenceInput],
         loading: PageLoads | None,
         following: Following | None = None,
+        staged: StagedStep | None = None,
     ) -> RunningStep:
         size = size_of(rows, self.executor.shape.windows)
         tokens = 1 + max((part.ahead for part in parts), default=0)
         predicted_s = tokens * self.capacity.cost.seconds(size)
+        if staged is not None and self.homes is not None:
+            predicted_s = self.homes.latest.seconds
         due_s = sum((step.predicted_s for step in self._submitted), predicted_s)
         requests = [generation.id for generation in generations]
-        handle = self._steps.submit(rows, requests, loading, due_s, following)
-        step = RunningStep(parts, generations, loading, size, predicted_s, handle, tokens)
+        handle = self._steps.submit(rows, requests, loading, due_s, following, staged)
+        in_stages = None if staged is None else rows
+        step = RunningStep(
+            parts, generations, loading, size, predicted_s, handle, tokens, in_stages
+        )
         self._submitted.append(step)
         return step
 
     def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
         """Give the choices of the oldest submitted step their tokens; return choices with a token, and failures."""
         self._submitted.popleft()
-        if not result.isolated:
+        if not result.isolated and step.rows is None:
             self.capacity.cost.observe(step.size, result.seconds / result.tokens)
+        if self.homes is not None:
+            self._learn(self.homes, step, result)
         self.offload.loaded(step.loading)
         progress = []
         for generation, part, outcome in zip(
@@ -317,8 +351,17 @@ class DecoderEngine:
             if outcome is not None or generation.failure is not None:
                 gained = 0 if choice is None else len(choice.tokens) - before
                 progress.append(Progress(generation, choice, gained))
+        self.offload.ended()
         self.offload.save()
         return progress
+
+    def _learn(self, homes: HomePlanner, step: RunningStep, result: StepResult) -> None:
+        if step.rows is None:
+            homes.decoded += result.tokens * sum(len(part.known) == 1 for part in step.parts)
+            return
+        homes.count(step.rows, step.predicted_s, result.seconds, result.stages)
+        if not result.isolated and step.rows:
+            homes.learn(step.rows, result.stages)
 
     def _commit(
         self,
@@ -374,7 +417,9 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     pages = [list(held) for held in sequence.pages]
     tokens = [*sequence.at(part.known), *guesses]
     positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
-    return SequenceInput(tokens, positions, pages, sample, drafts, ahead)
+    return SequenceInput(
+        tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part
+    )
 
 
 def _next_row(generation: Generation, part: ScheduledRows, before: int) -> SequenceInput:

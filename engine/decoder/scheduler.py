@@ -14,9 +14,10 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from common.pages.identity import PAGE
-from engine.decoder.executor.interface import ModelShape, PageMove
-from engine.decoder.kv.page_table import PageTable, PrefixMatch
+from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
+from engine.decoder.offload.homes import HomePlan, HomePlanner, PlacedRows
 from engine.decoder.sequence import TokenSequence
 
 RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pensieve, 3.3)
@@ -41,7 +42,8 @@ class ScheduledRows(NamedTuple):
     """One sequence's part of a step; with `draws` its last row yields a token.
 
     The last rows are those of `guesses`, tokens that the rows before them may yield, or of `ahead` tokens, each
-    of which the row before it yields in the same step.
+    of which the row before it yields in the same step. `attended` is the tier that attends to its pages, and `part` the
+    sub-batch, 0 or 1.
     """
 
     sequence: TokenSequence
@@ -49,6 +51,13 @@ class ScheduledRows(NamedTuple):
     draws: bool
     guesses: Sequence[int] = ()
     ahead: int = 0
+    attended: LocalTier = "device"
+    part: int = 0
+
+    @property
+    def staged(self) -> bool:
+        """True if only a step in stages can compute it."""
+        return self.sequence.home == "host" or self.part > 0
 
     @property
     def known(self) -> list[int]:
@@ -60,14 +69,24 @@ class Scheduler:
     """Sequences that wait and run, and their page table: `add`, then for each step `step`, `moved`, `commit`; `drop`.
 
     Only these methods write its state: the prefetcher reports pages on their way by `hold`, `slow` and `resume`, copies
-    are reported by `moved`. `loads` are the pages to copy to the device for the rows of the last planned step.
+    are reported by `moved`. `loads` are the pages to copy to the device for the rows of the last planned step, `moves`
+    those that the step itself copies, since their sequences change their home.
     """
 
-    def __init__(self, shape: ModelShape, bounds: StepLimits, keeping: TierPolicy = PLAIN) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        bounds: StepLimits,
+        keeping: TierPolicy = PLAIN,
+        homes: HomePlanner | None = None,
+    ) -> None:
+        """With `homes` it is planned there who is at home where; without, all sequences are on the device."""
         self.table = PageTable(shape, keeping)
-        self.bounds = bounds
-        self._pages = shape.pages
+        self.bounds, self.homes = bounds, homes
+        self._pages, self._host_pages = shape.pages, shape.host_pages
         self.loads: list[PageMove] = []
+        self.moves: list[PageMove] = []
+        self._moving: list[TokenSequence] = []  # these get another home in the last planned step
         self.running: list[TokenSequence] = []
         self.waiting: list[TokenSequence] = []
         self.preemptions = 0
@@ -75,6 +94,8 @@ class Scheduler:
 
     def fits(self, sequence: TokenSequence) -> bool:
         """True if the sequence, at its longest, fits the pools alone."""
+        if self.homes is not None:
+            return self.homes.fits(sequence, self._pages, self._host_pages, self.bounds.tokens)
         return max(self.table.most(sequence, self.bounds.tokens)) <= self._pages
 
     def add(self, sequence: TokenSequence) -> None:
@@ -97,24 +118,102 @@ class Scheduler:
     def step(self, tokens: int | None = None, *, now_s: float = 0.0) -> list[ScheduledRows]:
         """Plan the next step, of at most `tokens` rows if given, and apply the plan to pages and sequences.
 
-        Returns the rows to compute; the copies of `loads` must be made even if there are no rows.
+        Returns the rows to compute; the copies of `loads` and `moves` must be made even if there are no rows.
         """
         self.table.tiers.now_s = now_s
-        self.loads = []
+        self.loads, self.moves, self._moving = [], [], []
         for sequence in self.running:
             if sequence.rows > 1:
                 self.loads += self.table.catch_up(sequence)
         bounds = self.bounds if tokens is None else self.bounds._replace(tokens=tokens)
+        homes = self.homes
+        parts = self._on_device(bounds) if homes is None else self._at_homes(homes, bounds)
+        rows = sum(len(part.positions) for part in parts)
+        room = rows < bounds.tokens and len(self.running) < bounds.running
+        self.short = room and bool(self.waiting)
+        return parts
+
+    def _on_device(self, bounds: StepLimits) -> list[ScheduledRows]:
         plan = schedule(self.running, self.waiting, self.table, bounds)
         self._apply(plan)
         parts = []
         for sequence, positions in plan.rows:
             self.table.grow(sequence, positions)
             parts.append(ScheduledRows(sequence, positions, len(positions) == sequence.rows))
-        rows = sum(len(part.positions) for part in parts)
-        room = rows < bounds.tokens and len(self.running) < bounds.running
-        self.short = room and bool(self.waiting)
         return parts
+
+    def _at_homes(self, homes: HomePlanner, bounds: StepLimits) -> list[ScheduledRows]:
+        """Plan by homes and apply: a plan knows no pages that are on their way, so what has no room waits a step."""
+        plan = homes.plan(self.running, self.waiting, self.table, bounds.tokens, bounds.running)
+        for sequence in plan.preempt:
+            self._preempt(sequence)
+        self.table.tiers.ended()  # no step is under way
+        fresh = [placed for placed in plan.rows if not placed.sequence.pages]
+        # Loads come before the pages that others leave are free: the copier does not wait for the step.
+        for placed in fresh:
+            if placed.home == "device":
+                self._admit_to_device(placed)
+        self._move(plan)
+        for placed in fresh:
+            if placed.home == "host":
+                self._admit_to_host(placed)
+        parts = [part for placed in plan.rows if (part := self._part(placed)) is not None]
+        served = {part.sequence for part in parts}
+        for sequence in self.running:
+            sequence.settled += 1
+            waits = sequence.decodes and sequence not in served
+            sequence.skipped = sequence.skipped + 1 if waits else 0
+        return parts
+
+    def _move(self, plan: HomePlan) -> None:
+        for sequence, to in plan.moves:
+            moves = self.table.move(sequence, to)
+            if moves is not None:
+                self.moves += moves
+                self._moving.append(sequence)
+                sequence.settled = sequence.skipped = 0
+
+    def _admit_to_device(self, placed: PlacedRows) -> None:
+        """Admit a sequence with pages for its first rows, if there is room."""
+        match = self.table.match(placed.sequence)
+        if self.table.takes(match) < self.table.available("device"):
+            self.loads += self.table.attach([(placed.sequence, match)])
+            self._runs(placed.sequence)
+
+    def _admit_to_host(self, placed: PlacedRows) -> None:
+        """Admit a sequence with pages for all its rows, if there is room, and if a step may compute all of them now."""
+        sequence = placed.sequence
+        match = self.table.match(sequence)
+        if sequence.at_once(self.table.tiers.now_s) < sequence.rows:
+            return
+        moves = self.table.attach_to_host(sequence, match)
+        if moves is not None:
+            self.table.grow(sequence, sequence.next_rows(sequence.rows))
+            self.moves += moves
+            self._moving.append(sequence)
+            self._runs(sequence)
+
+    def _part(self, placed: PlacedRows) -> ScheduledRows | None:
+        """Return the rows of a sequence with their pages; None if it is not where it was to be, or there is no room."""
+        sequence, table = placed.sequence, self.table
+        if not sequence.pages or sequence.home != placed.home:
+            return None
+        count = sequence.rows if sequence.home == "host" else placed.rows
+        positions = sequence.next_rows(min(count, sequence.at_once(table.tiers.now_s)))
+        positions = _affordable(table, sequence, positions, table.available(sequence.home))
+        if not positions:
+            return None
+        table.grow(sequence, positions)
+        whole = len(positions) == sequence.rows
+        return ScheduledRows(sequence, positions, whole, attended=placed.attended, part=placed.part)
+
+    def ended(self) -> None:
+        """Note that the step that was planned last has ended, and its parts are committed."""
+        for sequence in self._moving:
+            if sequence.pages:
+                self.table.arrived(sequence)
+        self._moving = []
+        self.table.tiers.ended()
 
     def guess(self, part: ScheduledRows, guesses: Sequence[int]) -> ScheduledRows:
         """Return a decoding sequence's part with rows for guessed tokens; unchanged if there are no pages for them."""
@@ -181,23 +280,29 @@ class Scheduler:
 
     def _apply(self, plan: StepPlan) -> None:
         for sequence in plan.preempt:
-            self.table.release(sequence)
-            sequence.preempted += 1
-            self.preemptions += 1
-            self.running.remove(sequence)
-            self.add(sequence)
+            self._preempt(sequence)
         self.loads += self.table.attach(plan.admit)
         for sequence, _ in plan.admit:
-            self.waiting.remove(sequence)
-            insort(self.running, sequence, key=lambda item: item.urgency)
+            self._runs(sequence)
+
+    def _preempt(self, sequence: TokenSequence) -> None:
+        self.table.release(sequence)
+        sequence.preempted += 1
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self.add(sequence)
+
+    def _runs(self, sequence: TokenSequence) -> None:
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=lambda item: item.urgency)
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
         """Note that a page was copied; if it is not `sound`, sequences that hold it begin again and compute it."""
-        page = move.target
         self.table.tiers.moved(move, sound=sound)
         if sound or move.kind == "save":
             return
         for sequence in list(self.running):
+            page = move.target if sequence.home == "device" else move.source
             if page in sequence.pages[move.group]:
                 self.table.release(sequence)
                 self.running.remove(sequence)
@@ -231,22 +336,30 @@ class Scheduler:
 
     def check(self, parts: Sequence[ScheduledRows] = ()) -> None:
         """Raise AssertionError if a page leaks or is owned twice, or a sequence has two parts in a step (for tests)."""
-        held: list[dict[int, int]] = [{} for _ in self.table.pools]
+        tiers = self.table.tiers
+        held: dict[LocalTier, list[Counter[int]]] = {
+            tier: [Counter() for _ in self.table.pools] for tier in ("device", "host")
+        }
         for sequence in self.running:
             for group, pages in enumerate(sequence.pages):
-                for page in pages:
-                    if page >= 0:
-                        held[group][page] = held[group].get(page, 0) + 1
-        for move in self.table.tiers.moving:
-            page = move.target if move.kind == "load" else move.source
-            held[move.group][page] = held[move.group].get(page, 0) + 1
-        for (tier, group, page), count in self.table.tiers.read.items():
-            if tier == "device" and count:
-                held[group][page] = held[group].get(page, 0) + count
-        for pool, counts in zip(self.table.pools, held, strict=True):
-            assert pool.used == len(counts)
-            assert all(pool.references(page) == count for page, count in counts.items())
-        self.table.tiers.check()
+                held[sequence.home][group].update(page for page in pages if page >= 0)
+        for move in tiers.moving:
+            ends: tuple[LocalTier, LocalTier] = ("host", "device")
+            for tier, page in zip(
+                ends if move.kind == "load" else ends[::-1], (move.source, move.target), strict=True
+            ):
+                held[tier][move.group][page] += 1
+        for (tier, group, page), count in tiers.read.items():
+            held[tier][group][page] += count
+        for group, page in tiers.left:
+            held["host"][group][page] += 1
+        for pool, counts in zip(tiers.device, held["device"], strict=True):
+            assert pool.used == len(+counts)
+            assert all(pool.references(page) == count for page, count in (+counts).items())
+        for pool, counts in zip(tiers.host, held["host"], strict=True):
+            # Pages that come from the tiers below are held as well.
+            assert all(pool.references(page) >= count for page, count in (+counts).items())
+        tiers.check()
         assert all(not sequence.pages for sequence in self.waiting)
         assert len(parts) == len({part.sequence.order for part in parts})
 
@@ -363,7 +476,7 @@ def _admit(
         if sequence.hold_until_s > table.tiers.now_s:
             continue
         match = table.match(sequence)
-        if _computed_soon(sequence, match, prefilling):
+        if computed_soon(sequence, match, prefilling):
             break  # the next step finds these pages computed
         new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
         limits = table.most(sequence, bounds.tokens)
@@ -421,21 +534,3 @@ def _place(match: PrefixMatch, position: int) -> int:
             return count + position // PAGE - start // PAGE
         count += (end - 1) // PAGE - start // PAGE + 1
     return count
-
-
-def _computed_soon(
-    sequence: TokenSequence,
-    match: PrefixMatch,
-    prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
-) -> bool:
-    """Return whether an earlier sequence is about to compute the first page that `sequence` is missing."""
-    page = match.todo[0][0] // PAGE
-    if page >= (sequence.length - 1) // PAGE:
-        return False  # each sequence computes its own last page
-    start, end = page * PAGE, (page + 1) * PAGE
-    return any(
-        len(other.ids) > page
-        and other.ids[page] == sequence.ids[page]
-        and any(a < end and start < b for a, b in todo)
-        for other, todo in prefilling
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from common.pages.identity import PAGE, Owner, PageId, page_ids
+from engine.decoder.executor.interface import LocalTier
 
 Range = tuple[int, int]
 
@@ -16,7 +17,8 @@ class TokenSequence:
     ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
     layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
     `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can
-    have, `owner` the owner of its pages.
+    have, `owner` the owner of its pages. `home` is the tier of all its pages, `settled` for how many steps they have
+    been there, `skipped` for how many steps in a row it has had no row though it decodes.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class TokenSequence:
         self.root, self.owner, self.most = root, owner, most
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
+        self.home: LocalTier = "device"
+        self.settled = self.skipped = 0
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
         self.low: list[int] = []  # per group, the first logical page not yet released for good
         self.preempted = 0

@@ -13,12 +13,27 @@ from common.types.generation import SamplingParams
 from common.types.model_card import ModelCard
 
 
+class TokenFilter(Protocol):
+    """Which tokens may follow others in an answer; only the compute thread calls it."""
+
+    def allowed(self, output: Sequence[int]) -> bytes | None:
+        """Return which token ids may follow `output`, one bit each, the lowest bit first; None if all may.
+
+        Raises TokenFilterError if none may.
+        """
+
+
+class TokenFilterError(Exception):
+    """A filter that cannot tell which tokens may follow, or allows none; the message says why."""
+
+
 class SamplingRequest(NamedTuple):
     """How to draw one token from the logits of a sequence's last row.
 
     `position` is the absolute position of the token being drawn; with seed and choice it keys the random numbers, so
     a draw does not depend on the batch. `prompt` and `output` (tokens so far) are for penalties; `banned` ids are not
     allowed now (the stop ids while `min_new` is not reached); `logprobs` is how many alternatives to report, -1 none.
+    `grammar` says which ids may follow `output`.
     """
 
     sampling: SamplingParams
@@ -28,6 +43,7 @@ class SamplingRequest(NamedTuple):
     output: Sequence[int]
     banned: Sequence[int] = ()
     logprobs: int = -1
+    grammar: TokenFilter | None = None
 
 
 LocalTier = Literal["device", "host"]
@@ -160,14 +176,14 @@ class PageMove(NamedTuple):
 
 
 class StepFailed(Exception):
-    """One sequence of a batch could not be computed; `index` is its place in the batch.
+    """One sequence of a batch could not be computed; `index` is its place in the batch, `code` the kind of error.
 
     No token was drawn. The step may be executed again without the sequence: writing K and V twice changes nothing.
     """
 
-    def __init__(self, index: int, message: str) -> None:
+    def __init__(self, index: int, message: str, code: str = "model_error") -> None:
         super().__init__(message)
-        self.index = index
+        self.index, self.code = index, code
 
 
 class HomeMoves:
@@ -206,6 +222,12 @@ class PageCopier(Protocol):
         `done` is called on the copier's thread with the move and whether the page is there.
         """
 
+    def written(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Note (group, page) of host pages that steps have written: their bytes are now those that are compared.
+
+        Whatever is asked for later finds the checksums made.
+        """
+
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
         """Return the bytes of a held page in the form of the tiers below the host."""
 
@@ -219,7 +241,8 @@ class PageCopier(Protocol):
 class Executor(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it.
 
-    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it.
+    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it;
+    `grammars` that draws keep to `SamplingRequest.grammar`.
     """
 
     name: str
@@ -230,6 +253,7 @@ class Executor(Protocol):
     stop_ids: list[int]
     copier: PageCopier | None
     exact: bool
+    grammars: bool
 
     def execute(
         self,
@@ -251,8 +275,34 @@ class Executor(Protocol):
         """Return the bytes of tokenizer.json."""
 
 
+StageName = Literal["before", "device", "staged", "host", "after"]
+
+
+class StageTime(NamedTuple):
+    """When one stage of one sub-batch's layer ran, in seconds of the clock that does not go back.
+
+    `before` and `after` attention lie the parts that read weights; `device`, `staged` (pages come from the host) and
+    `host` are attention.
+    """
+
+    stage: StageName
+    part: int
+    layer: int
+    begin_s: float
+    end_s: float
+
+
 class StagedExecutor(Executor, Protocol):
-    """An executor that can attend to a part of the sequences on the host."""
+    """An executor that can attend to a part of the sequences on the host.
+
+    `attended` counts rows by the tier that attended to them, in steps in stages.
+    """
+
+    attended: dict[LocalTier, int]
+
+    @property
+    def stage_times(self) -> Sequence[StageTime]:
+        """The stages of the last step that was executed in stages."""
 
     def execute_staged(
         self,

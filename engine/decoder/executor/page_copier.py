@@ -126,6 +126,11 @@ class TorchPageCopier:
         """
         self._submit(partial(self._save, move, done), urgent=False)
 
+    def written(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Make the checksums of (group, page) of host pages that steps have written, before any later task."""
+        if pages:
+            self._submit(partial(self._sum, pages), urgent=True)
+
     def layout(self, group: int) -> tuple[int, int]:
         """Return how many layers a page of a group has, and the bytes of one."""
         _, layers, size = self._bytes[group].shape
@@ -271,13 +276,16 @@ class TorchPageCopier:
             with torch.cuda.stream(self._stream):
                 page = here.data[move.source]
                 there.data[move.target].copy_(page if here.packed == there.packed else pack(page))
-            sums = self._sums[move.group][move.target]
-            for at, layer in enumerate(self._bytes[move.group][move.target]):
-                sums[at] = xxhash.xxh3_64_intdigest(layer)
+            self._sum([(move.group, move.target)])
             self._note("save", [move], SYSTEM.perf_s() - began)
             sound = True
         finally:
             done(move, sound)
+
+    def _sum(self, pages: Sequence[tuple[int, int]]) -> None:
+        for group, page in pages:
+            for at, written in enumerate(self._bytes[group][page]):
+                self._sums[group][page, at] = xxhash.xxh3_64_intdigest(written)
 
     def _note(self, kind: str, moves: Sequence[PageMove], took: float) -> None:
         self._count(kind, sum(self._bytes[move.group][0].nbytes for move in moves), took)

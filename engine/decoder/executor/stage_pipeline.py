@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,24 +17,19 @@ from torch import Tensor
 from common.clock import SYSTEM
 from common.pages.identity import PAGE
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSpan, HostSubBatch
-from engine.decoder.executor.interface import HomeMoves, LocalTier, SequenceInput
+from engine.decoder.executor.interface import (
+    HomeMoves,
+    LocalTier,
+    SequenceInput,
+    StageName,
+    StageTime,
+)
 from engine.kernels.attention_plan import QueryRows
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, copy_pages, read_layer, store_layer
 from engine.models.decoders.spec import DecoderSpec
 
 T = TypeVar("T")
-StageName = Literal["before", "device", "staged", "host", "after"]
-
-
-class StageTime(NamedTuple):
-    """When one stage of one sub-batch's layer ran, in seconds of the clock that does not go back."""
-
-    stage: StageName
-    part: int
-    layer: int
-    begin_s: float
-    end_s: float
 
 
 class DecoderState(Protocol):

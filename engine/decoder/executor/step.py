@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from common.clock import SYSTEM, Clock
 from engine.decoder.executor.interface import (
     EarlyEnd,
     Executor,
+    HomeMoves,
     PageLoads,
     SampledToken,
     SequenceInput,
+    StagedExecutor,
+    StageTime,
     StepFailed,
 )
 from engine.device import DeviceQueue
@@ -32,13 +36,25 @@ class StepFailure(NamedTuple):
 class StepResult(NamedTuple):
     """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone.
 
-    `tokens` is how many tokens each sequence was given one after another (see `SequenceInput.ahead`).
+    `tokens` is how many tokens each sequence was given one after another (see `SequenceInput.ahead`). `stages` are
+    those of a step that was executed in stages.
     """
 
     outcomes: list[SampledToken | StepFailure | None]
     seconds: float
     isolated: bool
     tokens: int = 1
+    stages: Sequence[StageTime] = ()
+
+
+Compute = Callable[[Sequence[SequenceInput]], Sequence[SampledToken | None]]
+
+
+class StagedStep(NamedTuple):
+    """How a step is executed in stages: by whom, and the pages that change their home."""
+
+    executor: StagedExecutor
+    moves: HomeMoves
 
 
 class StepHandle:
@@ -82,18 +98,27 @@ class StepQueue:
         loading: PageLoads | None = None,
         predicted_s: float = 0.0,
         following: Following | None = None,
+        staged: StagedStep | None = None,
     ) -> StepHandle:
         """Queue a step on the device and return at once.
 
         A step is the rows of each sequence, the request of each, and the page loads that the rows wait for. A step
-        may be submitted before the one it is `following` has ended: its rows then get the tokens drawn there.
+        may be submitted before the one it is `following` has ended: its rows then get the tokens drawn there. A
+        `staged` step is executed in stages.
         """
         handle = StepHandle(self._device)
+        compute: Compute = partial(self._executor.execute, loading=loading, early=handle.early)
+        if staged is not None:
+            # Executed again for some of its rows it is given the same moves, which are done once.
+            compute = partial(staged.executor.execute_staged, loading=loading, moves=staged.moves)
 
         def run() -> StepResult:
             given = _followed(rows, following)
-            result = run_step(self._executor, given, requests, loading, self._clock, handle.early)
+            bare = staged is not None
+            result = run_step(compute, given, requests, loading, self._clock, bare=bare)
             handle.outcomes = result.outcomes
+            if staged is not None:
+                return result._replace(stages=list(staged.executor.stage_times))
             return result
 
         handle.future = self._device.submit(run, kind=KIND, predicted_s=predicted_s)
@@ -119,16 +144,18 @@ def _followed(
 
 
 def run_step(
-    executor: Executor,
+    compute: Compute,
     rows: Sequence[SequenceInput | None],
     requests: Sequence[str],
     loading: PageLoads | None = None,
     clock: Clock = SYSTEM,
-    early: EarlyEnd | None = None,
+    *,
+    bare: bool = False,
 ) -> StepResult:
-    """Execute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
+    """Compute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
 
-    A row that is None is not executed, and its outcome is None.
+    A row that is None is not computed, and its outcome is None. A `bare` step is computed even without rows: it copies
+    pages.
 
     Rows that failed together are executed again, which changes nothing: a page's keys and values are written anew.
     Returns once all pages of `loading` have arrived.
@@ -136,11 +163,11 @@ def run_step(
     started = clock.perf_s()
     outcomes: list[SampledToken | StepFailure | None] = [None] * len(rows)
     given = {index: row for index, row in enumerate(rows) if row is not None}
-    batches, isolated = [list(given)] if given else [], False
+    batches, isolated = [list(given)] if given or bare else [], False
     while batches:
         batch = batches.pop()
         try:
-            drawn = executor.execute([given[index] for index in batch], loading, early)
+            drawn = compute([given[index] for index in batch])
         except Exception as error:  # noqa: BLE001 - an error of the model fails its requests, not the worker
             isolated, names = True, [requests[index] for index in batch]
             guilty = _guilty(error, names)
@@ -178,5 +205,6 @@ def _guilty(error: Exception, requests: Sequence[str]) -> str | None:
 
 def failure_of(error: Exception, code: str = "model_error") -> StepFailure:
     """Return the failure that a request is charged with for an error that is being handled."""
-    message = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
-    return StepFailure(code, message, traceback.format_exc())
+    if isinstance(error, StepFailed):
+        return StepFailure(error.code, str(error), traceback.format_exc())
+    return StepFailure(code, f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -24,7 +24,7 @@ from engine.decoder.executor.host_attention import HostAttention, HostAttentionT
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.executor.stage_pipeline import StagePipeline
-from engine.decoder.sampling.sampler import draw_tokens, is_plain
+from engine.decoder.sampling.sampler import UndrawnRow, draw_tokens, is_plain
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
 from engine.models.decoders.compiled_decoder import (
@@ -90,9 +90,11 @@ class TorchExecutor:
         self._pools = list(pools)
         self._host = list(host)
         self.stages: StagePipeline | None = None
+        self.attended: dict[border.LocalTier, int] = {"device": 0, "host": 0}
         if host_attention is not None:
             staged = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
             self.stages = StagePipeline(staged, pools, host, host_attention)
+            self.attended = self.stages.attended
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype
@@ -103,6 +105,7 @@ class TorchExecutor:
         kept = computed if form == "exact" else f"{computed}, {form} below the host"
         self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
+        self.grammars = bool(self.stop_ids)
         pages = min(pool.pages for pool in pools)
         places = {
             layer: (group, at)
@@ -175,7 +178,7 @@ class TorchExecutor:
             if helper is None or not host:
                 raise ConfigError(
                     "attention on the host: needs the compiled kernels for this model, and pages on the host; "
-                    "expected a C++ compiler here, and SPILLWAY_HOST_BYTES above 0"
+                    "expected a C++ compiler here, and SPILLWAY_HOST_KV_BYTES above 0"
                 )
             attention = HostAttentionThread(
                 helper, files.spec, host, threads=host_threads, cores=host_cores
@@ -212,6 +215,11 @@ class TorchExecutor:
         self._set_threads()
         with torch.inference_mode():
             return self._drawn(batch, self._compute_staged(batch, loading, moves))
+
+    @property
+    def stage_times(self) -> Sequence[border.StageTime]:
+        """The stages of the last step that was executed in stages."""
+        return [] if self.stages is None else self.stages.times
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
@@ -270,7 +278,10 @@ class TorchExecutor:
         ]
         logits = self._decoder.logits(hidden[[row for _, row, _ in asked]])
         self._check_logits(logits, [index for index, _, _ in asked], batch)
-        found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+        try:
+            found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+        except UndrawnRow as error:
+            raise StepFailed(asked[error.row][0], str(error), "grammar_failed") from error
         return [
             None
             if rows.sample is None
@@ -305,6 +316,7 @@ class TorchExecutor:
             fingerprint=self.fingerprint,
             dimension=0,
             max_tokens=self.shape.context,
+            vocabulary=self.shape.vocabulary,
             partitions=partitions,
             created_ms=created_ms,
             chat_template=files.chat_template,
@@ -313,6 +325,7 @@ class TorchExecutor:
             eos=files.eos,
             stop_ids=self.stop_ids,
             sampling=files.sampling,
+            grammars=self.grammars,
         )
 
     def tokenizer_json(self) -> bytes:

@@ -14,6 +14,7 @@ from engine.decoder.executor.interface import Executor, PageCopier, PageLoads, P
 from engine.decoder.kv.prefetcher import Prefetcher
 from engine.decoder.kv.tiers import Price, TierPolicy
 from engine.decoder.kv.write_back import WriteBack
+from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
@@ -42,11 +43,15 @@ class OffloadManager:
         store: PageStore | None,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
+        homes: HomePlanner | None = None,
     ) -> None:
-        """`price` is the cost of computing pages; `wake` is called when a step may find more pages than before."""
+        """`price` is the cost of computing pages; `wake` is called when a step may find more pages than before.
+
+        With `homes` sequences may be at home on the host.
+        """
         self.copier: PageCopier | None = executor.copier if executor.shape.host_pages else None
         keeping = TierPolicy(cache.eviction, price, self._load_s, self._fetch_s)
-        self.scheduler = Scheduler(executor.shape, limits, keeping)
+        self.scheduler = Scheduler(executor.shape, limits, keeping, homes)
         self.tiers = self.scheduler.table.tiers
         self.prefetcher: Prefetcher | None = None
         self.write_back: WriteBack | None = None
@@ -129,6 +134,13 @@ class OffloadManager:
         """Report the loads of a step that has ended; pages that are not sound are computed anew."""
         for move in self.scheduler.loads:
             self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
+
+    def ended(self) -> None:
+        """Report that the step that was planned last has ended: pages that it filled on the host have checksums now."""
+        self.scheduler.ended()
+        if self.copier is not None and self.tiers.written:
+            self.copier.written(self.tiers.written)
+            self.tiers.written = []
 
     def save(self) -> None:
         """Begin to copy idle pages to the host, beside the next steps."""

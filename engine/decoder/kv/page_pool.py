@@ -64,6 +64,10 @@ class PagePool:
         """Return the number of references to `page`."""
         return self._references.get(page, 0)
 
+    def holds(self, page_id: PageId) -> bool:
+        """True if the page that has this id has a reference."""
+        return self._by_id.get(page_id, -1) in self._references
+
     def __iter__(self) -> Iterator[PageId]:
         """Yield the ids that can be found."""
         yield from self._by_id

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from common.pages.identity import PAGE, PageId
-from engine.decoder.executor.interface import ModelShape, PageMove
+from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
 from engine.decoder.sequence import Range, TokenSequence, touched
 
@@ -23,11 +23,11 @@ class PrefixMatch(NamedTuple):
 
 
 class PageTable:
-    """Every group has the same number of pages; a sequence has one page list per group."""
+    """Every group has the same number of pages; a sequence has one page list per group, of pages of its home."""
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
         self.windows = list(shape.windows)
-        self._windowed = any(window is not None for window in shape.windows)
+        self.windowed = any(window is not None for window in shape.windows)
         self.tiers = PageTiers(shape, keeping)
         self.pools = self.tiers.device
 
@@ -130,6 +130,38 @@ class PageTable:
             for pool, held in zip(self.pools, sequence.pages, strict=False)
         ]
 
+    def available(self, tier: LocalTier) -> int:
+        """Return how many pages each group of a tier can give."""
+        return min(pool.available for pool in self.tiers.pools(tier))
+
+    def ties(self, sequence: TokenSequence) -> tuple[int, int]:
+        """Return how many of a sequence's pages need no copy in the other tier, and how many stay if it leaves its own.
+
+        The other tier has a copy in use, or windows have passed them; others hold them, or windows have passed them.
+        Of several groups it is the number that promises least.
+        """
+        copies, stay = [], []
+        for group, held in enumerate(sequence.pages):
+            own = self.tiers.pools(sequence.home)[group]
+            passed = sum(page < 0 for page in held)
+            copies.append(passed + self._copies(sequence, group))
+            stay.append(passed + sum(page >= 0 and own.references(page) > 1 for page in held))
+        return min(copies, default=0), max(stay, default=0)
+
+    def _copies(self, sequence: TokenSequence, group: int) -> int:
+        """Return how many of a sequence's pages are in use in the other tier as well."""
+        there = (self.tiers.device if sequence.home == "host" else self.tiers.host)[group]
+        held = sequence.pages[group][: (sequence.length - 1) // PAGE]
+        full = zip(held, sequence.ids, strict=False)
+        return sum(page >= 0 and there.holds(page_id) for page, page_id in full)
+
+    def takes(self, match: PrefixMatch) -> int:
+        """Return how many of the device's available pages each group gives, at most, when a match is attached."""
+        return max(
+            len(loads) + sum(page >= 0 and not pool.references(page) for page in pages)
+            for pool, pages, loads in zip(self.pools, match.pages, match.loads, strict=True)
+        )
+
     # -- changing --------------------------------------------------------------------------------------
 
     def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
@@ -150,6 +182,72 @@ class PageTable:
             if sequence.cached < 0:
                 self._first(sequence, match)
         return [move for move in moves if move is not None]
+
+    def attach_to_host(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove] | None:
+        """Give a sequence a home on the host, with the pages of a match; return the copies that its first step makes.
+
+        None, and nothing changes, if the host has no room for the whole sequence.
+        """
+        if self.available("host") < -(-sequence.length // PAGE):
+            return None
+        sequence.home = "host"
+        sequence.pages = [[-1] * len(held) for held in match.pages]
+        sequence.todo, sequence.low = list(match.todo), [0] * len(match.pages)
+        for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
+            for at in (*(at for at, page in enumerate(held) if page >= 0), *loads):
+                page = self.tiers.find_in_place(group, sequence.ids[at])
+                sequence.pages[group][at] = -1 if page is None else page
+        if sequence.cached < 0:
+            self._first(sequence, match)
+        return self._copied(sequence, match.pages)
+
+    def move(self, sequence: TokenSequence, to: LocalTier) -> list[PageMove] | None:
+        """Change the home of a sequence; return the copies that the step makes, before it writes.
+
+        None, and nothing changes, if the new home has no room.
+        """
+        before, was = sequence.pages, sequence.home
+        wanted = [
+            sum(page >= 0 for page in held) - self._copies(sequence, group)
+            for group, held in enumerate(before)
+        ]
+        if self.available(to) < max(wanted):
+            return None
+        sequence.home, sequence.pages = to, [[-1] * len(held) for held in before]
+        for group, held in enumerate(before):
+            pool = self.tiers.pools(to)[group]
+            for at, page_id in enumerate(sequence.ids[: (sequence.length - 1) // PAGE]):
+                page = pool.find(page_id) if held[at] >= 0 else None
+                if page is not None:
+                    pool.hold(page)
+                    sequence.pages[group][at] = page
+        moves = self._copied(sequence, before)
+        for group, held in enumerate(before):
+            for page in held:
+                if page >= 0:
+                    self.tiers.leave(was, group, page)
+        return moves
+
+    def _copied(self, sequence: TokenSequence, before: Sequence[Sequence[int]]) -> list[PageMove]:
+        """Allocate the pages that a sequence has not found in its new home; return their copies from `before`."""
+        moves = []
+        kind: Literal["load", "save"] = "save" if sequence.home == "host" else "load"
+        for group, held in enumerate(before):
+            pool, ids = self.tiers.pools(sequence.home)[group], sequence.ids
+            for at, source in enumerate(held):
+                if source >= 0 and sequence.pages[group][at] < 0:
+                    page = sequence.pages[group][at] = pool.allocate()
+                    page_id = ids[at] if at < len(ids) else b""
+                    moves.append(PageMove(kind, group, page_id, source, page))
+        return moves
+
+    def arrived(self, sequence: TokenSequence) -> None:
+        """Publish the full pages of a sequence that has a new home: the step that copied them has ended."""
+        for group, held in enumerate(sequence.pages):
+            for at, page_id in enumerate(sequence.ids[: len(held)]):
+                if held[at] >= 0 and not sequence.missing(at):
+                    self.tiers.publish(sequence.home, group, held[at], page_id)
+                    self.tiers.backed(group, page_id)
 
     def _load(self, sequence: TokenSequence, group: int, page: int) -> PageMove | None:
         sequence.pages[group][page], move = self.tiers.load(group, sequence.ids[page])
@@ -199,21 +297,22 @@ class PageTable:
         """Allocate the pages that rows at `positions` need; IndexError if a pool has too few."""
         if not self.wants(sequence, positions):
             return
+        pools = self.tiers.pools(sequence.home)
         for page in touched(positions):
-            for pool, held in zip(self.pools, sequence.pages, strict=True):
+            for pool, held in zip(pools, sequence.pages, strict=True):
                 held.extend([-1] * (page + 1 - len(held)))
                 if held[page] < 0:
                     held[page] = pool.allocate()
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Publish the pages that the rows at `positions`, just written, have filled; drop pages no row will see."""
-        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self._windowed:
+        if len(positions) == 1 and (positions[0] + 1) % PAGE and not self.windowed:
             return  # the usual step of a decoding sequence, which does not fill a page
         full = sequence.length // PAGE
         for page in touched(positions):
             if page < full and not sequence.missing(page):
-                for pool, held in zip(self.pools, sequence.pages, strict=True):
-                    pool.publish(held[page], sequence.ids[page])
+                for group, held in enumerate(sequence.pages):
+                    self.tiers.publish(sequence.home, group, held[page], sequence.ids[page])
         following = sequence.todo[0][0] if sequence.todo else sequence.length
         for group, held in enumerate(sequence.pages):
             if self.windows[group] is None:
@@ -221,7 +320,7 @@ class PageTable:
             end = min(self._sees(group, following) // PAGE, len(held))
             for page in range(sequence.low[group], end):
                 if held[page] >= 0:
-                    self.pools[group].release(held[page], unseen=True)
+                    self.tiers.leave(sequence.home, group, held[page], unseen=True)
                     held[page] = -1
             sequence.low[group] = max(end, sequence.low[group])
 
@@ -232,6 +331,25 @@ class PageTable:
                 self.tiers.used(group, page_id)
             for page in held:
                 if page >= 0:
-                    self.pools[group].release(page)
-        sequence.pages = []
+                    self.tiers.leave(sequence.home, group, page)
+        sequence.pages, sequence.home = [], "device"
+        sequence.settled = sequence.skipped = 0
         sequence.todo = [(0, sequence.length)]
+
+
+def computed_soon(
+    sequence: TokenSequence,
+    match: PrefixMatch,
+    prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
+) -> bool:
+    """Return whether an earlier sequence is about to compute the first page that `sequence` is missing."""
+    page = match.todo[0][0] // PAGE
+    if page >= (sequence.length - 1) // PAGE:
+        return False  # each sequence computes its own last page
+    start, end = page * PAGE, (page + 1) * PAGE
+    return any(
+        len(other.ids) > page
+        and other.ids[page] == sequence.ids[page]
+        and any(a < end and start < b for a, b in todo)
+        for other, todo in prefilling
+    )

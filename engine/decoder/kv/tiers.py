@@ -35,7 +35,8 @@ PLAIN = TierPolicy()
 class PageTiers:
     """Per layer group a pool on the device and one on the host; a page has at most one copy in each.
 
-    A move holds the pages at both of its ends until it is `moved`.
+    A move holds the pages at both of its ends until it is `moved`. What a step reads or writes on the host is held
+    until the step has `ended`, whatever becomes of its sequences: pages of the host may be given away at any time.
     """
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
@@ -48,6 +49,9 @@ class PageTiers:
         self.moving: set[PageMove] = set()
         self.read: Counter[tuple[LocalTier, int, int]] = Counter()
         self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
+        # Host pages that sequences have left since the last step was planned, and those that steps have filled.
+        self.left: list[tuple[int, int]] = []
+        self.written: list[tuple[int, int]] = []
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
         # Pages that the host dropped while the device had them. All pages that the host has are worth more, so these
@@ -110,6 +114,48 @@ class PageTiers:
         move = PageMove("load", group, page_id, source, page)
         self.moving.add(move)
         return page, move
+
+    def pools(self, tier: LocalTier) -> list[PagePool]:
+        """Return the pools of a tier, one for each layer group."""
+        return self.host if tier == "host" else self.device
+
+    def publish(self, tier: LocalTier, group: int, page: int, page_id: PageId) -> None:
+        """Give a page that steps have filled its id; one on the host is `written`: it has no checksums yet."""
+        host = self.host[group]
+        if tier == "device":
+            self.device[group].publish(page, page_id)
+            return
+        known = host.find(page_id) is not None
+        host.publish(page, page_id)
+        if not known and host.find(page_id) == page:
+            self.written.append((group, page))
+        self.backed(group, page_id)
+
+    def backed(self, group: int, page_id: PageId) -> None:
+        """Note on the device that the host has a page as well, if it has."""
+        if self.host[group].find(page_id) is not None:
+            self.device[group].back(page_id, self.keeping.load_s())
+
+    def find_in_place(self, group: int, page_id: PageId) -> int | None:
+        """Take a reference to a page of the host that is attended there; None if the host does not have it."""
+        page = self.host[group].find(page_id)
+        if page is not None:
+            self.found[self.origin.pop(page_id, "host")] += 1
+            self.host[group].hold(page)
+        return page
+
+    def leave(self, tier: LocalTier, group: int, page: int, *, unseen: bool = False) -> None:
+        """Drop a sequence's reference to a page: at once on the device, on the host when the step has ended."""
+        if tier == "host":
+            self.left.append((group, page))
+        else:
+            self.device[group].release(page, unseen=unseen)
+
+    def ended(self) -> None:
+        """Note that the steps planned so far have ended."""
+        for group, page in self.left:
+            self.host[group].release(page)
+        self.left = []
 
     def saves(self, most: int) -> list[PageMove]:
         """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""

@@ -34,13 +34,15 @@ class PromptState(NamedTuple):
     """A sequence with prompt rows to compute: `ranges` of positions, rising, the last of which ends with its length.
 
     `pages` are those it has on the device: found computed, or held because it is `running`. A running one is at home
-    on the device, since a prompt at home on the host is computed in one step.
+    on the device, since a prompt at home on the host is computed in one step. `brought` are pages that its first rows
+    need besides their own: found computed on the host, or on the device where nobody holds them.
     """
 
     order: int
     ranges: tuple[Range, ...]
     pages: int = 0
     running: bool = False
+    brought: int = 0
 
     @property
     def rows(self) -> int:
@@ -62,14 +64,15 @@ class PromptState(NamedTuple):
         return total
 
     def missing(self, rows: int) -> int:
-        """Return the pages it needs for its next `rows` rows beyond those it has; resident pages lie before them."""
-        ends = 0
+        """Return the pages it needs for its next `rows` rows beyond those it has; a page that it began it has."""
+        pages = self.brought if rows else 0
         for start, end in self.ranges:
-            ends = start + min(rows, end - start)
-            rows -= min(rows, end - start)
+            taken = min(rows, end - start)
+            pages += pages_of(start + taken) - pages_of(start)
+            rows -= taken
             if not rows:
                 break
-        return max(0, pages_of(ends) - self.pages)
+        return pages
 
 
 class DecodeState(NamedTuple):

@@ -77,11 +77,10 @@ class _Placed(NamedTuple):
 
     @property
     def chunk(self) -> PromptChunk:
-        whole = self.rows == self.prompt.rows
-        needs = self.prompt.missing(self.rows)
+        prompt, whole = self.prompt, self.rows == self.prompt.rows
         # Pages that the device has are copied to a home on the host, so they are needed there as well.
-        pages = needs if self.home == "device" else needs + self.prompt.pages
-        return PromptChunk(self.prompt.order, self.rows, self.home, whole, pages)
+        pages = prompt.missing(self.rows) if self.home == "device" else pages_of(prompt.length)
+        return PromptChunk(prompt.order, self.rows, self.home, whole, pages)
 
 
 class _Split(NamedTuple):

@@ -25,6 +25,7 @@ from engine.kernels.page_memory import PageMemory
 from engine.kernels.sources import DECODER
 from engine.models.decoders.rotary import frequencies
 from engine.models.decoders.spec import DecoderSpec
+from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
 from engine.models.gguf.weights import StoredTensor
 
 WeightKind = Literal["fp32", "bf16", "int8", "int4", "stored"]
@@ -34,8 +35,38 @@ _STORED = {"F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K
 _PAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
-_BEFORE, _AFTER, _Q_NORM, _K_NORM, _LAST = range(5)
+# Norms beside those of a layer, which come first, in the order of `LayerNorms`.
+_Q_NORM, _K_NORM, _LAST = range(4, 7)
 _int64 = ctypes.c_int64
+
+
+class _Heads(ctypes.Structure):
+    """How heads attend, as `attention.h` has it."""
+
+    _fields_ = (
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
+    )
+
+
+class _Shape(ctypes.Structure):
+    """A model's sizes and factors, as `step.cpp` has them."""
+
+    _fields_ = (
+        ("heads", _Heads),
+        ("layers", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("activation", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+        ("embed_scale", ctypes.c_float),
+        ("residual_scale", ctypes.c_float),
+        ("logit_scale", ctypes.c_float),
+        ("logit_cap", ctypes.c_float),
+    )
 
 
 class _Pages(ctypes.Structure):
@@ -102,37 +133,26 @@ class CompiledDecoder:
         is packed as the file has it. ConfigError if memory does not suffice.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
-        self._model = ctypes.c_void_p(
-            kernels.spillway_model(
-                *map(
-                    _int64,
-                    (
-                        spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim,
-                        spec.intermediate,
-                    ),
-                ),
-                ctypes.c_float(spec.epsilon),
-                _ACTIVATIONS[spec.activation],
-            )
+        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        shape = _Shape(
+            _heads(spec), spec.layers, spec.hidden, spec.intermediate, _ACTIVATIONS[spec.activation],
+            spec.epsilon, embed_scale(spec, dtype), spec.residual_scale, spec.logit_scale,
+            spec.logit_cap,
         )  # fmt: skip
+        self._model = ctypes.c_void_p(kernels.spillway_model(ctypes.byref(shape)))
         weakref.finalize(self, kernels.spillway_free, self._model)
-        embed = weights.pop("model.embed_tokens.weight")
+        embed = weights.pop(EMBED)
         if isinstance(embed, Tensor):
             # A copy: a tensor from a file holds the whole file in memory.
-            self._embed = embed.clone()
-            kernels.spillway_table(self._model, _at(self._embed), _half(self._embed))
+            embed = self._embed = embed.clone()
+            kernels.spillway_table(self._model, _at(embed), _half(embed))
         elif not spec.tied:
             self._linear(0, _TABLE, kind, [embed], [])
-        for group, (_, layers) in enumerate(spec.groups):
-            for at, layer in enumerate(layers):
-                kernels.spillway_place(self._model, _int64(layer), _int64(group), _int64(at))
+        self._place()
         for layer in range(spec.layers):
             self._layer(layer, weights, kind)
-        self._norm(0, _LAST, weights.pop("model.norm.weight"))
-        head = embed if spec.tied else weights.pop("lm_head.weight")
-        self._linear(0, _HEAD, kind, [head], [])
-        inverse = frequencies(spec.rope, spec.head_dim).contiguous()
-        kernels.spillway_rope(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
+        self._norm(0, _LAST, weights.pop("model.norm.weight"), spec.norm_offset)
+        self._linear(0, _HEAD, kind, [weights.pop(HEAD, embed)], [])
 
     @property
     def weight_bytes(self) -> int:
@@ -234,16 +254,33 @@ class CompiledDecoder:
             )
         return out
 
+    def _place(self) -> None:
+        """Tell the kernels each layer's place in its group, and its rotation."""
+        rotations = self.spec.rotations
+        for group, (_, layers) in enumerate(self.spec.groups):
+            for at, layer in enumerate(layers):
+                rope = self.spec.ropes[layer]
+                turn = -1 if rope is None else rotations.index(rope)
+                self._kernels.spillway_place(self._model, *map(_int64, (layer, group, at, turn)))
+        for rope in rotations:
+            inverse = frequencies(rope, self.spec.head_dim).contiguous()
+            self._kernels.spillway_rope(
+                self._model, _at(inverse), _int64(len(inverse)), ctypes.c_float(rope.attention)
+            )
+
     def _layer(
         self, layer: int, weights: dict[str, Tensor | StoredTensor], kind: WeightKind
     ) -> None:
-        base = f"model.layers.{layer}."
-        self._norm(layer, _BEFORE, weights.pop(base + "input_layernorm.weight"))
-        self._norm(layer, _AFTER, weights.pop(base + "post_attention_layernorm.weight"))
+        base, spec = f"model.layers.{layer}.", self.spec
+        for which, norm in enumerate(norm_names(spec)):
+            if norm is not None:
+                weight = weights.pop(f"{base}{norm}.weight")
+                self._norm(layer, which, weight, spec.norm_offset)
         attention = base + "self_attn."
-        if self.spec.qk_norm:
-            self._norm(layer, _Q_NORM, weights.pop(attention + "q_norm.weight"))
-            self._norm(layer, _K_NORM, weights.pop(attention + "k_norm.weight"))
+        if spec.qk_norm:
+            for which, norm in ((_Q_NORM, "q_norm"), (_K_NORM, "k_norm")):
+                weight = weights.pop(f"{attention}{norm}.weight")
+                self._norm(layer, which, weight, spec.norm_offset)
         for which, names in (
             (_QKV, [attention + f"{name}_proj" for name in "qkv"]),
             (_OUT, [attention + "o_proj"]),
@@ -256,8 +293,8 @@ class CompiledDecoder:
             ]
             self._linear(layer, which, kind, matrices, biases)
 
-    def _norm(self, layer: int, which: int, stored: Tensor | StoredTensor) -> None:
-        weight = _vector(stored)
+    def _norm(self, layer: int, which: int, stored: Tensor | StoredTensor, offset: float) -> None:
+        weight = _vector(stored) + offset
         self._kernels.spillway_norm(
             self._model, _int64(layer), which, _at(weight), _int64(len(weight))
         )
@@ -276,8 +313,7 @@ class CompiledDecoder:
             failed = self._pack_stored(layer, which, stored, bias)
         else:
             numbers = [each for each in matrices if isinstance(each, Tensor)]
-            joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
-            failed = self._pack(layer, which, kind, joined.contiguous(), bias)
+            failed = self._pack(layer, which, kind, torch.cat(numbers), bias)
         if failed:
             raise ConfigError(f"there is no memory for the weights of layer {layer} as {kind}")
 
@@ -418,7 +454,8 @@ class PlannedAttention:
         count, positions = len(self._step.positions), self._step.positions
         self._plan = ctypes.c_void_p(
             kernels.spillway_plan(
-                *map(_int64, (spec.heads, spec.kv_heads, spec.head_dim, len(pools))),
+                ctypes.byref(_heads(spec)),
+                _int64(len(pools)),
                 self._step.pages,
                 _int64(count),
                 ctypes.c_void_p(positions.ctypes.data),
@@ -550,7 +587,7 @@ def _attend(
     sizes = (len(layers), rows, heads)
     found = Partial(torch.empty(*sizes, dim), torch.empty(sizes), torch.empty(sizes))
     kernels.spillway_attend(
-        *map(_int64, (heads, pool.kv_heads, dim)),
+        ctypes.byref(_Heads(heads, pool.kv_heads, dim, pool.scale, pool.cap)),
         step.pages,
         _int64(layers[0]),
         _int64(len(layers)),
@@ -562,6 +599,10 @@ def _attend(
         threads,
     )
     return found
+
+
+def _heads(spec: DecoderSpec) -> _Heads:
+    return _Heads(spec.heads, spec.kv_heads, spec.head_dim, spec.attention_scale, spec.score_cap)
 
 
 def _vector(stored: Tensor | StoredTensor) -> Tensor:

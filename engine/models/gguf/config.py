@@ -125,7 +125,7 @@ def _rope(file: GgufFile, keys: _Keys, positions: int, dim: int) -> dict[str, An
                 f"{file.path}: tensor {_ROPE_FACTORS!r} is not {dim // 2} numbers in F32, or stands beside {kind}"
             )
         divisors = file.rows(factors).view("<f4")[0].tolist()
-        return {"rope_type": "divided", "divisors": divisors}
+        return {"rope_type": "divided", "factors": divisors}
     if kind == "none":
         return None
     factor = keys.number("rope.scaling.factor")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common import log
 from common.bus import Bus
 from common.bus.metrics import lane_label
 from common.config import WorkerConfig
+from common.devices import detect, parse_cores
 from common.errors import ConfigError
 from common.ids import Family
 from common.pages.store import PageStore
@@ -18,14 +23,21 @@ from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
 from engine.decoder.capacity import DecoderCapacity, measure
 from engine.decoder.engine import SEVERAL, DecoderEngine
-from engine.decoder.executor.interface import Executor
+from engine.decoder.executor.interface import Executor, StagedExecutor
 from engine.decoder.kv.offload import CachePolicy
+from engine.decoder.offload.costs import OffloadProfile, keep, kept
+from engine.decoder.offload.homes import HomePlanner
+from engine.decoder.offload.plan import OffloadMode
+from engine.decoder.offload.probes import measure_stages
 from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
 from services.adapters.generate.loop import GenerationLoop, with_capacity
 from services.adapters.generate.metrics import LANE, EngineMetrics
 from services.adapters.metrics import WorkMetrics
 from services.adapters.worker import NONE
+
+if TYPE_CHECKING:
+    from engine.decoder.executor.torch_executor import TorchExecutor
 
 _log = log.get("engine")
 
@@ -41,6 +53,7 @@ class Generator:
         self._config, self._service, self._work = config, service, metrics
         self._executor: Executor | None = None
         self._capacity: DecoderCapacity | None = None
+        self._homes: HomePlanner | None = None
 
     @classmethod
     def of(cls, config: WorkerConfig, service: str, metrics: WorkMetrics) -> Generator | None:
@@ -50,7 +63,12 @@ class Generator:
     def load(self) -> None:
         """Load the model and measure its steps; ConfigError if a setting cannot be met."""
         config = self._config
-        self._executor = executor = _executor(config)
+        if config.host_attention == "off":
+            executor = _executor(config)
+        else:
+            executor = staged = _staged(config)
+            self._homes = _homes(config, staged)
+        self._executor = executor
         self._capacity = capacity = DecoderCapacity(
             measure(executor, config.step_tokens, config.max_running),
             slo_s=config.chat_slo_s,
@@ -67,6 +85,7 @@ class Generator:
             context=executor.shape.context,
             token_s=capacity.token_s,
             step_s=capacity.cost.parts,
+            host_attention=config.host_attention,
             **{f"depth_{name}": value for name, value in capacity.depth._asdict().items()},
         )
 
@@ -108,6 +127,7 @@ class Generator:
             store=PageStore.of(config, bus.clock),
             lookup=config.prompt_lookup and executor.exact,
             several=SEVERAL,
+            homes=self._homes,
         )
         return GenerationLoop(worker, engine, metrics)
 
@@ -117,6 +137,43 @@ def _executor(config: WorkerConfig) -> Executor:
         from engine.decoder.executor.simulated_executor import SimulatedExecutor  # noqa: PLC0415 - each device loads only what it needs
 
         return SimulatedExecutor(alpha_s=config.alpha, beta_s=config.beta, kv_bytes=config.kv_bytes)
+    return _loaded(config)
+
+
+def _staged(config: WorkerConfig) -> StagedExecutor:
+    """Return the executor that can attend on the host; ConfigError if there is none."""
+    if config.device == "sim":
+        raise ConfigError(
+            f"SPILLWAY_HOST_ATTENTION is {config.host_attention!r} on the sim device, which attends to nothing; "
+            "expected off"
+        )
+    try:
+        cores = parse_cores(config.host_cores) if config.host_cores else ()
+    except ValueError as error:
+        raise ConfigError(
+            f"SPILLWAY_HOST_CORES is {config.host_cores!r}; expected cores, as 8-15,24"
+        ) from error
+    return _loaded(config, cores, len(cores) or max(1, detect().usable_cores // 2))
+
+
+def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
+    """Return what decides who is at home where, by costs that were kept or are measured now."""
+    folder = Path(config.data_dir) / "cache"
+    machine = " ".join(
+        (platform.node(), executor.device, executor.dtype, str(config.threads), config.host_cores, str(detect().cores))
+    )  # fmt: skip
+    points = kept(folder, machine, executor.fingerprint)
+    if points is None:
+        points = measure_stages(executor, config.step_tokens, config.max_running)
+        keep(folder, machine, executor.fingerprint, points)
+    asked = config.host_attention
+    mode = OffloadMode.ASYMMETRIC if asked == "auto" else OffloadMode(asked)
+    return HomePlanner(executor, OffloadProfile(points), mode, step_s=config.itl_s)
+
+
+def _loaded(
+    config: WorkerConfig, host_cores: Sequence[int] = (), host_threads: int = 0
+) -> TorchExecutor:
     from engine.decoder.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
     return TorchExecutor.load(
@@ -128,4 +185,6 @@ def _executor(config: WorkerConfig) -> Executor:
         host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
         exact=config.exact,
         form=config.page_form,
+        host_threads=host_threads,
+        host_cores=host_cores,
     )

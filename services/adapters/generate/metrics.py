@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from engine.decoder.executor.step import StepResult
+from services.adapters.generate.home_metrics import HomeMetrics
 from services.adapters.metrics import LaneMetrics
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class EngineMetrics:
             registry=registry,
         )
         self.tiers = TierMetrics(registry)
+        self.homes = HomeMetrics(registry)
         self.running = Gauge(
             "spillway_running_sequences", "Sequences that hold pages.", registry=registry
         )
@@ -112,6 +114,14 @@ class EngineMetrics:
             "Sequences that lost their pages to earlier ones and are recomputed.",
             registry=registry,
         )
+        self.structured = Counter(
+            "spillway_structured_answers_total",
+            "Answers bound by a grammar, by their end: stop is whole, length was cut off by max_tokens.",
+            ("finish",),
+            registry=registry,
+        )
+        for finish in ("stop", "length"):
+            self.structured.labels(finish)
         self._guessed = Counter(
             "spillway_guessed_tokens_total",
             "Tokens that were guessed from the sequence and computed ahead, by whether the model drew them.",
@@ -157,3 +167,5 @@ class EngineMetrics:
             self._guessed.labels(guess).inc(count - self._last_guessed[guess])
         self._last_guessed = guessed
         self.tiers.observe(engine.offload)
+        if engine.homes is not None:
+            self.homes.observe(engine.homes)

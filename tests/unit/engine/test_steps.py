@@ -60,7 +60,7 @@ def test_only_the_guilty_fail(rows: list[tuple[int, int]]) -> None:
         )
         for job, token in rows
     ]
-    ran = run_step(runner, batch, jobs)
+    ran = run_step(runner.execute, batch, jobs)
 
     for part, job, outcome in zip(batch, jobs, ran.outcomes, strict=True):
         if job in bad:

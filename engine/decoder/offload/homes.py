@@ -1,0 +1,223 @@
+"""Homes of sequences in a running engine: makes plain queues of what the scheduler has, and names what is planned."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.decoder.executor.interface import LocalTier, SequenceInput, StagedExecutor, StageTime
+from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
+from engine.decoder.offload.computed_step import ComputedStep
+from engine.decoder.offload.costs import OffloadProfile
+from engine.decoder.offload.plan import (
+    DecodeState,
+    OffloadLimits,
+    OffloadMode,
+    OffloadPlan,
+    OffloadState,
+    PoolState,
+    PromptState,
+    pages_of,
+)
+from engine.decoder.offload.scheduler import schedule
+from engine.decoder.sequence import TokenSequence
+
+TIERS: tuple[LocalTier, LocalTier] = ("device", "host")
+_ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
+
+
+class PlacedRows(NamedTuple):
+    """The next so many `rows` of a sequence, its home in this step, who attends, and the sub-batch."""
+
+    sequence: TokenSequence
+    rows: int
+    home: LocalTier
+    attended: LocalTier
+    part: int
+
+
+class HomePlan(NamedTuple):
+    """One step: sequences that lose their pages, those that change their home, and rows, of new sequences too."""
+
+    preempt: list[TokenSequence]
+    moves: list[tuple[TokenSequence, LocalTier]]
+    rows: list[PlacedRows]
+
+
+class HomePlanner:
+    """Plans steps of sequences at home on the device or on the host, and learns from those that were computed.
+
+    `latest` is the last plan, `on_host` and `decoded` count decoding rows by now: those attended on the host, and all.
+    `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now,
+    `idle_s` those in which either side computed nothing between the first and the last of their stages. `slack_s` are
+    the seconds by which the host is to be done before the device in both halves of a layer, of the latest plan of two
+    batches; `computed` is the latest step in stages.
+    """
+
+    def __init__(
+        self,
+        executor: StagedExecutor,
+        profile: OffloadProfile,
+        mode: OffloadMode = OffloadMode.ASYMMETRIC,
+        *,
+        step_s: float = math.inf,
+    ) -> None:
+        """`step_s` is how long a step may take by its prediction (see `OffloadLimits`)."""
+        self.executor, self.profile, self.mode = executor, profile, mode
+        self.latest = OffloadPlan()
+        self.on_host = self.decoded = 0
+        self.choices: Counter[str] = Counter()
+        self.predicted_s = self.measured_s = 0.0
+        self.slack_s = (0.0, 0.0)
+        self.idle_s: dict[LocalTier, float] = dict.fromkeys(TIERS, 0.0)
+        self.computed: ComputedStep | None = None
+        self._step_s = step_s
+
+    def fits(self, sequence: TokenSequence, pages: int, host_pages: int, tokens: int) -> bool:
+        """True if a sequence, at its longest, fits pools of so many pages, and steps of so many rows, alone."""
+        if self.mode in _ALL_ON_HOST:
+            return pages_of(sequence.most) <= host_pages and sequence.most <= tokens
+        return pages_of(sequence.most) <= pages
+
+    def plan(
+        self,
+        running: Sequence[TokenSequence],
+        waiting: Sequence[TokenSequence],
+        table: PageTable,
+        tokens: int,
+        most_running: int,
+    ) -> HomePlan:
+        """Plan the next step of `running` and `waiting`, both in order of urgency; change no sequence."""
+        sequences = list(running)
+        # What a sequence's leaving frees matters only where pages may run out.
+        ample = len(running) + pages_of(tokens)
+        pressed: dict[LocalTier, bool] = {
+            tier: table.windowed or table.available(tier) < ample for tier in TIERS
+        }
+        decoding = tuple(
+            _decode_state(number, sequence, table, pressed=pressed[sequence.home])
+            for number, sequence in enumerate(running)
+            if sequence.decodes
+        )
+        prompts = [
+            PromptState(number, tuple(sequence.todo), _held(sequence), running=True)
+            for number, sequence in enumerate(running)
+            if not sequence.decodes
+        ]
+        for sequence, match in _ready(running, waiting, table, tokens, most_running):
+            prompts.append(_prompt_state(len(sequences), match, table))
+            sequences.append(sequence)
+        device, host = (
+            PoolState(min(pool.total for pool in table.tiers.pools(tier)), table.available(tier))
+            for tier in TIERS
+        )
+        state = OffloadState(tuple(prompts), decoding, device, host)
+        limits = OffloadLimits(max(tokens, most_running), most_running, self._step_s)
+        plan = self.latest = schedule(state, limits, self.profile.costs, self.mode)
+        self.choices[plan.why] += 1
+        if len(plan.batches) > 1:
+            self.slack_s = plan.times.long_slack_s, plan.times.short_slack_s
+        on_host: LocalTier = "device" if self.mode is OffloadMode.SWAP else "host"
+        rows = []
+        for part, batch in enumerate(plan.batches):
+            for chunk in batch.prompts:
+                sequence = sequences[chunk.order]
+                rows.append(PlacedRows(sequence, chunk.rows, chunk.home, "device", part))
+            rows += [PlacedRows(sequences[at], 1, "device", "device", part) for at in batch.device]
+            rows += [PlacedRows(sequences[at], 1, "host", on_host, part) for at in batch.host]
+        return HomePlan(
+            [sequences[order] for order in plan.preempt],
+            [(sequences[move.order], move.to) for move in plan.moves],
+            rows,
+        )
+
+    def learn(self, batch: Sequence[SequenceInput], times: Sequence[StageTime]) -> None:
+        """Learn from the stages of a step that was computed at once."""
+        layers = 1 + max((each.layer for each in times), default=-1)
+        took: dict[tuple[int, str], float] = {}
+        for each in times:
+            key = each.part, each.stage
+            took[key] = took.get(key, 0.0) + (each.end_s - each.begin_s) / layers
+        for part in {each.part for each in times}:
+            rows = [row for row in batch if row.part == part]
+            linear_s = took[part, "before"] + took[part, "after"]
+            self.profile.linear_took(sum(len(row.tokens) for row in rows), linear_s)
+            own = [row for row in rows if row.home == row.attended == "device"]
+            hosted = [len(row.positions) for row in rows if row.attended == "host"]
+            seen = sum(row.positions[-1] + 1 for row in rows if row.attended == "host")
+            if hosted:
+                self.profile.attention_took("host", len(hosted), seen, took[part, "host"])
+            if own and all(len(row.tokens) == 1 for row in own):
+                tokens = sum(row.positions[-1] + 1 for row in own)
+                self.profile.attention_took("device", len(own), tokens, took[part, "device"])
+            elif own and all(len(row.tokens) > 1 for row in own):
+                pairs = sum(position + 1 for row in own for position in row.positions)
+                self.profile.attention_took("prefill", len(own), pairs, took[part, "device"])
+
+    def count(
+        self,
+        batch: Sequence[SequenceInput],
+        predicted_s: float,
+        measured_s: float,
+        times: Sequence[StageTime],
+    ) -> None:
+        """Count the decoding rows of a step in stages, the last one planned, its seconds, and what was idle."""
+        attended = [row.attended for row in batch if len(row.tokens) == 1]
+        plan = self.latest
+        step = self.computed = ComputedStep(
+            plan.why, len(attended), attended.count("host"), predicted_s, measured_s,
+            plan.times.long_slack_s, plan.times.short_slack_s, times,
+        )  # fmt: skip
+        self.decoded += step.decoded
+        self.on_host += step.on_host
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+        self.idle_s["device"] += step.device_idle_s
+        self.idle_s["host"] += step.host_idle_s
+
+
+def _held(sequence: TokenSequence) -> int:
+    return max((sum(page >= 0 for page in held) for held in sequence.pages), default=0)
+
+
+def _decode_state(
+    number: int, sequence: TokenSequence, table: PageTable, *, pressed: bool
+) -> DecodeState:
+    copies, stay = table.ties(sequence) if pressed else (0, 0)
+    pages = pages_of(sequence.length) - table.wants(sequence, [sequence.length - 1])
+    return DecodeState(
+        number, sequence.home, sequence.length, pages, copies, stay, sequence.skipped,
+        sequence.settled,
+    )  # fmt: skip
+
+
+def _prompt_state(number: int, match: PrefixMatch, table: PageTable) -> PromptState:
+    held = max(sum(page >= 0 for page in pages) for pages in match.pages)
+    return PromptState(number, tuple(match.todo), held, brought=table.takes(match))
+
+
+def _ready(
+    running: Sequence[TokenSequence],
+    waiting: Sequence[TokenSequence],
+    table: PageTable,
+    tokens: int,
+    most_running: int,
+) -> list[tuple[TokenSequence, PrefixMatch]]:
+    """Return the sequences that may be admitted to a step, with the pages that are there for them."""
+    found: list[tuple[TokenSequence, PrefixMatch]] = []
+    prefilling = [(sequence, sequence.todo) for sequence in running if not sequence.decodes]
+    rows = 0
+    for sequence in waiting:
+        if rows >= tokens or len(running) + len(found) >= most_running:
+            break
+        if sequence.hold_until_s > table.tiers.now_s:
+            continue
+        match = table.match(sequence)
+        if computed_soon(sequence, match, prefilling):
+            break  # a later step finds these pages computed
+        found.append((sequence, match))
+        prefilling.append((sequence, match.todo))
+        rows += sum(end - start for start, end in match.todo)
+    return found

@@ -1,0 +1,76 @@
+"""Metrics of attention on the host: who attends to decoding rows, and the seconds of steps in stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from engine.decoder.offload.plan import Choice
+
+if TYPE_CHECKING:
+    from engine.decoder.offload.homes import HomePlanner
+
+
+class HomeMetrics:
+    """Counters that follow the counts of one generator's home planner; all stay at 0 without one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._rows = Counter(
+            "spillway_decoded_rows",
+            "Rows of decoding sequences by the tier that attended to them, where a part may be attended on the host.",
+            ("attended",),
+            registry=registry,
+        )
+        self._steps = Counter(
+            "spillway_planned_steps",
+            "Steps by what decided where they compute: on the device only, in one batch, in two, or else.",
+            ("choice",),
+            registry=registry,
+        )
+        self._seconds = Counter(
+            "spillway_staged_steps_seconds",
+            "Seconds of steps in stages as their plans predict them, and as measured.",
+            ("kind",),
+            registry=registry,
+        )
+        self._idle = Counter(
+            "spillway_stage_idle_seconds",
+            "Seconds in steps in stages, from their first stage to their last, in which a side computed nothing.",
+            ("side",),
+            registry=registry,
+        )
+        self._slack = Gauge(
+            "spillway_stage_slack_seconds",
+            "Predicted seconds by which the host is done before the device, in each half of a layer.",
+            ("half",),
+            registry=registry,
+        )
+        for tier in ("device", "host"):
+            self._rows.labels(tier)
+            self._idle.labels(tier)
+        for choice in get_args(Choice):
+            self._steps.labels(choice)
+        for kind in ("predicted", "measured"):
+            self._seconds.labels(kind)
+        for half in ("long", "short"):
+            self._slack.labels(half)
+        self._last: dict[tuple[Counter, str], float] = {}
+
+    def observe(self, homes: HomePlanner) -> None:
+        """Note what was planned and computed by now."""
+        self._rise(self._rows, "host", homes.on_host)
+        self._rise(self._rows, "device", homes.decoded - homes.on_host)
+        for choice, count in homes.choices.items():
+            self._rise(self._steps, choice, count)
+        self._rise(self._seconds, "predicted", homes.predicted_s)
+        self._rise(self._seconds, "measured", homes.measured_s)
+        for side, seconds in homes.idle_s.items():
+            self._rise(self._idle, side, seconds)
+        long_s, short_s = homes.slack_s
+        self._slack.labels("long").set(long_s)
+        self._slack.labels("short").set(short_s)
+
+    def _rise(self, metric: Counter, label: str, to: float) -> None:
+        metric.labels(label).inc(to - self._last.get((metric, label), 0.0))
+        self._last[metric, label] = to
