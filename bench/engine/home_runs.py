@@ -12,7 +12,7 @@ import msgspec
 
 from bench.engine import random_models
 from common.cost.step import Step
-from common.pages.identity import root_id
+from common.pages.identity import page_ids, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.engine import DecoderEngine
@@ -53,7 +53,7 @@ class HomeSides(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A request, the step at which it arrives, and the step during which it is aborted, if it is."""
+    """A request, the step at which it arrives, and the steps during which it is aborted and its pages are forgotten."""
 
     prompt: list[int]
     n: int
@@ -61,6 +61,7 @@ class Work(NamedTuple):
     sampling: SamplingParams
     arrives: int
     aborted: int | None
+    forgotten: int | None
 
 
 class HomeCounts(NamedTuple):
@@ -77,8 +78,8 @@ class HomeCounts(NamedTuple):
     moves: int
 
 
-def sides(kind: str, directory: Path) -> HomeSides:
-    """Write a small model of a kind ("family dtype") and load both executors."""
+def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
+    """Write a small model of a kind ("family dtype") and load both executors, one for helpers at a socket if given."""
     family, dtype = kind.split()
     chosen: dict[str, Any] = random_models.settings(family, 2)
     if family == "qwen2":
@@ -92,7 +93,7 @@ def sides(kind: str, directory: Path) -> HomeSides:
     each = sum(alone.shape.page_bytes)
     executor = TorchExecutor.load(
         str(directory), device="cpu", dtype=dtype, threads=1, kv_bytes=PAGES * each,
-        host_bytes=HOST_PAGES * each, host_threads=1,
+        host_bytes=HOST_PAGES * each, host_threads=1, host_socket=host_socket,
     )  # fmt: skip
     return HomeSides(executor, measure_stages(executor, 64, 4), alone)
 
@@ -153,7 +154,7 @@ class _Run:
     async def all(self, works: Sequence[Work]) -> list[list[list[int]]]:
         """Compute all works; return the tokens of each choice of each."""
         engine, generations = self.engine, [self._generation(work) for work in works]
-        last = max(max(work.arrives, work.aborted or 0) for work in works)
+        last = max(max(work.arrives, work.aborted or 0, work.forgotten or 0) for work in works)
         number = 0
         while number <= last or not engine.idle or engine.running:
             step = engine.running
@@ -167,6 +168,8 @@ class _Run:
                     engine.add(generation)
                 if work.aborted == number:
                     engine.abort(generation)
+                if work.forgotten == number:  # as when its session is deleted
+                    engine.scheduler.table.tiers.forget(page_ids(self._root, work.prompt))
             if step is not None:
                 result = await step.handle.result()
                 self.moves += len(self.engine.homes.latest.moves) if self.engine.homes else 0
@@ -194,15 +197,15 @@ class _Run:
 
 def _work(draw: random.Random, head: list[int]) -> Work:
     tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, TAIL))]
-    aborted = draw.randrange(40) if draw.random() < 0.2 else None
+    aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
         head[: draw.choice((0, 40, HEAD))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, NEW),
-        draw.choice(SAMPLINGS), draw.randrange(20), aborted,
+        draw.choice(SAMPLINGS), draw.randrange(20), aborted, forgotten,
     )  # fmt: skip
 
 
 def _now(work: Work) -> Work:
-    return work._replace(arrives=0)
+    return work._replace(arrives=0, forgotten=None)
 
 
 def _scaled(points: OffloadPoints, draw: random.Random) -> OffloadPoints:

@@ -32,7 +32,7 @@ WeightKind = Literal["fp32", "bf16", "int8", "int4", "stored"]
 WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
 _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 _STORED = {"F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K": 8}
-_PAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
+PAGE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
 # Norms beside those of a layer, which come first, in the order of `LayerNorms`.
@@ -375,7 +375,7 @@ class _Step:
             *(
                 _Pages(
                     pool.data.data_ptr(),
-                    _PAGES[pool.data.dtype],
+                    PAGE_KINDS[pool.data.dtype],
                     len(pool.layers),
                     pool.window or 0,
                     table.ctypes.data,
