@@ -15,6 +15,9 @@ from common.types.generation import SamplingParams
 from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.spec import DecoderSpec
 from engine.models.encoders import files
+from engine.models.gguf import tokenizer as gguf_tokenizer
+from engine.models.gguf.config import huggingface_config
+from engine.models.gguf.reader import GgufFile, is_gguf, read_gguf
 
 DEMO = "spillway-demo"
 _DEMO_DIRECTORY = Path(__file__).resolve().parents[3] / "models" / "demo"
@@ -28,7 +31,7 @@ class DecoderFiles:
     """One generator as found: its name towards users, its spec, and what its files say of its use.
 
     `stop_ids` end its turns; `sampling` is what it uses where a client says nothing; `chat_template` is empty if the
-    model has none, and so is `grounding_template`.
+    model has none, and so is `grounding_template`. `gguf` is the file that holds all of it, if there is one.
     """
 
     name: str
@@ -42,6 +45,13 @@ class DecoderFiles:
     eos: str
     stop_ids: list[int]
     sampling: SamplingParams
+    gguf: GgufFile | None = None
+
+    def tokenizer_json(self) -> bytes:
+        """Return tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+        if self.gguf is not None:
+            return gguf_tokenizer.tokenizer_json(self.gguf)
+        return files.tokenizer_json(self.directory)
 
     def fingerprint(self, *, kv_dtype: str, layout: int) -> str:
         """Return what identifies this model's pages: weights, adapter, KV type, parameters, page layout."""
@@ -60,10 +70,12 @@ class DecoderFiles:
 
 
 def find_decoder(model: str) -> DecoderFiles:
-    """Find and describe a generator by directory, `spillway-demo`, or a hub id that is already downloaded.
+    """Find and describe a generator by directory, GGUF file, `spillway-demo`, or a hub id that is already downloaded.
 
     ConfigError says what is missing or wrong.
     """
+    if is_gguf(Path(model).expanduser()):
+        return _find_gguf(Path(model).expanduser().resolve())
     directory = _directory(model)
     where = directory / "config.json"
     config = files.read_json(where)
@@ -88,6 +100,36 @@ def find_decoder(model: str) -> DecoderFiles:
     )
 
 
+def _find_gguf(path: Path) -> DecoderFiles:
+    file = read_gguf(path)
+    spec = parse_decoder(huggingface_config(file), where=str(path))
+    metadata = file.metadata
+    defaults = {
+        name: metadata.get(f"general.sampling.{key}")
+        for name, key in (
+            ("temperature", "temp"),
+            ("top_p", "top_p"),
+            ("top_k", "top_k"),
+            ("min_p", "min_p"),
+            ("repetition_penalty", "penalty_repeat"),
+        )
+    }
+    return DecoderFiles(
+        name=files.model_name(path.stem),
+        directory=path.parent,
+        spec=spec,
+        weights=(path,),
+        context=spec.positions,
+        chat_template=file.text("tokenizer.chat_template", ""),
+        grounding_template=file.text("tokenizer.chat_template.grounding", ""),
+        bos=gguf_tokenizer.special_token(file, "bos"),
+        eos=gguf_tokenizer.special_token(file, "eos"),
+        stop_ids=gguf_tokenizer.stop_ids(file),
+        sampling=_sampling(defaults, path),
+        gguf=file,
+    )
+
+
 def _directory(model: str) -> Path:
     path = Path(model).expanduser()
     if model.lower() == DEMO and not path.exists():
@@ -96,7 +138,8 @@ def _directory(model: str) -> Path:
         return path
     if not model or path.exists() or not _HUB_ID.match(model):
         raise ConfigError(
-            f"model {model!r}: no such directory; expected a directory with config.json, a hub id, or {DEMO}"
+            f"model {model!r}: no such directory; expected a directory with config.json, a GGUF file, a hub id, "
+            f"or {DEMO}"
         )
     import huggingface_hub  # noqa: PLC0415 - only hub ids need it
 

