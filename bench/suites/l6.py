@@ -54,7 +54,7 @@ class Stream:
         self, spec: DecoderSpec, kind: WeightKind, kernels: ctypes.CDLL, threads: int
     ) -> None:
         draw = torch.Generator().manual_seed(1)
-        weights = {
+        weights: dict[str, Any] = {
             name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) / 50
             for name, shape in wanted(spec)
         }
