@@ -116,6 +116,8 @@ def test_a_long_text_is_cut_where_the_server_is_told_so() -> None:
         else:
             with pytest.raises(InvalidRequest, match="This model's maximum context length is 256"):
                 embeddings(raw, {"minilm": SPEC}, "minilm", limits)
+
+
 def test_prompts_by_name_stand_before_each_text() -> None:
     """The named prompt, else the model's default; a name that it does not know, or token ids with one, are refused."""
     spec = structs.replace(SPEC, prompts={"query": "query: ", "none": ""}, default_prompt="text: ")
