@@ -70,6 +70,11 @@ def heart(family: Family, worker: str) -> str:
     return f"{tag(family)}:heart:{worker}"
 
 
+def step(family: Family, worker: str) -> str:
+    """The latest step of a worker of which a part was attended on the host, with a TTL: for operators."""
+    return f"{tag(family)}:step:{worker}"
+
+
 def lane(family: Family, cls: str) -> str:
     """One stream of jobs: `gpu`, `cpu`, or `w.<worker>`."""
     return f"{tag(family)}:lane:{cls}"

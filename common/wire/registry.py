@@ -54,6 +54,40 @@ class WorkerRecord(Message, frozen=True):
     replica: str = ""
 
 
+class StageSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A stage of a step: its name, sub-batch and layer, and when it began and ended, in seconds since the first one."""
+
+    stage: str
+    part: int
+    layer: int
+    begin_s: float
+    end_s: float
+
+
+class StepRecord(Message, frozen=True):
+    """A worker's latest step of which a part was attended on the host (NEO), as planned and as computed.
+
+    `why` is what decided where it was computed; `decoded` are its rows that decode, `on_host` those attended on the
+    host, `host_share` their share since the start. `long_slack_s` and `short_slack_s` are the seconds by which the plan
+    has the host done before the device in either half of a layer, the idle ones those in which a side computed nothing.
+    `stages` are those of the first layers.
+    """
+
+    at_ms: int
+    why: str
+    decoded: int
+    on_host: int
+    host_share: float
+    predicted_s: float
+    measured_s: float
+    long_slack_s: float
+    short_slack_s: float
+    device_idle_s: float
+    host_idle_s: float
+    layers: int
+    stages: list[StageSpan] = []
+
+
 class Held(Message, frozen=True):
     """The part of a session that a worker holds: tokens on its device and on its host only, and the last full page."""
 

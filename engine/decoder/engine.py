@@ -359,7 +359,7 @@ class DecoderEngine:
         if step.rows is None:
             homes.decoded += result.tokens * sum(len(part.known) == 1 for part in step.parts)
             return
-        homes.count(step.rows, step.predicted_s, result.seconds)
+        homes.count(step.rows, step.predicted_s, result.seconds, result.stages)
         if not result.isolated and step.rows:
             homes.learn(step.rows, result.stages)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from engine.decoder.executor.interface import LocalTier, SequenceInput, StagedExecutor, StageTime
 from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
+from engine.decoder.offload.computed_step import ComputedStep
 from engine.decoder.offload.costs import OffloadProfile
 from engine.decoder.offload.plan import (
     DecodeState,
@@ -49,9 +50,10 @@ class HomePlanner:
     """Plans steps of sequences at home on the device or on the host, and learns from those that were computed.
 
     `latest` is the last plan, `on_host` and `decoded` count decoding rows by now: those attended on the host, and all.
-    `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now;
-    `slack_s` are those by which the host is to be done before the device in both halves of a layer, of the latest plan
-    of two batches.
+    `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now,
+    `idle_s` those in which either side computed nothing between the first and the last of their stages. `slack_s` are
+    the seconds by which the host is to be done before the device in both halves of a layer, of the latest plan of two
+    batches; `computed` is the latest step in stages.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class HomePlanner:
         self.choices: Counter[str] = Counter()
         self.predicted_s = self.measured_s = 0.0
         self.slack_s = (0.0, 0.0)
+        self.idle_s: dict[LocalTier, float] = dict.fromkeys(TIERS, 0.0)
+        self.computed: ComputedStep | None = None
         self._step_s = step_s
 
     def fits(self, sequence: TokenSequence, pages: int, host_pages: int, tokens: int) -> bool:
@@ -152,13 +156,26 @@ class HomePlanner:
                 pairs = sum(position + 1 for row in own for position in row.positions)
                 self.profile.attention_took("prefill", len(own), pairs, took[part, "device"])
 
-    def count(self, batch: Sequence[SequenceInput], predicted_s: float, measured_s: float) -> None:
-        """Count the decoding rows of a step in stages, and its seconds."""
+    def count(
+        self,
+        batch: Sequence[SequenceInput],
+        predicted_s: float,
+        measured_s: float,
+        times: Sequence[StageTime],
+    ) -> None:
+        """Count the decoding rows of a step in stages, the last one planned, its seconds, and what was idle."""
+        attended = [row.attended for row in batch if len(row.tokens) == 1]
+        plan = self.latest
+        step = self.computed = ComputedStep(
+            plan.why, len(attended), attended.count("host"), predicted_s, measured_s,
+            plan.times.long_slack_s, plan.times.short_slack_s, times,
+        )  # fmt: skip
+        self.decoded += step.decoded
+        self.on_host += step.on_host
         self.predicted_s += predicted_s
         self.measured_s += measured_s
-        decoding = [row.attended for row in batch if len(row.tokens) == 1]
-        self.decoded += len(decoding)
-        self.on_host += decoding.count("host")
+        self.idle_s["device"] += step.device_idle_s
+        self.idle_s["host"] += step.host_idle_s
 
 
 def _held(sequence: TokenSequence) -> int:

@@ -34,6 +34,12 @@ class HomeMetrics:
             ("kind",),
             registry=registry,
         )
+        self._idle = Counter(
+            "spillway_stage_idle_seconds",
+            "Seconds in steps in stages, from their first stage to their last, in which a side computed nothing.",
+            ("side",),
+            registry=registry,
+        )
         self._slack = Gauge(
             "spillway_stage_slack_seconds",
             "Predicted seconds by which the host is done before the device, in each half of a layer.",
@@ -42,6 +48,7 @@ class HomeMetrics:
         )
         for tier in ("device", "host"):
             self._rows.labels(tier)
+            self._idle.labels(tier)
         for choice in get_args(Choice):
             self._steps.labels(choice)
         for kind in ("predicted", "measured"):
@@ -58,6 +65,8 @@ class HomeMetrics:
             self._rise(self._steps, choice, count)
         self._rise(self._seconds, "predicted", homes.predicted_s)
         self._rise(self._seconds, "measured", homes.measured_s)
+        for side, seconds in homes.idle_s.items():
+            self._rise(self._idle, side, seconds)
         long_s, short_s = homes.slack_s
         self._slack.labels("long").set(long_s)
         self._slack.labels("short").set(short_s)

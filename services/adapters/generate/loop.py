@@ -28,6 +28,7 @@ from services.adapters.generate.intake import Intake
 from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 from services.adapters.generate.output_emitter import OutputEmitter
+from services.adapters.generate.step_reporter import StepReporter
 
 AHEAD = 32  # tokens of a sequence that may be drawn before the first of them is acknowledged
 STATE_S = 0.1  # between two looks at the engine's state, while steps run
@@ -65,6 +66,7 @@ class GenerationLoop:
         self.emitter = OutputEmitter(
             worker, self.announcer, metrics, self._jobs, self._leave, self._clock
         )
+        self._reporter = StepReporter(worker, engine.homes) if engine.homes is not None else None
         self._observed_s = 0.0
         self._room = asyncio.Event()  # there may be room for another lease
         self._stopping = self._halted = False
@@ -80,6 +82,8 @@ class GenerationLoop:
             asyncio.create_task(self.announcer.run(), name="announce"),
             asyncio.create_task(self._invalidation.run(), name="invalidate"),
         ]
+        if self._reporter is not None:
+            loops.append(asyncio.create_task(self._reporter.run(), name="report"))
         ended = await stop_or_end(stopping, *loops)
         self._stopping = True
         if not ended:

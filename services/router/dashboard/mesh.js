@@ -2,6 +2,7 @@
 
 import { Lanes } from "./lanes.js";
 import { Overflow } from "./overflow.js";
+import { Steps } from "./steps.js";
 import { Traffic } from "./traffic.js";
 import { Workers } from "./workers.js";
 import { h, text } from "./dom.js";
@@ -14,6 +15,9 @@ export class Mesh {
     this.lanes = new Lanes();
     this.overflow = new Overflow();
     this.workers = new Workers();
+    this.steps = new Steps();
+    this.staged = section("Attention on the host", "The latest step in stages of each worker: while one batch is attended on the host, the device computes the other.", this.steps.element);
+    this.staged.hidden = true;
     this.traffic = new Traffic();
     this.figures = ["Workers", "Answered", "Refused", "First token"].map((name) => figure(name));
     this.note = h("p", { class: "note", role: "status", hidden: true });
@@ -25,6 +29,7 @@ export class Mesh {
       h("dl", { class: "figures" }, this.figures.map(({ element }) => element)),
       section("Lanes", "Work queued and running in each lane, against its depth: the most it can hold and still finish in time.", this.lanes.element),
       section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
+      this.staged,
       this.traffic.element,
       section("Accelerator and overflow", "Jobs that the accelerator could not finish in time spill to the CPU lane.", this.overflow.element),
     );
@@ -36,6 +41,7 @@ export class Mesh {
     this.lanes.set(mesh);
     this.overflow.set(mesh);
     this.workers.set(mesh);
+    this.staged.hidden = !this.steps.set(mesh);
     this.traffic.set(mesh);
     const ready = mesh.workers.filter((worker) => worker.state === "ready").length;
     const lost = mesh.workers.filter((worker) => worker.state === "lost").length;

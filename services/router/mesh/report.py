@@ -8,7 +8,7 @@ from typing import Any
 from common.bus import LaneState
 from common.cost.finish import Queue
 from common.cost.linear import LinearCost
-from common.wire.registry import WorkerRecord
+from common.wire.registry import StepRecord, WorkerRecord
 from services.router.mesh.recent_batches import RecentBatches
 from services.router.mesh.snapshot import FamilyState
 
@@ -16,7 +16,7 @@ from services.router.mesh.snapshot import FamilyState
 def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
     """Return every lane; the lanes of all searches are one. `models` maps a family's name to its model."""
     found: dict[str, dict[str, Any]] = {}
-    for family, lanes, workers, shards in states:
+    for family, lanes, workers, shards, _ in states:
         for cls in [name for name in lanes if not name.startswith("w.")]:
             kind = family.kind
             name = f"search:{cls}" if kind == "search" else f"{family}:{cls}"
@@ -103,7 +103,7 @@ def workers_of(
     `hop_s` is the time from the end of a job to its client, for which depths in queries allow.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for family, _, workers, shards in states:
+    for family, _, workers, shards, steps in states:
         kind = family.kind
         of = family.name if family.name in models else kind
         alive_here = {process_of(record) for record, alive in workers if alive}
@@ -117,6 +117,8 @@ def workers_of(
             shown["depth"]["queries_open"] = open_queries(record, hop_s)
             shown["measured"] = batches.points(family, record.worker)
             shown["tokens_lately"] = batches.tokens(family, record.worker)
+            if (step := steps.get(record.worker)) is not None:
+                shown["step"] = _step(step)
             known = found.setdefault((process, of), shown)
             if known is not shown:
                 _join(known, shown)
@@ -151,6 +153,25 @@ def _worker(record: WorkerRecord, *, alive: bool, kind: str, model: str | None) 
         },
         "batches": record.batches,
         "last_batch": last if record.batches else None,
+    }
+
+
+def _step(step: StepRecord) -> dict[str, Any]:
+    return {
+        "at": step.at_ms / 1000,
+        "why": step.why,
+        "decoded": step.decoded,
+        "on_host": step.on_host,
+        "host_share": step.host_share,
+        "predicted_s": step.predicted_s,
+        "measured_s": step.measured_s,
+        "slack_s": {"long": step.long_slack_s, "short": step.short_slack_s},
+        "idle_s": {"device": step.device_idle_s, "host": step.host_idle_s},
+        "layers": step.layers,
+        "stages": [
+            [each.stage, each.part, each.layer, round(each.begin_s, 7), round(each.end_s, 7)]
+            for each in step.stages
+        ],
     }
 
 

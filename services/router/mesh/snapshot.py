@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from common.bus import Bus, LaneState
 from common.ids import Family
 from common.registry.collections import Collections
-from common.wire.registry import WorkerRecord
+from common.registry.latest_steps import LatestSteps
+from common.wire.registry import StepRecord, WorkerRecord
 from services.router.admission.policy import SESSIONS, request_families
 from services.router.cards import Cards
 
@@ -17,12 +20,16 @@ FRESH_S = 0.8
 
 
 class FamilyState(NamedTuple):
-    """One family's lanes by class, its workers, living and lost, and how many shards are searched there."""
+    """One family's lanes by class, its workers, living and lost, and how many shards are searched there.
+
+    `steps` are the latest of which workers attended a part on the host, by worker.
+    """
 
     family: Family
     lanes: dict[str, LaneState]
     workers: list[tuple[WorkerRecord, bool]]
     shards: int = 0
+    steps: Mapping[str, StepRecord] = MappingProxyType({})
 
 
 class MeshSnapshot:
@@ -53,5 +60,7 @@ class MeshSnapshot:
         self._states = await asyncio.gather(*(self._family(f, shards[f]) for f in every))
 
     async def _family(self, family: Family, shards: int) -> FamilyState:
-        lanes, workers = self._bus.lanes, self._bus.workers
-        return FamilyState(family, await lanes.states(family), await workers.all(family), shards)
+        lanes, workers = await self._bus.lanes.states(family), await self._bus.workers.all(family)
+        decoders = [record.worker for record, _ in workers if family.kind == "chat"]
+        steps = await LatestSteps(self._bus).of(family, decoders)
+        return FamilyState(family, lanes, workers, shards, steps)

@@ -15,14 +15,17 @@ from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
 from common.ids import Family
+from common.registry.latest_steps import LatestSteps
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
+from common.wire.registry import StepRecord
 from engine.decoder.executor.torch_executor import TorchExecutor
 from services.adapters.generate.generator import Generator
 from services.adapters.metrics import WorkMetrics
 from tests.faults.engine.test_failover import live, process
 from tests.support.engine import Desk, running, tokens_of
 from tests.support.servers import free_port
+from tests.support.waiting import until
 
 
 async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: Path) -> None:
@@ -55,6 +58,12 @@ async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: 
     with process(config, *flags) as worker:
         await live(bus, family, 1)
         found = [await desk.result(job) for job in [await desk.admit(one) for one in asked]]
+        [name] = await bus.workers.records(family)
+
+        async def step() -> StepRecord | None:
+            return (await LatestSteps(bus).of(family, [name])).get(name)
+
+        shown = await until(step, "the latest step is published")
         url = f"http://127.0.0.1:{port}/metrics"
         told = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
         worker.send_signal(signal.SIGTERM)
@@ -68,6 +77,10 @@ async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: 
     assert float(values['spillway_decoded_rows_total{attended="host"}']) > 0
     assert float(values['spillway_staged_steps_seconds_total{kind="predicted"}']) > 0
     assert float(values['spillway_staged_steps_seconds_total{kind="measured"}']) > 0
+    assert float(values['spillway_stage_idle_seconds_total{side="device"}']) > 0
+    assert shown is not None
+    assert {each.stage for each in shown.stages} >= {"before", "host", "after"}
+    assert all(0 <= each.begin_s <= each.end_s <= shown.measured_s for each in shown.stages)
     assert len(list((Path(config.data_dir) / "cache").glob("offload-*.json"))) == 1
 
 
