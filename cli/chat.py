@@ -9,9 +9,10 @@ import json
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
-from spillway_client import ChatCompletion, Passage, Spillway, SpillwayError
+from spillway_client import ChatCompletion, Passage, Spillway, SpillwayError, json_format
 
 from cli.http import add_server, say, sentence, talk_blocking
 from cli.search import add_ranking, mmr_of
@@ -51,6 +52,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest")
+    parser.add_argument(
+        "--schema", metavar="FILE", help="answer in JSON that the JSON Schema in this file allows"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the same answer again")
     add_server(parser)
     parser.set_defaults(run=run)
@@ -111,6 +115,19 @@ def _retrieval(args: argparse.Namespace) -> dict[str, Any] | None:
     return {"collection": args.collection, **given}
 
 
+def _format(file: str | None) -> dict[str, Any] | None:
+    """Return the response format of a file's JSON Schema; ConfigError if the file holds none."""
+    if file is None:
+        return None
+    try:
+        schema = json.loads(Path(file).read_text(encoding="utf-8"))
+        if not isinstance(schema, dict):
+            raise ValueError("a JSON Schema is an object")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--schema {file}: {error}; expected a file with a JSON Schema") from None
+    return json_format(schema)
+
+
 class Conversation:
     """One conversation: with a session the server remembers it, without one this process does."""
 
@@ -128,6 +145,7 @@ class Conversation:
             "min_tokens": args.min_tokens,
             "temperature": args.temperature,
             "seed": args.seed,
+            "response_format": _format(args.schema),
         }
         self._options = {name: value for name, value in options.items() if value is not None}
 

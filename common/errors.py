@@ -98,6 +98,7 @@ class InvalidRequest(SpillwayError):
         "invalid_cursor",
         "invalid_dimensions",
         "invalid_filter",
+        "invalid_grammar",
         "invalid_header",
         "invalid_http",
         "invalid_id",
@@ -198,7 +199,13 @@ class Unprocessable(SpillwayError):
     """422: understood, but it cannot be done with these values."""
 
     http_status = 422
-    codes = ("unprocessable", "exceeds_depth", "not_embeddable", "too_few_processes")
+    codes = (
+        "unprocessable",
+        "exceeds_depth",
+        "grammar_failed",
+        "not_embeddable",
+        "too_few_processes",
+    )
 
 
 class RateLimited(SpillwayError):

@@ -5,7 +5,7 @@ Retries never do work twice, and a stream goes on after its connection broke, wi
 
 from __future__ import annotations
 
-from ._chat import ChatOptions, CompletionOptions
+from ._chat import ChatOptions, CompletionOptions, json_format
 from ._sessions import Session
 from .client import AsyncSpillway
 from .errors import (
@@ -158,4 +158,5 @@ __all__ = [
     "Usage",
     "Written",
     "WrittenDocument",
+    "json_format",
 ]

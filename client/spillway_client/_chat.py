@@ -22,6 +22,7 @@ class SamplingOptions(TypedDict, total=False):
 
     `timeout_s` is the generation's deadline (600 s, unless the client or the call says otherwise).
     `idempotency_key` finds the same generation again after the caller's own death; `extra` is merged into the body.
+    `response_format` is what the whole answer must match, in OpenAI's shape; `json_format(schema)` makes one.
     """
 
     model: str
@@ -40,6 +41,7 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[str, float]
     ignore_eos: bool
+    response_format: Mapping[str, Any]
     extra: Mapping[str, Any]
     timeout_s: float
     idempotency_key: str
@@ -68,6 +70,13 @@ class CompletionOptions(SamplingOptions, total=False):
 
     logprobs: int
     echo: bool
+
+
+def json_format(schema: Mapping[str, Any] | None = None, name: str = "answer") -> dict[str, Any]:
+    """Return the `response_format` of JSON that a JSON Schema allows; of any JSON object without a schema."""
+    if schema is None:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": dict(schema)}}
 
 
 def as_messages(messages: Messages) -> list[dict[str, Any]]:

@@ -25,6 +25,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     bias: dict[int, float] = {}
 
 
+class OutputGrammar(msgspec.Struct, frozen=True):
+    """What a generated text must match from its first to its last character.
+
+    `source` is a JSON Schema, a regular expression (Rust's notation), or a grammar in Lark's notation.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
 class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token's id, its bytes (`raw`) and log probability, and the likeliest alternatives where asked."""
 

@@ -13,6 +13,7 @@ class ModelCard(Message, frozen=True):
 
     A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
     its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).
+    `grammars` says that its workers can bind an answer to a grammar.
     """
 
     name: str
@@ -32,3 +33,4 @@ class ModelCard(Message, frozen=True):
     eos: str = ""
     stop_ids: list[int] = []
     sampling: SamplingParams = SamplingParams()
+    grammars: bool = False

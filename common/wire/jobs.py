@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from common.types.generation import SamplingParams
+from common.types.generation import OutputGrammar, SamplingParams
 from common.wire.message import Message, _checked
 from common.wire.search import CopyWork, DocumentsWork, SearchWork
 from common.wire.sessions import SessionTurn, SessionWork
@@ -42,7 +42,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     Generation of a choice ends at one of `stop_ids` (unless `ignore_eos`), before the text of one of `stop`, or after
     `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
     `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
-    those that are not.
+    those that are not. The text of every choice matches `grammar`, if there is one and the answer is not cut off.
+    `shown` are special tokens that are part of the text.
     """
 
     fingerprint: str
@@ -59,6 +60,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     low: bool = False
     forced: list[int] | None = None
     turn: SessionTurn | None = None
+    grammar: OutputGrammar | None = None
+    shown: list[int] = []
 
 
 Work = (

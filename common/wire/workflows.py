@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from common.types.generation import SamplingParams
+from common.types.generation import OutputGrammar, SamplingParams
 from common.wire.message import Message
 from common.wire.registry import CollectionRecord
 from common.wire.search import Diversity, Effort, Mode
@@ -30,6 +30,20 @@ class RequestResult(Message, frozen=True, tag="request"):
 
 
 # -- responses -----------------------------------------------------------------------------------------
+
+
+ToolFormat = Literal["hermes", "llama", "mistral"]
+
+
+class AnswerMarks(Struct, frozen=True, omit_defaults=True):
+    """What is read from an answer's text besides content: calls of `names` in a `format`, and reasoning.
+
+    `reasoning` is "marked" where an answer may begin with it, "opened" where the prompt began it, else empty.
+    """
+
+    format: ToolFormat | None = None
+    names: list[str] = []
+    reasoning: Literal["", "marked", "opened"] = ""
 
 
 class ResponseOptions(Struct, frozen=True, omit_defaults=True):
@@ -58,6 +72,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     echo: list[str] = []
     session: str = ""
     resume_s: float = 0.0
+    marks: AnswerMarks | None = None
 
     @property
     def shapes_vectors(self) -> bool:
@@ -94,6 +109,8 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int = -1
     low: bool = False
+    grammar: OutputGrammar | None = None
+    shown: list[int] = []
 
 
 class RetrievalOptions(Struct, frozen=True):
@@ -109,17 +126,22 @@ class RetrievalOptions(Struct, frozen=True):
 
 
 class ChatRequest(Struct, frozen=True):
-    """A validated chat whose prompt is not yet rendered; `messages` are those of this turn."""
+    """A validated chat whose prompt is not yet rendered; `messages` are those of this turn.
+
+    The template is given `tools`; `marks` say how the answer is read.
+    """
 
     model: str
     scope: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     options: GenerationOptions
     stream: bool = False
     include_usage: bool = False
     session: str = ""
     keep_partial: bool = False
     retrieval: RetrievalOptions | None = None
+    tools: list[dict[str, Any]] = []
+    marks: AnswerMarks = AnswerMarks()
 
 
 class SearchRequest(Struct, frozen=True):

@@ -10,6 +10,7 @@ from common.types.generation import SamplingParams
 from engine.decoder.executor.step import StepFailure
 from engine.decoder.output.choice import Choice, StopRules
 from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.sampling.grammar import CompiledGrammar
 from engine.decoder.sequence import TokenSequence
 
 
@@ -18,7 +19,8 @@ class GenerationRequest(NamedTuple):
 
     `root` is the parent id of first pages, `owner` the owner of all pages. `forced` is an answer to give instead of
     computing one. `logprobs` is how many alternatives to report for each token, -1 for none. Requests that are `low`
-    wait for those that are not; among equals the earliest `due_ms` goes first.
+    wait for those that are not; among equals the earliest `due_ms` goes first. The text of each choice matches
+    `grammar`, unless it is cut off; special tokens that are `shown` are part of it.
     """
 
     id: str
@@ -32,6 +34,8 @@ class GenerationRequest(NamedTuple):
     owner: Owner = b""
     low: bool = False
     due_ms: int = 0
+    grammar: CompiledGrammar | None = None
+    shown: Sequence[int] = ()
 
 
 class Generation:
@@ -84,4 +88,6 @@ class Generation:
             sampling=request.sampling,
             logprobs=request.logprobs,
             forced=request.forced is not None,
+            grammar=request.grammar and request.grammar.begin(),
+            shown=request.shown,
         )

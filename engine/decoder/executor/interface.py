@@ -13,12 +13,27 @@ from common.types.generation import SamplingParams
 from common.types.model_card import ModelCard
 
 
+class TokenFilter(Protocol):
+    """Which tokens may follow others in an answer; only the compute thread calls it."""
+
+    def allowed(self, output: Sequence[int]) -> bytes | None:
+        """Return which token ids may follow `output`, one bit each, the lowest bit first; None if all may.
+
+        Raises TokenFilterError if none may.
+        """
+
+
+class TokenFilterError(Exception):
+    """A filter that cannot tell which tokens may follow, or allows none; the message says why."""
+
+
 class SamplingRequest(NamedTuple):
     """How to draw one token from the logits of a sequence's last row.
 
     `position` is the absolute position of the token being drawn; with seed and choice it keys the random numbers, so
     a draw does not depend on the batch. `prompt` and `output` (tokens so far) are for penalties; `banned` ids are not
     allowed now (the stop ids while `min_new` is not reached); `logprobs` is how many alternatives to report, -1 none.
+    `grammar` says which ids may follow `output`.
     """
 
     sampling: SamplingParams
@@ -28,6 +43,7 @@ class SamplingRequest(NamedTuple):
     output: Sequence[int]
     banned: Sequence[int] = ()
     logprobs: int = -1
+    grammar: TokenFilter | None = None
 
 
 LocalTier = Literal["device", "host"]
@@ -160,14 +176,14 @@ class PageMove(NamedTuple):
 
 
 class StepFailed(Exception):
-    """One sequence of a batch could not be computed; `index` is its place in the batch.
+    """One sequence of a batch could not be computed; `index` is its place in the batch, `code` the kind of error.
 
     No token was drawn. The step may be executed again without the sequence: writing K and V twice changes nothing.
     """
 
-    def __init__(self, index: int, message: str) -> None:
+    def __init__(self, index: int, message: str, code: str = "model_error") -> None:
         super().__init__(message)
-        self.index = index
+        self.index, self.code = index, code
 
 
 class HomeMoves:
@@ -225,7 +241,8 @@ class PageCopier(Protocol):
 class Executor(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it.
 
-    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it.
+    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it;
+    `grammars` that draws keep to `SamplingRequest.grammar`.
     """
 
     name: str
@@ -236,6 +253,7 @@ class Executor(Protocol):
     stop_ids: list[int]
     copier: PageCopier | None
     exact: bool
+    grammars: bool
 
     def execute(
         self,

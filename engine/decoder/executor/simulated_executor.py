@@ -58,6 +58,7 @@ class SimulatedExecutor:
         self.stop_ids = [END]
         self.copier: PageCopier | None = None
         self.exact = False  # its answers repeat themselves: guessed, they would not keep the pace of the time model
+        self.grammars = False
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._clock = clock
         self._phrases: dict[bytes, bytes] = {}

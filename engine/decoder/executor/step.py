@@ -205,5 +205,6 @@ def _guilty(error: Exception, requests: Sequence[str]) -> str | None:
 
 def failure_of(error: Exception, code: str = "model_error") -> StepFailure:
     """Return the failure that a request is charged with for an error that is being handled."""
-    message = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
-    return StepFailure(code, message, traceback.format_exc())
+    if isinstance(error, StepFailed):
+        return StepFailure(error.code, str(error), traceback.format_exc())
+    return StepFailure(code, f"{type(error).__name__}: {error}", traceback.format_exc())

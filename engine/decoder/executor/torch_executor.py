@@ -24,7 +24,7 @@ from engine.decoder.executor.host_attention import HostAttention, HostAttentionT
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.executor.stage_pipeline import StagePipeline
-from engine.decoder.sampling.sampler import draw_tokens, is_plain
+from engine.decoder.sampling.sampler import UndrawnRow, draw_tokens, is_plain
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
 from engine.models.decoders.compiled_decoder import (
@@ -95,6 +95,7 @@ class TorchExecutor:
         kept = computed if form == "exact" else f"{computed}, {form} below the host"
         self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
         self.stop_ids = list(files.stop_ids)
+        self.grammars = bool(self.stop_ids)
         pages = min(pool.pages for pool in pools)
         places = {
             layer: (group, at)
@@ -266,7 +267,10 @@ class TorchExecutor:
         ]
         logits = self._decoder.logits(hidden[[row for _, row, _ in asked]])
         self._check_logits(logits, [index for index, _, _ in asked], batch)
-        found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+        try:
+            found = iter(draw_tokens(logits, [draw for _, _, draw in asked]))
+        except UndrawnRow as error:
+            raise StepFailed(asked[error.row][0], str(error), "grammar_failed") from error
         return [
             None
             if rows.sample is None
@@ -309,6 +313,7 @@ class TorchExecutor:
             eos=files.eos,
             stop_ids=self.stop_ids,
             sampling=files.sampling,
+            grammars=self.grammars,
         )
 
     def tokenizer_json(self) -> bytes:

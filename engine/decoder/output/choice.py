@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.errors import InternalError
 from common.types.generation import FinishReason, Logprob, SamplingParams
-from engine.decoder.executor.interface import SampledToken, SamplingRequest
+from engine.decoder.executor.interface import SampledToken, SamplingRequest, TokenFilter
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.output.stop_strings import StopStrings
 from engine.decoder.prompt_lookup import PromptLookup
@@ -45,16 +45,22 @@ class Choice:
         sampling: SamplingParams,
         logprobs: int = -1,
         forced: bool = False,
+        grammar: TokenFilter | None = None,
+        shown: Sequence[int] = (),
     ) -> None:
-        """With `forced` the rules do not apply, and a restored output is taken as it was given."""
+        """With `forced` the rules do not apply, and a restored output is taken as it was given.
+
+        Where there is a `grammar` it says when the choice may end, and not `min_new`. Special tokens that are `shown`
+        are part of the text.
+        """
         self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
         self.lookup: PromptLookup | None = None  # guesses the next tokens, where the engine drafts
         self._rules, self._sampling = rules, sampling
-        self._alternatives, self._forced = logprobs, forced
+        self._alternatives, self._forced, self._grammar = logprobs, forced, grammar
         self._vocabulary = vocabulary
-        self._stream = vocabulary.stream()
+        self._stream = vocabulary.stream(shown)
         self._stops = StopStrings(rules.strings)
         self._stop_ids = frozenset(rules.ids)
         self._tokens: list[int] = []  # drawn; the sequence has them too, once its pages are settled
@@ -81,7 +87,7 @@ class Choice:
     def draw(self, ahead: int = 0, guesses: Sequence[int] = ()) -> SamplingRequest:
         """Return how to draw the next token, or the one that is `ahead` of it, after `guesses` of those between."""
         output = self.sequence.output
-        early = len(output) + ahead < self._rules.min_new
+        early = self._grammar is None and len(output) + ahead < self._rules.min_new
         return SamplingRequest(
             sampling=self._sampling,
             choice=self.number,
@@ -90,6 +96,7 @@ class Choice:
             output=[*output, *guesses] if ahead else output,
             banned=tuple(self._stop_ids) if early else (),
             logprobs=self._alternatives,
+            grammar=self._grammar,
         )
 
     @property

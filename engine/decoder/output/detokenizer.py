@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -40,8 +41,10 @@ class Vocabulary:
         self._falls_back = "ByteFallback" in kinds
         self._bytes: dict[int, bytes] = {}
 
-    def stream(self) -> TextStream:
-        """Return a stream at the beginning of a text."""
+    def stream(self, shown: Sequence[int] = ()) -> TextStream:
+        """Return a stream at the beginning of a text; special tokens that are `shown` are part of it."""
+        if shown:
+            return _MarkedStream(self, {token: self.name(token) for token in shown})
         return _ByteStream(self) if self._by_bytes else _DecodedStream(self)
 
     def decode(self, tokens: list[int]) -> str:
@@ -124,6 +127,25 @@ class _DecodedStream:
             self._delivered = len(self._tokens)
             self._before = self._vocabulary.decode(self._tokens)
         return gain
+
+
+class _MarkedStream:
+    """Text between special tokens, and the names of these tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, names: Mapping[int, str]) -> None:
+        self._vocabulary, self._names = vocabulary, names
+        self._stream = vocabulary.stream()
+
+    def push(self, token: int) -> str:
+        name = self._names.get(token)
+        if name is None:
+            return self._stream.push(token)
+        text = self._stream.flush() + name
+        self._stream = self._vocabulary.stream()
+        return text
+
+    def flush(self) -> str:
+        return self._stream.flush()
 
 
 def _kinds(decoder: dict[str, Any] | None) -> list[str]:

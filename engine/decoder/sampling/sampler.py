@@ -1,7 +1,7 @@
 """Draw tokens from logits, for all rows of a batch at once, each row independent of the others.
 
-The order is that of vLLM: bias and banned ids, penalties, temperature, then min_p, top_k and top_p over the
-probabilities at that temperature. Log probabilities are those of the raw logits, before any of it.
+The order is that of vLLM: ids that a grammar forbids, bias and banned ids, penalties, temperature, then min_p, top_k
+and top_p over the probabilities at that temperature. Log probabilities are those of the raw logits, before any of it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.decoder.executor.interface import SampledToken, SamplingRequest
+from engine.decoder.executor.interface import SampledToken, SamplingRequest, TokenFilterError
 from engine.decoder.sampling.philox import uniforms
 
 SMALL = 4096  # rows of up to so many ids are sorted as a whole
 CANDIDATES = 128  # of a longer row so many of the likeliest ids are tried before the row is sorted
 
 
+class UndrawnRow(Exception):
+    """A row of logits whose filter allows no token; `row` is its number."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[SampledToken]:
     """Draw one token from each row of finite, contiguous fp32 logits (rows, vocabulary), which are changed.
 
-    Temperature 0 takes the likeliest token, the lowest id among equals.
+    Temperature 0 takes the likeliest token, the lowest id among equals. Raises UndrawnRow if no token is allowed.
     """
     if not draws:
         return []
     told = [row for row, draw in enumerate(draws) if draw.logprobs >= 0]
     raw = torch.log_softmax(logits[told], dim=-1) if told else None
+    _filter(logits, draws)
     _shift(logits, draws)
     _penalise(logits, draws)
     tokens = [0] * len(draws)
@@ -50,9 +59,26 @@ def is_plain(draw: SamplingRequest) -> bool:
     return (
         how.temperature <= 0
         and draw.logprobs < 0
+        and draw.grammar is None
         and how.repetition == 1
         and not (how.bias or how.frequency or how.presence)
     )
+
+
+def _filter(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
+    """Set the logits of ids that a row's grammar forbids to minus infinity."""
+    for row, draw in enumerate(draws):
+        if draw.grammar is None:
+            continue
+        try:
+            allowed = draw.grammar.allowed(draw.output)
+        except TokenFilterError as error:
+            raise UndrawnRow(row, str(error)) from error
+        if allowed is None:
+            continue
+        bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), bitorder="little")
+        left = torch.from_numpy(bits[: logits.shape[1]] == 0).to(logits.device)
+        logits[row].masked_fill_(left, float("-inf"))
 
 
 def _shift(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:

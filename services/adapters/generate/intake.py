@@ -14,6 +14,7 @@ from common.worker.leases import Lease
 from common.worker.worker import Worker
 from engine.decoder.engine import DecoderEngine
 from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.sampling.grammar import GrammarCompiler
 from services.adapters.generate.job import GenerationJob, build, read_work
 
 _log = log.get("engine")
@@ -26,6 +27,8 @@ class Intake:
         self._worker, self._executor = worker, engine.executor
         self._fits = engine.scheduler.fits
         self._vocabulary = Vocabulary(self._executor.tokenizer_json())
+        size, stop_ids = self._executor.shape.vocabulary, self._executor.stop_ids
+        self._grammars = GrammarCompiler(self._vocabulary, size, stop_ids)
         self._order = 0
 
     async def read(self, room: int) -> list[Lease]:
@@ -41,7 +44,7 @@ class Intake:
             if events is None or incarnation != self._worker.generation:
                 continue  # lost with its incarnation
             try:
-                job = self._build(lease, events, incarnation)
+                job = await self._build(lease, events, incarnation)
             except (SpillwayError, BadMessage) as error:
                 await self._refuse(lease, error)
                 continue
@@ -69,11 +72,16 @@ class Intake:
                 continue  # until the bus is back, or the lease is lost
         return None
 
-    def _build(self, lease: Lease, events: list[Event], incarnation: int) -> GenerationJob:
+    async def _build(self, lease: Lease, events: list[Event], incarnation: int) -> GenerationJob:
         work = read_work(lease, self._executor)
+        grammar = None
+        if work.grammar is not None:  # compiled on a thread: steps go on meanwhile
+            compile_grammar = self._grammars.compile
+            grammar = await asyncio.to_thread(compile_grammar, work.grammar, work.stop_ids)
         job = build(
-            lease, work, events, self._vocabulary, order=self._order, incarnation=incarnation
-        )
+            lease, work, events, self._vocabulary,
+            order=self._order, incarnation=incarnation, grammar=grammar,
+        )  # fmt: skip
         self._order += len(job.choices)
         for sequence in job.generation.sequences:
             if not self._fits(sequence):

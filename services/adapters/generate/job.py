@@ -17,6 +17,7 @@ from engine.decoder.executor.step import StepFailure
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import Choice, ChoiceOutput, StopRules
 from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.sampling.grammar import CompiledGrammar
 
 FOLD_EVERY = 512
 
@@ -192,9 +193,11 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
             yield "a session's turn has one prompt and one choice"
         elif not 0 <= work.turn.history <= len(work.prompts[0]):
             yield f"history is {work.turn.history}, the prompt has {len(work.prompts[0])} tokens"
-    named = [*work.stop_ids, *work.sampling.bias]
+    if work.grammar is not None and not executor.grammars:
+        yield f"model {executor.name} cannot keep to a grammar here"
+    named = [*work.stop_ids, *work.shown, *work.sampling.bias]
     if named and not 0 <= min(named) <= max(named) < shape.vocabulary:
-        yield f"a stop id or a biased token is outside of 0 to {shape.vocabulary - 1}"
+        yield f"a stop id, a shown or a biased token is outside of 0 to {shape.vocabulary - 1}"
     for number, prompt in enumerate(work.prompts):
         if not prompt:
             yield f"prompt {number} has no tokens"
@@ -215,8 +218,12 @@ def build(
     *,
     order: int,
     incarnation: int,
+    grammar: CompiledGrammar | None = None,
 ) -> GenerationJob:
-    """Make the job of checked work, at the point where its logged `events` end; its sequences count from `order`."""
+    """Make the job of checked work, at the point where its logged `events` end; its sequences count from `order`.
+
+    `grammar` is that of the work, compiled.
+    """
     request = GenerationRequest(
         id=lease.job,
         prompts=work.prompts,
@@ -231,6 +238,8 @@ def build(
         owner=owner_id(work.scope),
         low=work.low,
         due_ms=lease.deadline_ms,
+        grammar=grammar,
+        shown=work.shown,
     )
     generation = Generation(request, vocabulary, order)
     job = GenerationJob(lease, work, generation, incarnation)

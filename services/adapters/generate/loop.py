@@ -13,7 +13,7 @@ import msgspec
 
 from common import log, tracing
 from common.bus import BusDown
-from common.errors import DeadlineExceeded
+from common.errors import DeadlineExceeded, Unprocessable
 from common.registry.deletion import digest_of
 from common.tasks import cancel, stop_or_end, wait
 from common.wire.registry import WorkerRecord
@@ -204,6 +204,8 @@ class GenerationLoop:
             code, why, _ = progress.generation.failure
             with tracing.use(self._worker.leases.span(job)):
                 _log.error("job_failed", job=job, code=code, why=why)
+            if code == "grammar_failed":  # it would fail again: no worker need try
+                self._jobs[job].refusal = Unprocessable(why, code=code)
             self.emitter.hurry()
             return
         self._metrics.work.output.inc(progress.tokens)
@@ -212,6 +214,8 @@ class GenerationLoop:
             self.emitter.hurry()
         if choice.finish is not None:
             self.emitter.hurry()
+            if progress.generation.request.grammar is not None:
+                self._metrics.structured.labels(choice.finish).inc()
 
     def _drop_lost(self) -> None:
         """Drop jobs whose leases were lost with an incarnation: another delivery begins from their logs."""

@@ -114,6 +114,14 @@ class EngineMetrics:
             "Sequences that lost their pages to earlier ones and are recomputed.",
             registry=registry,
         )
+        self.structured = Counter(
+            "spillway_structured_answers_total",
+            "Answers bound by a grammar, by their end: stop is whole, length was cut off by max_tokens.",
+            ("finish",),
+            registry=registry,
+        )
+        for finish in ("stop", "length"):
+            self.structured.labels(finish)
         self._guessed = Counter(
             "spillway_guessed_tokens_total",
             "Tokens that were guessed from the sequence and computed ahead, by whether the model drew them.",

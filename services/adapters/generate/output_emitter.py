@@ -216,7 +216,7 @@ class OutputEmitter:
         if lease is None:
             return
         try:
-            if job.failure is not None:
+            if job.failure is not None and job.refusal is None:
                 await self._worker.outbox.fail(lease, *job.failure)
                 return
             index, now_ms = job.next_index, self._clock.now_ms()

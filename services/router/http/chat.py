@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from common.errors import Conflict
 from common.ids import family_of
-from common.wire.workflows import ChatRequest, ResponseOptions
+from common.wire.workflows import AnswerMarks, ChatRequest, ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.cards import Cards
 from services.router.http.generations import Generations
@@ -18,7 +19,7 @@ from services.router.http.receiver import Receiver
 from services.router.http.session_turns import SessionTurns
 from services.router.text import chats
 from services.router.text.generations import GenerationSpec
-from services.router.text.pool import INLINE_BYTES, INLINE_TEXT_BYTES, TextPool
+from services.router.text.pool import INLINE_BYTES, TextPool
 
 
 class ChatApi:
@@ -35,7 +36,6 @@ class ChatApi:
     ) -> None:
         self._receiver, self._cards, self._pool = receiver, cards, pool
         self._turns, self._generations, self._grounded = turns, generations, grounded
-        self._proved: set[str] = set()  # fingerprints of models whose templates have rendered
         self._nth = itertools.count(1)  # requests go round the partitions
 
     def routes(self) -> list[web.RouteDef]:
@@ -69,18 +69,13 @@ class ChatApi:
     ) -> tuple[ChatRequest, GenerationSpec | None]:
         """Parse a chat's body and, unless it asks for retrieval, render and tokenize its prompt.
 
-        Templates run in the pool, where their time is bounded; a template that has rendered there once renders short
-        chats in this process.
+        In the pool, always: a template's time and memory are bounded there.
         """
         past = await self._turns.history(session, caller.tenant) if session else None
         specs, default = await self._cards.specs(), await self._cards.generate_default()
-        generators = {spec.fingerprint for spec in specs.values() if spec.kind == "generate"}
-        short = past is None and len(raw) < INLINE_TEXT_BYTES and generators <= self._proved
-        call = partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
-        chat, made = await self._pool.run(call, inline=short)
-        if made is not None:
-            self._proved.add(specs[chat.model].fingerprint)
-        return chat, made
+        return await self._pool.run(
+            partial(chats.chat, raw, specs, default, caller.tenant, past, low=caller.low)
+        )
 
     async def _spec(self, request: web.Request, chat: ChatRequest, made: GenerationSpec) -> JobSpec:
         """Return a chat's job, in its session's family or in the next partition."""
@@ -106,4 +101,12 @@ def chat_options(chat: ChatRequest, made: GenerationSpec, fingerprint: str) -> R
         include_usage=chat.include_usage,
         logprobs=chat.options.logprobs,
         session=made.session,
+        marks=_marks(chat, made),
     )
+
+
+def _marks(chat: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
+    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    if made.thinks:
+        return msgspec.structs.replace(chat.marks, reasoning="opened")
+    return None if chat.marks == AnswerMarks() else chat.marks

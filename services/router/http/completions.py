@@ -12,6 +12,7 @@ from services.router.cards import Cards
 from services.router.http.generations import Generations
 from services.router.http.receiver import Receiver
 from services.router.text import completions
+from services.router.text.chats import peek
 from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 
 
@@ -51,7 +52,8 @@ class CompletionsApi:
             self._most_tokens,
             low=caller.low,
         )
-        ask, made = await self._pool.run(call, inline=len(raw) < INLINE_TEXT_BYTES)
+        light = len(raw) < INLINE_TEXT_BYTES and peek(raw).response_format is None
+        ask, made = await self._pool.run(call, inline=light)
         options = ResponseOptions(
             kind="completion",
             model=ask.model,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from common.bus import Bus, Notifications
@@ -39,11 +41,11 @@ class SessionTurns:
         spec = (await self._cards.specs()).get(record.model)
         return session_history(record, turns, spec.fingerprint if spec is not None else None)
 
-    async def earlier(self, session: str) -> list[dict[str, str]]:
+    async def earlier(self, session: str) -> list[dict[str, Any]]:
         """Return the messages of the last turns as the client sent them; the session's owner is checked elsewhere."""
-        found: list[dict[str, str]] = []
+        found: list[dict[str, Any]] = []
         for turn in await self._sessions.turns(session, -_EARLIER_TURNS):
-            found += msgspec.json.decode(turn.shown or turn.messages, type=list[dict[str, str]])
+            found += msgspec.json.decode(turn.shown or turn.messages, type=list[dict[str, Any]])
             found.append({"role": "assistant", "content": turn.answer})
         return found
 

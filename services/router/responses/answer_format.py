@@ -5,6 +5,7 @@ Both are made of the same pieces, so a whole answer equals its stream.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,14 @@ from msgspec import Struct
 from common.ids import time_of
 from common.types.generation import Logprob
 from common.wire.results import GenerateResult, Piece
-from common.wire.workflows import ResponseOptions
+from common.wire.workflows import AnswerMarks, ResponseOptions
+from services.router.responses.tool_calls import (
+    AnswerReader,
+    Gained,
+    ReasoningSplitter,
+    ToolCall,
+    ToolCallParser,
+)
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0
@@ -37,6 +45,9 @@ class ChoiceText(Struct):
     tokens: int = 0
     shown: int = 0  # characters of all tokens so far, for text_offset
     logprobs: list[tuple[Logprob, int]] = []
+    reasoning: str = ""
+    calls: list[ToolCall] = []
+    gained: Gained = Gained()  # of the last piece
 
 
 class AnswerFormat:
@@ -47,8 +58,9 @@ class AnswerFormat:
     ) -> None:
         self.options, self.extension = options, extension
         self.chat = options.kind == "chat"
-        self.said = [ChoiceText(logprobs=[]) for _ in range(options.choices)]
-        unique = request.rsplit("~", 1)[-1][:26]
+        self.said = [ChoiceText(logprobs=[], calls=[]) for _ in range(options.choices)]
+        self._readers = [_reader(options.marks) for _ in self.said]
+        self._unique = unique = request.rsplit("~", 1)[-1][:26]
         kind = "chat.completion" if self.chat else "text_completion"
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{unique}",
@@ -63,9 +75,17 @@ class AnswerFormat:
         if piece.choice >= len(self.said):
             return None
         said = self.said[piece.choice]
-        said.text += piece.text
+        reader, gained = self._readers[piece.choice], Gained(piece.text)
+        if reader is not None:
+            gained = reader.read(piece.text, end=piece.finish is not None)
+        said.gained = gained
+        said.text += gained.content
+        said.reasoning += gained.reasoning
+        said.calls += gained.calls
         said.tokens += len(piece.tokens)
         said.finish = piece.finish or said.finish
+        if said.finish == "stop" and said.calls:
+            said.finish = "tool_calls"
         said.stopped_by = piece.stopped_by or said.stopped_by
         if self.options.logprobs >= 0:
             for logprob in piece.logprobs:
@@ -94,23 +114,46 @@ class AnswerFormat:
     def chunk(self, piece: Piece) -> bytes | None:
         """Take a piece and return its chunk with its id; None if it has nothing to show yet."""
         said = self.take(piece)
-        shows = piece.text or piece.finish or (piece.logprobs and self.options.logprobs >= 0)
-        if said is None or not shows:
+        if said is None:
+            return None
+        told = piece.finish or (piece.logprobs and self.options.logprobs >= 0)
+        if not (told or any(said.gained)):
             return None
         fresh = said.logprobs[-len(piece.logprobs) :] if piece.logprobs else []
         choice: dict[str, Any] = {"index": piece.choice}
         if self.chat:
-            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+            delta = self._delta(piece.choice, said)
             if piece.finish and self.extension is not None:
                 delta["citations"] = self.extension.citations(said.text)
             choice["delta"] = delta
         else:
             choice["text"] = piece.text
         choice["logprobs"] = self._logprobs(fresh)
-        choice["finish_reason"] = piece.finish
+        choice["finish_reason"] = said.finish if piece.finish else None
         if piece.finish and piece.stopped_by is not None:
             choice["stop_reason"] = piece.stopped_by
         return b"id: %d.%d\n" % (piece.at, piece.choice) + self._frame([choice])
+
+    def _delta(self, index: int, said: ChoiceText) -> dict[str, Any]:
+        """Return what the last piece added to a choice's message."""
+        gained, delta = said.gained, dict[str, Any]()
+        if gained.reasoning:
+            delta["reasoning_content"] = gained.reasoning
+        if gained.content:
+            delta["content"] = gained.content
+        if gained.calls:
+            first = len(said.calls) - len(gained.calls)
+            delta["tool_calls"] = [
+                {"index": first + at, **self._call(index, first + at, call)}
+                for at, call in enumerate(gained.calls)
+            ]
+        return delta
+
+    def _call(self, index: int, at: int, call: ToolCall) -> dict[str, Any]:
+        """Return a call; its id is a function of the request, so that every reader is told the same."""
+        digest = hashlib.blake2b(f"{self._unique} {index} {at}".encode(), digest_size=8).hexdigest()
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": digest[:9], "type": "function", "function": function}
 
     def usage_chunk(self, result: GenerateResult) -> bytes:
         """Return the chunk that ends a stream whose client asked for its usage."""
@@ -138,6 +181,13 @@ class AnswerFormat:
         choice: dict[str, Any] = {"index": index}
         if self.chat:
             message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+            if said.reasoning:
+                message["reasoning_content"] = said.reasoning
+            if said.calls:
+                message["content"] = said.text or None
+                message["tool_calls"] = [
+                    self._call(index, at, call) for at, call in enumerate(said.calls)
+                ]
             if self.extension is not None:
                 message["citations"] = self.extension.citations(said.text)
             choice["message"] = message
@@ -170,6 +220,15 @@ class AnswerFormat:
             "top_logprobs": [{_text(t): _finite(t.logprob) for t in one.top} for one, _ in fresh],
             "text_offset": [offset for _, offset in fresh],
         }
+
+
+def _reader(marks: AnswerMarks | None) -> AnswerReader | None:
+    if marks is None:
+        return None
+    opened = marks.reasoning == "opened"
+    splitter = ReasoningSplitter(opened=opened) if marks.reasoning else None
+    parser = None if marks.format is None else ToolCallParser(marks.format, marks.names)
+    return AnswerReader(splitter, parser)
 
 
 def usage(result: GenerateResult) -> dict[str, Any]:

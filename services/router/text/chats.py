@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,16 @@ from msgspec import Struct
 
 from common.errors import InvalidRequest
 from common.wire.sessions import SessionTurn
-from common.wire.workflows import ChatRequest, RetrievalOptions
+from common.wire.workflows import AnswerMarks, ChatRequest, RetrievalOptions, ToolFormat
+from services.router.responses.tool_calls import THINK
 from services.router.text.bodies import decode
-from services.router.text.generation_bodies import ChatBody, check_chat, plain
+from services.router.text.generation_bodies import (
+    ChatBody,
+    binds,
+    check_bound,
+    check_chat,
+    plain,
+)
 from services.router.text.generations import (
     BYTES_PER_TOKEN,
     GenerationSpec,
@@ -20,8 +28,17 @@ from services.router.text.generations import (
     options_of,
 )
 from services.router.text.requests import choose
-from services.router.text.templates import Messages, PromptSegment, Template, after
-from services.router.text.tokens import Spec, load
+from services.router.text.templates import Messages, PromptSegment, Template, Tools, after
+from services.router.text.tokens import Spec, TextEncoder, load
+from services.router.text.tools import (
+    ToolWish,
+    bound,
+    format_of,
+    reasons,
+    rendered,
+    shown_ids,
+    wish_of,
+)
 
 
 class SessionHistory(Struct, frozen=True):
@@ -38,11 +55,11 @@ class SessionHistory(Struct, frozen=True):
     said: list[tuple[bytes, str]] = []
     tokens: list[int] | None = None
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Return all messages so far, the last answer last."""
-        found: list[dict[str, str]] = []
+        found: list[dict[str, Any]] = []
         for messages, answer in self.said:
-            found += msgspec.json.decode(messages, type=list[dict[str, str]])
+            found += msgspec.json.decode(messages, type=list[dict[str, Any]])
             found.append({"role": "assistant", "content": answer})
         return found
 
@@ -52,10 +69,11 @@ class Peek(Struct, frozen=True):
 
     session: str | None = None
     wait: bool = False
+    response_format: Any = None
 
 
 def peek(raw: bytes) -> Peek:
-    """Return the session fields of a body; defaults for a faulty body, which `chat` then refuses."""
+    """Return the first fields of a body; defaults for a faulty body, which `chat` then refuses."""
     try:
         return msgspec.json.decode(raw, type=Peek)
     except (ValueError, RecursionError):
@@ -94,23 +112,55 @@ def chat(
 
 
 def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+    wish = wish_of(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    options = options_of(
+        body,
+        spec,
+        max_new=body.max_completion_tokens or body.max_tokens or 0,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+        low=low,
+    )
+    form = _tool_format(spec, wish)
+    reasoning = reasons(spec.chat_template) and not binds(body)
+    if form is not None or reasoning:
+        shown = shown_ids(load(spec.path), form, reasoning=reasoning)
+        options = msgspec.structs.replace(options, shown=shown)
+    if wish is not None and form is not None and wish.bound:
+        check_bound(body, "tools")
+        options = msgspec.structs.replace(options, grammar=bound(wish, form, load(spec.path)))
+    functions = wish.functions if wish is not None else []
+    names = [each.name for each in functions]
     return ChatRequest(
+        tools=rendered(functions),
+        marks=AnswerMarks(form, names, "marked" if reasoning else ""),
         model=spec.name,
         scope=scope,
         messages=[plain(message, index) for index, message in enumerate(body.messages)],
-        options=options_of(
-            body,
-            spec,
-            max_new=body.max_completion_tokens or body.max_tokens or 0,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
-            low=low,
-        ),
+        options=options,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         session=body.session or "",
         keep_partial=body.keep_partial,
         retrieval=_retrieval(body),
     )
+
+
+def _tool_format(spec: Spec, wish: ToolWish | None) -> ToolFormat | None:
+    """Return the format of the calls that an answer may make; InvalidRequest if the model cannot make them."""
+    if wish is None:
+        return None
+    form = format_of(spec.chat_template)
+    if form is None:
+        why = f"the chat template of {spec.name} knows no tools, or a format that is not read here"
+        raise InvalidRequest(f"tools: {why}; leave them out", code="unsupported", param="tools")
+    if wish.bound and not spec.grammars:
+        why = f"the workers of {spec.name} cannot bind an answer"
+        raise InvalidRequest(
+            f"tool_choice: {why}; expected auto, parallel and not strict",
+            code="unsupported",
+            param="tool_choice",
+        )
+    return form
 
 
 def _retrieval(body: ChatBody) -> RetrievalOptions | None:
@@ -120,14 +170,17 @@ def _retrieval(body: ChatBody) -> RetrievalOptions | None:
     return RetrievalOptions(**{**given, "mode": body.retrieval.mode or "vector"})
 
 
-def template_of(spec: Spec) -> Template:
-    """Return a model's chat template, bounded by the model's context."""
+def template_of(spec: Spec, tools: Tools = ()) -> Template:
+    """Return a model's chat template, bounded by the model's context, for a chat with `tools`."""
     most = spec.max_tokens * BYTES_PER_TOKEN
-    return Template(spec.fingerprint, spec.chat_template, spec.bos, spec.eos, most)
+    return Template(spec.fingerprint, spec.chat_template, spec.bos, spec.eos, most, tools)
 
 
 def chat_prompt(
-    spec: Spec, messages: Messages, history: SessionHistory | None = None
+    spec: Spec,
+    messages: Messages,
+    history: SessionHistory | None = None,
+    tools: Tools = (),
 ) -> tuple[list[int], int]:
     """Return a chat's whole prompt as token ids, and the number of leading tokens that its session has already.
 
@@ -142,7 +195,8 @@ def chat_prompt(
             code="context_length_exceeded",
             param="messages",
         )
-    encoder, template = load(spec.path), template_of(spec)
+    encoder, template = load(spec.path), template_of(spec, tools)
+    _check_special(encoder, together, tools)
     careful = encoder.holds_special(message["content"] for message in together)
 
     def rendered(some: Messages) -> list[PromptSegment]:
@@ -178,7 +232,7 @@ def generation(
     `spec` is this process' own of `ask.model`.
     """
     given = list(ask.messages if messages is None else messages)
-    prompt, held = chat_prompt(spec, given, history)
+    prompt, held = chat_prompt(spec, given, history, ask.tools)
     turn = None
     if history is not None:
         turn = SessionTurn(
@@ -192,6 +246,28 @@ def generation(
             retrieval=b"" if retrieval is None else msgspec.json.encode(retrieval),
         )
     answer = None if forced is None else load(spec.path).written(forced)
-    return generation_of(
+    made = generation_of(
         ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param="messages"
+    )
+    if not ask.marks.reasoning:
+        return made
+    end = load(spec.path).decode(prompt[-8:]).rstrip()
+    return made._replace(thinks=end.endswith(THINK))
+
+
+def _check_special(encoder: TextEncoder, messages: Messages, tools: Tools) -> None:
+    """Refuse special tokens that are spelt where a template writes them out: in tools, calls and reasoning."""
+    for message in messages:
+        apart = [message.get("tool_calls"), message.get("reasoning_content")]
+        if any(apart) and encoder.holds_special([json.dumps(apart, ensure_ascii=False)]):
+            raise _spelt("messages", "a call or its reasoning")
+    if tools and encoder.holds_special([json.dumps(list(tools), ensure_ascii=False)]):
+        raise _spelt("tools", "a tool")
+
+
+def _spelt(param: str, where: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param}: {where} spells a special token of the model; expected a text without one",
+        code="invalid_messages",
+        param=param,
     )

@@ -9,6 +9,14 @@ from msgspec import Meta, Struct
 from common.errors import InvalidRequest
 from common.wire.search import Diversity, Mode
 from services.router.text.bodies import ModelName, Name, check_json
+from services.router.text.response_format import ResponseFormat
+from services.router.text.tools import (
+    MAX_TOOLS,
+    ToolBody,
+    ToolCallBody,
+    short_id,
+    templated_calls,
+)
 
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
@@ -38,7 +46,9 @@ class ChatMessage(Struct, frozen=True):
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    reasoning_content: str | None = None
     function_call: Any = None
     audio: Any = None
 
@@ -88,6 +98,46 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # Other servers' ways to bind an answer, which are refused.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json_object: Any = None
+    structured_outputs: Any = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    continue_final_message: Any = None
+
+
+# Fields that would change the answer, and are not known here; what to use instead, where there is something.
+BINDING = {
+    **dict.fromkeys(
+        (
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json_object",
+            "structured_outputs",
+            "structural_tag",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "grammar",
+        ),
+        "use response_format",
+    ),
+    "bad_words": "use logit_bias",
+    "allowed_token_ids": "use logit_bias",
+    "continue_final_message": "use /v1/completions",
+}
 
 
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
@@ -101,11 +151,11 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     keep_partial: bool = False
     wait: bool = False
     retrieval: RetrievalBody | None = None
-    tools: Any = None
+    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -128,27 +178,29 @@ def unsupported(param: str, what: str) -> InvalidRequest:
 
 def check_chat(body: ChatBody) -> None:
     """Refuse unsupported parameters, and combinations that make no sense."""
-    for param in ("tools", "functions", "web_search_options", "audio"):
+    for param in ("functions", "web_search_options", "audio"):
         if getattr(body, param):
             raise unsupported(param, "not supported by this server; leave it out")
-    for param in ("tool_choice", "function_call"):
-        if getattr(body, param) not in (None, "none", "auto"):
-            raise unsupported(param, "tools are not supported by this server; leave it out")
+    if body.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call", "not supported by this server; use tool_choice")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", 'expected ["text"]')
-    form = body.response_format
-    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-        raise unsupported("response_format", 'expected {"type": "text"}')
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest(
             "top_logprobs: expected only with logprobs true",
             code="invalid_value",
             param="top_logprobs",
         )
+    check_binding(body)
     if body.retrieval is not None and body.retrieval.filter is not None:
         check_json(body.retrieval.filter, "retrieval.filter")
     if body.retrieval is not None and (body.n or 1) > 1:
         raise unsupported("n", "expected 1 with retrieval")
+    for param, used in (("response_format", binds(body)), ("tools", bool(body.tools))):
+        if body.retrieval is not None and used:
+            raise unsupported(param, "not supported together with retrieval")
+    if body.tools and binds(body):
+        raise unsupported("response_format", "not supported together with tools")
     if body.session is not None and (body.n or 1) > 1:
         raise InvalidRequest("n: expected 1 with session", code="invalid_value", param="n")
     check_stream(body)
@@ -160,9 +212,32 @@ def check_completion(body: CompletionBody) -> None:
         raise unsupported("suffix", "not supported by this server; leave it out")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "expected the same number as n")
+    check_binding(body)
     if body.echo and body.logprobs is not None:
         raise unsupported("echo", "not supported together with logprobs")
     check_stream(body)
+
+
+def binds(body: GenerateBody) -> bool:
+    """True if the answer must match a grammar."""
+    return body.response_format is not None and body.response_format.type != "text"
+
+
+def check_binding(body: GenerateBody) -> None:
+    """Refuse other servers' fields that bind an answer, and fields that contradict a response format."""
+    for name, instead in BINDING.items():
+        if getattr(body, name) not in (None, False):
+            raise unsupported(name, f"not supported by this server; {instead}")
+    if binds(body):
+        check_bound(body, "response_format")
+
+
+def check_bound(body: GenerateBody, by: str) -> None:
+    """Refuse what contradicts a grammar, which says itself where an answer ends."""
+    if body.ignore_eos:
+        raise unsupported("ignore_eos", f"expected false with {by}")
+    if body.min_tokens:
+        raise unsupported("min_tokens", f"expected 0 with {by}")
 
 
 def check_stream(body: GenerateBody) -> None:
@@ -175,28 +250,31 @@ def check_stream(body: GenerateBody) -> None:
         )
 
 
-def plain(message: ChatMessage, index: int) -> dict[str, str]:
-    """Return a message as templates take it: role (system, user or assistant), content, and name where given."""
+def plain(message: ChatMessage, index: int) -> dict[str, Any]:
+    """Return a message as templates take it: role, content, and the name, calls and reasoning that it has."""
     where = f"messages[{index}]"
     role = "system" if message.role == "developer" else message.role
-    if role in {"tool", "function"} or message.tool_calls or message.function_call:
-        raise unsupported(where, "tools are not supported by this server")
-    if role not in {"system", "user", "assistant"}:
+    if role == "function" or message.function_call:
+        raise unsupported(where, "functions are not supported by this server; use tools")
+    if role not in {"system", "user", "assistant", "tool"}:
         raise InvalidRequest(
-            f"{where}.role is {message.role[:40]!r}: expected system, developer, user or assistant",
+            f"{where}.role is {message.role[:40]!r}: expected system, developer, user, assistant or tool",
             code="invalid_value",
             param=f"{where}.role",
         )
     if message.audio:
         raise unsupported(f"{where}.audio", "not supported by this server")
+    called = _called(message, role, where)
     content = message.content
+    if content is None and "tool_calls" in called:
+        content = ""
     if content is None:
         raise InvalidRequest(
             f"{where}.content: expected a text, or a list of text parts",
             code="invalid_value",
             param=f"{where}.content",
         )
-    shown = {"role": role, "content": content if isinstance(content, str) else ""}
+    shown = {"role": role, "content": content if isinstance(content, str) else "", **called}
     if not isinstance(content, str):
         texts = []
         for at, part in enumerate(content):
@@ -210,3 +288,23 @@ def plain(message: ChatMessage, index: int) -> dict[str, str]:
     if message.name is not None:
         shown["name"] = message.name
     return shown
+
+
+def _called(message: ChatMessage, role: str, where: str) -> dict[str, Any]:
+    """Return a message's part in the calling of tools, and its reasoning, as templates take them."""
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidRequest(
+                f"{where}.tool_call_id is missing: expected the id of the call that it answers",
+                code="invalid_value",
+                param=f"{where}.tool_call_id",
+            )
+        return {"tool_call_id": short_id(message.tool_call_id)}
+    if role != "assistant":
+        return {}
+    found: dict[str, Any] = {}
+    if message.tool_calls:
+        found["tool_calls"] = templated_calls(message.tool_calls, where)
+    if message.reasoning_content:
+        found["reasoning_content"] = message.reasoning_content
+    return found

@@ -10,13 +10,14 @@ import msgspec
 
 from common.errors import InvalidRequest, TooLarge
 from common.pages.identity import PageId, marks_of, page_ids, root_id
-from common.types.generation import SamplingParams
+from common.types.generation import OutputGrammar, SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.message import encode
 from common.wire.sessions import SessionTurn
 from common.wire.workflows import GenerationOptions
 from services.router.text.generation_bodies import GenerateBody
 from services.router.text.requests import Parcel
+from services.router.text.response_format import grammar_of
 from services.router.text.tokens import Spec, TextEncoder, load
 
 BYTES_PER_TOKEN = 64
@@ -26,7 +27,8 @@ DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 class GenerationSpec(NamedTuple):
     """One generate job: its parcel (items: choices; tokens: of the prompts and the most to generate), and its session.
 
-    `marks` name the prefix of its first prompt to whoever may hold its pages.
+    `marks` name the prefix of its first prompt to whoever may hold its pages. It `thinks` if the prompt began the
+    reasoning.
     """
 
     parcel: Parcel
@@ -35,6 +37,7 @@ class GenerationSpec(NamedTuple):
     session: str = ""
     version: int = 0
     marks: Sequence[PageId] = ()
+    thinks: bool = False
 
 
 def generation_of(
@@ -64,6 +67,8 @@ def generation_of(
         low=options.low,
         forced=forced,
         turn=turn,
+        grammar=options.grammar,
+        shown=options.shown,
     )
     choices = len(prompts) * options.n
     try:
@@ -160,4 +165,16 @@ def options_of(
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
         low=low,
+        grammar=_grammar(body, spec),
     )
+
+
+def _grammar(body: GenerateBody, spec: Spec) -> OutputGrammar | None:
+    grammar = grammar_of(body.response_format)
+    if grammar is not None and not spec.grammars:
+        raise InvalidRequest(
+            f"response_format: the workers of {spec.name} cannot bind an answer; expected type text",
+            code="unsupported",
+            param="response_format",
+        )
+    return grammar

@@ -15,6 +15,7 @@ from msgspec import Struct
 from common import ranking
 from common.errors import InvalidRequest, Unavailable
 from common.wire.search import Hit
+from services.router.text.templates import bounded_time
 
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
@@ -135,14 +136,15 @@ def _template(source: str) -> jinja2.Template:
 def render(template: str, passages: Sequence[Passage], question: str) -> str:
     """Return a grounded user message; an empty `template` means the router's own.
 
-    Unavailable `template_broken` if the template, which is the model's, cannot be used.
+    Unavailable `template_broken` if the template, which is the model's, cannot be used; see `bounded_time`.
     """
     shown = [
         {"index": passage.index, "document_id": passage.document_id, "text": passage.text}
         for passage in passages
     ]
     try:
-        return _template(template or DEFAULT_TEMPLATE).render(passages=shown, question=question)
+        with bounded_time():
+            return _template(template or DEFAULT_TEMPLATE).render(passages=shown, question=question)
     except Exception as error:
         raise Unavailable(
             f"the model's grounding template cannot be used: {type(error).__name__}: {error}",

@@ -12,10 +12,8 @@ import json
 import multiprocessing
 import re
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from types import FrameType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -24,10 +22,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import InvalidRequest, Unavailable
 
-RENDER_S = 2.0
+RENDER_S = 1.5  # of processor time
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
 
 
 class PromptSegment(NamedTuple):
@@ -35,10 +34,6 @@ class PromptSegment(NamedTuple):
 
     text: str
     written: bool = False
-
-
-class _Late(Exception):
-    """A template ran for too long."""
 
 
 class _Generation(ext.Extension):
@@ -88,37 +83,42 @@ def _compiled(fingerprint: str, source: str) -> jinja2.Template:  # noqa: ARG001
 
 
 @contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raise _Late after `seconds` in a process of the pool; elsewhere a signal would disturb the event loop."""
-    pooled = multiprocessing.parent_process() is not None
-    if not pooled or threading.current_thread() is not threading.main_thread():
+def bounded_time() -> Iterator[None]:
+    """End this process, if it is one of the pool, where the block uses more than RENDER_S of processor time.
+
+    The signal's default ends the process even amid C code that never returns.
+    """
+    if multiprocessing.parent_process() is None:
         yield
         return
-
-    def late(_number: int, _frame: FrameType | None) -> None:
-        raise _Late
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, RENDER_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _broken(why: str) -> Unavailable:
     return Unavailable(f"the model's chat template cannot be used: {why}", code="template_broken")
 
 
+def late() -> Unavailable:
+    """Return the error of a template that used up its time, and whose process ended by that."""
+    return _broken(f"it ran for more than {RENDER_S:g} s")
+
+
 class Template(NamedTuple):
-    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters."""
+    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters.
+
+    `tools` are the functions that the model is told of, as OpenAI writes them.
+    """
 
     fingerprint: str
     source: str
     bos: str
     eos: str
     most: int
+    tools: Tools = ()
 
     def render(self, messages: Messages) -> str:
         """Return the prompt of `messages`, ready for the answer.
@@ -133,7 +133,7 @@ class Template(NamedTuple):
                 param="model",
             )
         try:
-            with _within(RENDER_S):
+            with bounded_time():
                 return self._rendered(messages)
         except InvalidRequest:
             raise
@@ -147,8 +147,8 @@ class Template(NamedTuple):
                 code="invalid_messages",
                 param="messages",
             ) from None
-        except _Late:
-            raise _broken(f"it ran for more than {RENDER_S:g} s") from None
+        except MemoryError:
+            raise _broken("it needs more memory than there is for one") from None
         except Exception as error:  # noqa: BLE001 - whatever a template may do wrong
             raise _broken(f"{type(error).__name__}: {error}") from None
 
@@ -157,7 +157,7 @@ class Template(NamedTuple):
         size = 0
         for part in _compiled(self.fingerprint, self.source).generate(
             messages=[dict(message) for message in messages],
-            tools=None,
+            tools=[dict(tool) for tool in self.tools] or None,
             documents=None,
             add_generation_prompt=True,
             bos_token=self.bos,

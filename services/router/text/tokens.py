@@ -112,6 +112,11 @@ class TextEncoder:
             (piece, head + encoding.ids[piece.first : piece.last] + self.suffix) for piece in pieces
         ]
 
+    def special_ids(self, texts: Iterable[str]) -> list[int]:
+        """Return the ids of those of `texts` that are special tokens."""
+        wanted = set(texts)
+        return sorted(index for index, text in self._special.items() if text in wanted)
+
     def holds_special(self, texts: Iterable[str]) -> bool:
         """Return whether one of `texts` would make a special token if it were encoded like a template's text."""
         if self._marks is None:

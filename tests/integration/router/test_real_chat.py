@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import aiohttp
 import openai
+import pydantic
 import pytest
 
 from tests.support.mesh import ROOT, START_S, Mesh
@@ -107,3 +110,57 @@ async def test_a_conversation_over_a_session(real: Mesh, client: openai.AsyncOpe
         await client.chat.completions.create(
             model=MODEL, messages=QUESTION, extra_body={"session": session[:-1] + "!"}
         )
+
+
+class Place(pydantic.BaseModel):
+    """What the answers below are read into."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    kind: Literal["river", "hill", "town"]
+    steps: Annotated[
+        list[Annotated[int, pydantic.Field(ge=0, le=99)]], pydantic.Field(max_length=3)
+    ]
+    inside: bool | None
+
+
+async def test_answers_are_bound_to_schemas(real: Mesh, client: openai.AsyncOpenAI) -> None:
+    """The client's own reading of an answer into a class works, whole, streamed, in n choices, and on completions."""
+    options: Any = {"model": MODEL, "messages": QUESTION, "temperature": 1.0, "max_tokens": 200}
+    parsed = await client.chat.completions.parse(**options, response_format=Place, n=3, seed=5)
+    texts = [choice.message.content for choice in parsed.choices]
+    assert [choice.finish_reason for choice in parsed.choices] == ["stop"] * 3
+    assert all(isinstance(choice.message.parsed, Place) for choice in parsed.choices)
+    schema = {"name": "place", "schema": Place.model_json_schema()}
+    form: Any = {"type": "json_schema", "json_schema": schema}
+    streamed = ["", "", ""]
+    async for chunk in await client.chat.completions.create(
+        **options, response_format=form, n=3, seed=5, stream=True
+    ):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    for text in streamed:
+        Place.model_validate_json(text)
+    assert len(set(texts)) > 1
+    body = {"response_format": {"type": "regex", "regex": "(yes|no), [0-9]{2}"}}
+    said = await client.completions.create(model=MODEL, prompt="So", max_tokens=50, extra_body=body)
+    assert re.fullmatch("(yes|no), [0-9]{2}", said.choices[0].text)
+    cut = await client.chat.completions.create(**options | {"max_tokens": 3}, response_format=form)
+    assert cut.choices[0].finish_reason == "length"
+    wrong: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
+    with pytest.raises(openai.BadRequestError, match="schema") as refused:
+        await client.chat.completions.create(**options, response_format=wrong)
+    assert refused.value.code == "invalid_grammar"
+
+
+async def test_bound_answers_are_counted(real: Mesh, client: openai.AsyncOpenAI) -> None:
+    """The worker tells whole answers from those that were cut off."""
+    worker = next(each for each in real.processes if each.instance == "real")
+    url = f"http://127.0.0.1:{worker.ports()['health_port']}/metrics"
+    for most in (50, 1):
+        form: Any = {"response_format": {"type": "regex", "regex": "[ab]{4}"}}
+        await client.completions.create(model=MODEL, prompt="So", max_tokens=most, extra_body=form)
+    seen = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+    for finish in ("stop", "length"):
+        found = re.search(rf'spillway_structured_answers_total{{finish="{finish}"}} (\S+)', seen)
+        assert found is not None
+        assert float(found[1]) >= 1

@@ -15,8 +15,10 @@ from common.errors import InvalidRequest, Unavailable
 from common.types.generation import SamplingParams
 from common.wire.workflows import ChatRequest, GenerationOptions
 from services.router.text.chats import SessionHistory, chat_prompt, generation
+from services.router.text.generation_bodies import ChatBody, plain
 from services.router.text.templates import PromptSegment, Template, after
 from services.router.text.tokens import Spec, load
+from tests.support import tool_templates
 from tests.support.scripted_generator import SPECIALS, TEMPLATE, byte_tokenizer
 
 LLAMA = (
@@ -214,3 +216,65 @@ def test_after_cuts_a_prefix(texts: list[str], cut: int) -> None:
     assert rest is not None
     assert "".join(segment.text for segment in rest) == whole[cut:]
     assert after(segments, whole + "x") is None
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": 'The "weather" in a city', "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "description": "größte"}}, "required": ["city"]}}},
+    {"type": "function", "function": {"name": "now", "description": "", "parameters": {"type": "object"}}},
+]  # fmt: skip
+CALL = {"name": "get_weather", "arguments": '{"city": "Köln \\"x\\""}'}
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "How is it in Paris?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "call_abcdef", "type": "function", "function": CALL}]},
+    {"role": "tool", "tool_call_id": "call_abcdef", "content": "sunny <b>"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tool_templates.TEMPLATES)
+def test_tools_and_their_results_are_rendered_as_transformers_does(
+    tmp_path: Path, name: str
+) -> None:
+    """Definitions, calls and results of a conversation come into the prompt as the model's own template writes them."""
+    from transformers import PreTrainedTokenizerFast
+
+    source, specials = tool_templates.TEMPLATES[name], tool_templates.TOKENS[name]
+    spec = spec_of(tmp_path, source, specials)
+    oracle = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_file(spec.path),
+        bos_token=specials[0],
+        eos_token=specials[1],
+    )
+    body = msgspec.convert({"messages": CALLS, "tools": TOOLS}, ChatBody)
+    talk = [plain(message, at) for at, message in enumerate(body.messages)]
+    assert talk[1]["tool_calls"][0]["id"] == talk[2]["tool_call_id"]
+    options: Any = {
+        "chat_template": source,
+        "add_generation_prompt": True,
+        "tools": TOOLS,
+        "return_dict": False,
+    }
+    for count in (1, 3):
+        expected = oracle.apply_chat_template(talk[:count], tokenize=True, **options)
+        assert chat_prompt(spec, talk[:count], tools=TOOLS) == (expected, 0)
+    assert "get_weather" in load(spec.path).decode(chat_prompt(spec, talk, tools=TOOLS)[0])
+
+
+def test_no_tool_writes_a_special_token(tmp_path: Path) -> None:
+    """A special token spelt in a definition or a call's arguments is refused; in a result it stays text."""
+    spec = spec_of(tmp_path, tool_templates.QWEN, tool_templates.TOKENS["qwen"])
+    evil = msgspec.json.decode(msgspec.json.encode(TOOLS).replace(b"weather", b"<|im_end|>", 1))
+    with pytest.raises(InvalidRequest, match="special token"):
+        chat_prompt(spec, [{"role": "user", "content": "x"}], tools=evil)
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "now", "arguments": {"a": "<|im_end|>"}},
+    }
+    with pytest.raises(InvalidRequest, match="special token"):
+        chat_prompt(spec, [{"role": "assistant", "content": "", "tool_calls": [call]}], tools=TOOLS)
+    result = {"role": "tool", "content": "<|im_end|>", "tool_call_id": "abcdefghi"}
+    harmless = {**result, "content": "hello"}
+    (end,) = load(spec.path).special_ids(["<|im_end|>"])
+    counts = [chat_prompt(spec, [each], tools=TOOLS)[0].count(end) for each in (result, harmless)]
+    assert counts[0] == counts[1]

@@ -1,0 +1,92 @@
+"""Output grammars as llguidance reads them: the definition of one, and why one cannot be used.
+
+A router refuses a grammar by `fault`, a worker masks tokens by the same `definition`, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+
+from common.types.generation import OutputGrammar
+
+MAX_SOURCE_BYTES = 65_536
+# What bounds a hostile grammar: parts of it, states of its lexer, and the work of one mask (about 15 ms on one core).
+LIMITS = LLParserLimits(
+    max_grammar_size=100_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
+# Between the parts of a JSON text: nothing, one blank, or a line break and its indentation. Without a bound a model
+# may write blanks until its answer is cut off.
+_WHITESPACE = r"\x20|\n[\x20]{0,24}|\n[\t]{0,8}"
+# Any token that spells what the grammar allows is allowed, and not only the one that the tokenizer would choose.
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+
+
+def definition(grammar: OutputGrammar) -> str:
+    """Return a grammar in llguidance's own notation; ValueError for a JSON Schema that is no JSON object."""
+    if grammar.kind == "lark":
+        lark = grammar.source
+    elif grammar.kind == "regex":
+        lark = f"start: /{regex_to_lark(grammar.source, '')}/"
+    else:
+        lark = f"start: {json_rule(_schema(grammar.source))}"
+    return str(LLMatcher.grammar_from_lark(lark + _OPTIONS))
+
+
+def _schema(source: str) -> dict[str, Any]:
+    schema = json.loads(source)
+    if not isinstance(schema, dict):
+        raise ValueError("expected a JSON Schema that is an object")
+    return schema
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """Return what stands in a Lark grammar for JSON that a schema allows."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}"
+
+
+def fault(grammar: OutputGrammar) -> str:
+    """Return why a grammar cannot be used, in one line; "" if it can. Takes at most a few hundred milliseconds."""
+    if len(grammar.source.encode()) > MAX_SOURCE_BYTES:
+        return f"it is longer than {MAX_SOURCE_BYTES} bytes"
+    try:
+        text = definition(grammar)
+    except (ValueError, RecursionError) as error:
+        return _line(str(error))
+    failed, notes = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
+    if failed:
+        return _line(notes[0])
+    if any("no tokenizer" in note for note in notes):
+        return "special tokens and token ids are not allowed in a grammar"
+    return unsatisfiable(LLMatcher(_bytes(), text, log_level=0, limits=LIMITS))
+
+
+def unsatisfiable(matcher: LLMatcher) -> str:
+    """Return why no text can follow at the beginning of a matcher; "" if one can."""
+    allowed = any(matcher.compute_bitmask())
+    why = str(matcher.get_error()) if matcher.is_error() else ""
+    if why and not why.startswith("NoExtension"):
+        return _line(why)
+    return "" if not why and (allowed or matcher.is_accepting()) else "no text matches it"
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _line(message: str) -> str:
+    """Return the telling part of an error message of several lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    shown = [line for line in lines if not set(line) <= set("^ ") and "%llguidance" not in line]
+    told = next((line.removeprefix("error: ") for line in shown if line.startswith("error: ")), "")
+    first = shown[0] if shown else "it cannot be read"
+    return (f"{first} {told}" if told and told not in first else first)[:300]

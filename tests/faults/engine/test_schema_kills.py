@@ -1,0 +1,124 @@
+"""Answers bound to schemas while their workers are killed: all end, and all that were not cut off are valid."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+
+from common.bus import Bus, Notifications
+from common.config import Common
+from common.ids import Family
+from common.registry.dead_letters import DeadLetters
+from common.registry.models import Models
+from common.types.generation import SamplingParams
+from common.wire.jobs import GenerateWork
+from tests.faults.engine.test_failover import live, process
+from tests.support.engine import Desk, text_of
+from tests.support.schema_runs import DEMO, schema
+from tests.support.schemas import SCHEMAS, faults_of
+
+SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
+ANSWERS, TOGETHER = (10_000, 32) if SOAK else (24, 12)
+KILL_EVERY = 200 if SOAK else 10  # answers
+FAMILY = Family("chat.spillway-demo")
+FLAGS = (
+    "--embed-model",
+    "none",
+    "--chat-model",
+    DEMO,
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+    "--chat-dtype",
+    "fp32",
+)
+
+
+class Scene:
+    """Two workers, one of which is killed now and then and started again, and answers that are asked of them."""
+
+    def __init__(
+        self, bus: Bus, config: Common, desk: Desk, fingerprint: str, rng: random.Random
+    ) -> None:
+        self.bus, self.desk, self.rng = bus, desk, rng
+        self.ends: Counter[str] = Counter()
+        self.wrong: list[tuple[str, str, list[str]]] = []
+        self.kills = 0
+        self._config, self._fingerprint = config, fingerprint
+        self._running = ExitStack()
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        """Start workers."""
+        for name in names:
+            made = process(self._config, *FLAGS, "--instance", name)
+            self._workers[name] = self._running.enter_context(made)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._running.close()
+
+    async def answer(self, limit: asyncio.Semaphore) -> None:
+        """Ask for an answer of a schema drawn at random, and judge it."""
+        async with limit:
+            name = self.rng.choice(sorted(SCHEMAS))
+            asked = GenerateWork(
+                fingerprint=self._fingerprint,
+                scope="t",
+                prompts=[[self.rng.randrange(300, 1500) for _ in range(20)]],
+                max_new=400,
+                stop_ids=[2],
+                sampling=SamplingParams(seed=self.rng.getrandbits(60), frequency=0.1),
+                grammar=schema(SCHEMAS[name]),
+            )
+            pieces, _ = await self.desk.result(await self.desk.admit(asked))
+            (finish,) = [piece.finish for piece in pieces if piece.finish]
+            self.ends[str(finish)] += 1
+            text = text_of(pieces)
+            if finish == "stop" and (faults := faults_of(SCHEMAS[name], text)):
+                self.wrong.append((name, text, faults))
+            if sum(self.ends.values()) % KILL_EVERY == 0:
+                await self.kill()
+
+    async def kill(self) -> None:
+        """Kill a worker that holds a job, and start another one in its place."""
+        name = self.rng.choice(sorted(self._workers))
+        self._workers.pop(name).send_signal(signal.SIGKILL)
+        self.kills += 1
+        self.start(f"{name[0]}{self.kills}")
+
+
+@pytest.mark.timeout(0 if SOAK else 120)
+async def test_bound_answers_survive_their_workers(bus: Bus, config: Common, seed: int) -> None:
+    """Workers are killed amid answers: each goes on from its log, under the same grammar, to a valid end."""
+    journal = Notifications(bus.connection, "r1")
+    await journal.start()
+    rng = random.Random(seed)
+    with ExitStack() as running:
+        first = running.enter_context(process(config, *FLAGS, "--instance", "card"))
+        await live(bus, FAMILY, 1)
+        card = (await Models(bus).cards())["spillway-demo"]
+        assert card.grammars
+        scene = Scene(bus, config, Desk(bus, journal, FAMILY), card.fingerprint, rng)
+        running.callback(scene.close)
+        scene.start("a", "b")
+        await live(bus, FAMILY, 3)
+        first.kill()
+        limit = asyncio.Semaphore(TOGETHER)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(ANSWERS):
+                group.create_task(scene.answer(limit))
+    await journal.stop()
+    assert scene.wrong == []
+    assert sum(scene.ends.values()) == ANSWERS
+    assert scene.ends["length"] <= (0.05 if SOAK else 0.25) * ANSWERS
+    assert scene.kills == ANSWERS // KILL_EVERY
+    assert await DeadLetters(bus).all(FAMILY) == []
