@@ -260,6 +260,9 @@ def sources(answer: ChatCompletion, width: int) -> list[str]:
 
 def _source(passage: Passage, width: int) -> list[str]:
     where = f"{passage.document_id}:{passage.start}-{passage.end}"
+    if passage.page:
+        last = passage.page + len(passage.page_starts)
+        where += f" page {passage.page}" + (f"-{last}" if last > passage.page else "")
     text = textwrap.wrap(
         " ".join((passage.text or "").split()),
         width=min(width, 100),

@@ -1,60 +1,80 @@
-"""Read text files below a folder in a stable order; report files that cannot be read, and go on."""
+"""Find documents below a folder in a stable order and read them; report what cannot be read, and go on."""
 
 from __future__ import annotations
 
 import fnmatch
-import html.parser
 import os
 import re
 import stat
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
-MAX_FILE_BYTES = 1024 * 1024  # what the server takes as one document
+from cli.readers.reading import Reading, Textless, Unreadable
+
+MAX_FILE_BYTES = 1024 * 1024  # of a text
+MAX_DOCUMENT_BYTES = 256 * 1024 * 1024  # of a PDF, DOCX or PPTX, most of which is pictures
+MAX_PART_BYTES = 1024 * 1024  # what the server takes as one document
 _SNIFF_BYTES = 8192
 # fmt: off
 _TEXT = frozenset({
-    ".md", ".markdown", ".rst", ".txt", ".text", ".adoc", ".org", ".tex", ".html", ".htm",
+    ".md", ".markdown", ".rst", ".txt", ".text", ".adoc", ".org", ".tex", ".html", ".htm", ".xhtml",
     ".xml", ".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg",
     ".conf", ".log", ".py", ".pyi", ".js", ".ts", ".tsx", ".jsx", ".css", ".c", ".h", ".cc",
-    ".cpp", ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".lua", ".swift",
-    ".php", ".pl", ".r", ".proto",
+    ".cpp", ".hpp", ".cs", ".rs", ".go", ".java", ".kt", ".scala", ".rb", ".sh", ".sql", ".lua", ".swift",
+    ".php", ".pl", ".r", ".jl", ".ex", ".hs", ".ml", ".dart", ".zig", ".ps1", ".bat", ".proto", ".srt",
 })
 # fmt: on
-# Documents in formats that are not read: known by how a file begins (some are ASCII from end to end), and by name where
-# the beginning (a zip's, or OLE's) says no more than that it is binary.
-_PDF = "a PDF"
-_BEGINS = {b"%PDF-": _PDF, b"%!PS": "PostScript", b"{\\rtf": "rich text (RTF)"}
+_PAGES = frozenset({".html", ".htm", ".xhtml"})
+_READ = {".docx": "docx", ".pptx": "pptx"}
+# Formats that are not read: known by how a file begins (some are ASCII from end to end), and by name where the
+# beginning (a zip's, or OLE's) says no more than that it is binary.
+_BEGINS = {b"%!PS": "PostScript", b"{\\rtf": "rich text (RTF)"}
 _NAMED = {
-    ".pdf": _PDF,
-    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), "a word processor's document"),
+    **dict.fromkeys((".doc", ".odt", ".rtf"), "a word processor's document"),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "a spreadsheet"),
-    **dict.fromkeys((".ppt", ".pptx", ".odp"), "a presentation"),
+    **dict.fromkeys((".ppt", ".odp"), "a presentation"),
     ".epub": "an e-book",
 }
 _PDF_HEAD_BYTES = 1024  # readers look for the mark in these, wherever it stands
 _NEVER = frozenset({"__pycache__", "node_modules", "venv"})
+_PART = re.compile(r"#[0-9]+\Z")
 _HEADING = re.compile(
     r"^(?:#{1,6}\s+(?P<atx>.+?)\s*#*|(?P<text>\S.*)\n[=~#*-]{3,})\s*$", re.MULTILINE
 )
 
 
+class Reader(Protocol):
+    """Reads an open file of a kind: "pdf", "docx", "pptx", "html" or "text"."""
+
+    def read(self, descriptor: int, kind: str) -> Reading:
+        """Return the text; Unreadable or Textless otherwise."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One document to store."""
+    """One document to store: a file, or a part of one; `note` is what people should know of it."""
 
     id: str
     text: str
     metadata: dict[str, Any]
+    note: str = ""
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is a file's first part, or all of it."""
+        return int(self.metadata.get("part", 1)) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something that could not be read: a file's id, or with `folder` everything below it.
 
-    `no_text`: it is a document of a kind that is never read, so what is stored under its id is not its text.
+    `no_text`: it holds no text that is read, so what is stored under its id is not its text.
     """
 
     id: str
@@ -78,26 +98,27 @@ class NotADocument(Exception):
     """A file's content is binary or empty."""
 
 
-class Unreadable(Exception):
-    """A file cannot be read as text; the message says why."""
-
-
 class UnreadFormat(Unreadable):
-    """A file is a document in a format that holds no plain text; the message names the format."""
+    """A file is a document in a format that is not read; the message names the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One path given by the user: a folder or a file, and the name its documents carry as their source."""
+    """One path given by the user: a folder or a file, and the name its documents carry as their source.
+
+    `reader` reads what is no text in UTF-8; without one such files are problems. `max_bytes` bounds texts.
+    """
 
     path: Path
     source: str
     globs: Sequence[str] = ()
     excludes: Sequence[str] = ()
     max_bytes: int = MAX_FILE_BYTES
+    reader: Reader | None = None
 
     def wants(self, document_id: str) -> bool:
-        """Return whether --glob and --exclude let this path through."""
+        """Return whether --glob and --exclude let a document's path through."""
+        document_id = _PART.sub("", document_id)
         name = document_id.rsplit("/", 1)[-1]
         if any(_matches(pattern, document_id) for pattern in self.excludes):
             return False
@@ -105,63 +126,113 @@ class Root:
             return True
         return any(fnmatch.fnmatchcase(t, g) for g in self.globs for t in (name, document_id))
 
+    def count(self) -> int:
+        """Return how many files there are to look at."""
+        if not self.path.is_dir():
+            return 1
+        return sum(isinstance(each, tuple) and self.wants(each[1]) for each in self._walk())
+
     def documents(self) -> Iterator[Found]:
         """Yield what is found, each file read as it is reached."""
         if not self.path.is_dir():
-            yield self._found(self.path, self.path.name, named=True)
+            yield from self._found(self.path, self.path.name, named=True)
             return
-        problems: list[Problem] = []
-        for path, document_id in self._walk(problems):
-            yield from problems
-            problems.clear()
-            if self.wants(document_id):
-                yield self._found(path, document_id)
-        yield from problems
+        for each in self._walk():
+            if not isinstance(each, tuple):
+                yield each
+            elif self.wants(each[1]):
+                yield from self._found(*each)
 
-    def _walk(self, problems: list[Problem]) -> Iterator[tuple[Path, str]]:
-        def failed(error: OSError) -> None:
-            below = Path(error.filename or self.path)
-            name = _id(below, self.path)
-            problems.append(Problem(name, error.strerror or str(error), folder=True))
-
-        for folder, folders, names in os.walk(self.path, onerror=failed):
+    def _walk(self) -> Iterator[tuple[Path, str] | Problem | Skipped]:
+        """Yield files with their ids, and the folders that are not looked into with the reason."""
+        failed: list[OSError] = []
+        for folder, folders, names in os.walk(self.path, onerror=failed.append):
+            yield from map(self._unlisted, failed)
+            failed.clear()
             base = Path(folder)
-            folders[:] = sorted(
+            wanted = [
                 name
-                for name in folders
-                if not name.startswith(".")
-                and name not in _NEVER
-                and not any(_matches(p, _id(base / name, self.path)) for p in self.excludes)
-            )
+                for name in sorted(folders)
+                if not any(_matches(p, _id(base / name, self.path)) for p in self.excludes)
+            ]
+            folders[:] = [name for name in wanted if not _left_out(name)]
+            for name in wanted:
+                if reason := _left_out(name):
+                    yield Skipped(f"{_id(base / name, self.path)}/", reason)
             for name in sorted(names):
+                document_id = _id(base / name, self.path)
                 if not name.startswith("."):
-                    yield base / name, _id(base / name, self.path)
+                    yield base / name, document_id
+                elif self.wants(document_id):
+                    yield Skipped(document_id, "hidden")
+        yield from map(self._unlisted, failed)
 
-    def _found(self, path: Path, document_id: str, *, named: bool = False) -> Found:
+    def _unlisted(self, error: OSError) -> Problem:
+        below = Path(error.filename or self.path)
+        return Problem(_id(below, self.path), error.strerror or str(error), folder=True)
+
+    def _found(self, path: Path, document_id: str, *, named: bool = False) -> Iterator[Found]:
         try:
             document_id.encode()
         except UnicodeEncodeError:
-            return Problem(ascii(document_id), "its name is not UTF-8")
+            yield Problem(ascii(document_id), "its name is not UTF-8")
+            return
         try:
-            text = read(path, self.path if not named else None, self.max_bytes)
-        except NotADocument as error:
-            reason = str(error)
-            return Problem(document_id, reason) if named else Skipped(document_id, reason)
+            reading, size_bytes = self._read(path, self.path if not named else None)
+        except (NotADocument, Textless) as error:
+            scan = isinstance(error, Textless) and path.suffix.lower() not in _TEXT
+            if named or scan:  # asked for, or a document whose text is lost
+                yield Problem(document_id, str(error), no_text=isinstance(error, Textless))
+            else:
+                yield Skipped(document_id, str(error))
         except UnreadFormat as error:
-            return Problem(document_id, str(error), no_text=True)
+            yield Problem(document_id, str(error), no_text=True)
         except Unreadable as error:
-            return Problem(document_id, str(error))
+            yield Problem(document_id, str(error))
         except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-            return Problem(document_id, getattr(error, "strerror", "") or str(error))
-        suffix = path.suffix.lower()
-        title = title_of(text, suffix, path.name)
-        size_bytes = len(text.encode())
-        if suffix in {".html", ".htm"}:
-            text, title = strip_html(text, title)
-            if not text:
-                return Skipped(document_id, "a page without text")
-        metadata = {"source": self.source, "path": document_id, "title": title, "size": size_bytes}
-        return Item(document_id, text, metadata)
+            yield Problem(document_id, getattr(error, "strerror", "") or str(error))
+        else:
+            title = reading.title or title_of(reading.text, path.suffix.lower(), path.name)
+            metadata = {
+                "source": self.source,
+                "path": document_id,
+                "title": title,
+                "size": size_bytes,
+                **({"encoding": reading.encoding} if reading.encoding else {}),
+            }
+            yield from parts(document_id, reading, metadata)
+
+    def _read(self, path: Path, root: Path | None) -> tuple[Reading, int]:
+        """Return a file's text and its size in bytes; links may not leave `root`."""
+        if (
+            path.is_symlink()
+            and root is not None
+            and not path.resolve().is_relative_to(root.resolve())
+        ):
+            raise NotADocument("a link to outside the folder")
+        # Not blocking, so that opening a pipe in the folder does not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotADocument("not a regular file")
+            suffix = path.suffix.lower()
+            head = file.read(_SNIFF_BYTES)
+            kind = _kind(head, suffix)
+            if kind in {"text", "html"}:
+                data = _text_bytes(file, head, suffix, status.st_size, self.max_bytes)
+                if kind == "text" and (reading := _utf8(data)) is not None:
+                    return reading, status.st_size
+            elif status.st_size > MAX_DOCUMENT_BYTES:
+                raise Unreadable(f"too large: {status.st_size} bytes; at most {MAX_DOCUMENT_BYTES}")
+            if self.reader is None:
+                raise Unreadable("no text in UTF-8")
+            try:
+                return self.reader.read(descriptor, kind), status.st_size
+            except Unreadable as error:
+                if kind == "text" and suffix not in _TEXT:
+                    raise NotADocument("not text in a known encoding") from error
+                raise
 
 
 def _id(path: Path, root: Path) -> str:
@@ -176,48 +247,90 @@ def _matches(pattern: str, document_id: str) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) for text in (*parts, *paths))
 
 
-def read(path: Path, root: Path | None, max_bytes: int) -> str:
-    """Return a file's text; NotADocument, Unreadable or OSError otherwise. Links may not leave `root`."""
-    if path.is_symlink() and root is not None and not path.resolve().is_relative_to(root.resolve()):
-        raise NotADocument("a link to outside the folder")
-    # Not blocking, so that opening a pipe in the folder does not wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotADocument("not a regular file")
-        data = file.read(_SNIFF_BYTES)
-        if kind := _unread_format(data, path.suffix.lower()):
-            raise UnreadFormat(f"{kind}, which is not read: convert it to text first")
-        if status.st_size > max_bytes and path.suffix.lower() not in _TEXT:
-            raise NotADocument("large, and no kind of text known by its name")
-        if b"\0" in data:
-            raise NotADocument("binary, not text")
-        data += file.read(max(0, max_bytes + 1 - len(data)))
-    if len(data) > max_bytes:
-        raise Unreadable(f"too large: {status.st_size} bytes; at most {max_bytes} (--max-bytes)")
+def _left_out(folder: str) -> str:
+    """Return why a folder is not looked into, "" if it is."""
+    if folder.startswith("."):
+        return "a hidden folder"
+    return "a folder of what programs made or installed" if folder in _NEVER else ""
+
+
+def _kind(head: bytes, suffix: str) -> str:
+    """Return what reads a file that begins with `head`; UnreadFormat for a format that nothing reads."""
+    text = suffix in _TEXT  # a text may speak of a format's mark
+    if (
+        head.startswith(b"%PDF-")
+        or (not text and b"%PDF-" in head[:_PDF_HEAD_BYTES])
+        or suffix == ".pdf"
+    ):
+        return "pdf"
+    kind = next((kind for mark, kind in _BEGINS.items() if head.startswith(mark)), "")
+    if not kind and b"\0" in head:
+        if suffix in _READ:
+            return _READ[suffix]
+        kind = _NAMED.get(suffix, "")
+    if kind:
+        raise UnreadFormat(f"{kind}, which is not read: convert it to text or PDF first")
+    return "html" if suffix in _PAGES else "text"
+
+
+def _text_bytes(file: BinaryIO, head: bytes, suffix: str, size: int, most: int) -> bytes:
+    """Return a text's bytes; NotADocument if it is none, Unreadable if there are too many."""
+    if size > most and suffix not in _TEXT:
+        raise NotADocument("large, and no kind of text known by its name")
+    if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
+        raise NotADocument("binary, not text")
+    data = head + file.read(max(0, most + 1 - len(head)))
+    if len(data) > most:
+        raise Unreadable(f"too large: {size} bytes; at most {most} (--max-bytes)")
+    if not data.strip():
+        raise NotADocument("empty")
+    return data
+
+
+def _utf8(data: bytes) -> Reading | None:
+    """Return the text of bytes in UTF-8, None of others."""
     try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if path.suffix.lower() not in _TEXT:
-            raise NotADocument("not UTF-8 text") from error
-        raise Unreadable(f"not UTF-8: byte {data[error.start]:#04x} at {error.start}") from error
+    except UnicodeDecodeError:
+        return None
     if "\0" in text:
         raise NotADocument("binary, not text")
     if not text.strip():
         raise NotADocument("empty")
-    return text
+    return Reading(text)
 
 
-def _unread_format(data: bytes, suffix: str) -> str:
-    """Return the name of a document's format that is not read, "" for anything else; `data` is how it begins."""
-    for mark, kind in _BEGINS.items():
-        if data.startswith(mark):
-            return kind
-    text = suffix in _TEXT  # a text may speak of the mark
-    if not text and b"%PDF-" in data[:_PDF_HEAD_BYTES]:
-        return _PDF
-    return _NAMED.get(suffix, "") if b"\0" in data or suffix == ".pdf" else ""
+def parts(document_id: str, reading: Reading, metadata: dict[str, Any]) -> Iterator[Item]:
+    """Yield a document as one item, or as parts that the server takes, cut between pages or lines where possible.
+
+    Part 1 has the document's id, part n that id with `#n`. `pages` of an item's metadata says at which of its
+    characters each page starts that it holds anything of, `first_page` the number of the first of them.
+    """
+    text, starts = reading.text, reading.pages
+    cuts = _cuts(text, starts, MAX_PART_BYTES)
+    for number, (begin, end) in enumerate(pairwise(cuts), 1):
+        told = dict(metadata)
+        if starts:
+            first = max(0, bisect_right(starts, begin) - 1)
+            last = max(first + 1, bisect_left(starts, end))
+            told["first_page"] = first + 1
+            told["pages"] = [max(0, start - begin) for start in starts[first:last]]
+        if len(cuts) > 2:
+            told |= {"part": number, "parts": len(cuts) - 1}
+        name = document_id if number == 1 else f"{document_id}#{number}"
+        yield Item(name, text[begin:end], told, reading.note if number == 1 else "")
+
+
+def _cuts(text: str, starts: Sequence[int], most: int) -> list[int]:
+    """Return the characters at which a text is cut, 0 and its length included: at most `most` bytes between two."""
+    cuts = [0]
+    while len(text[cuts[-1] :].encode()) > most:
+        begin = cuts[-1]
+        end = begin + len(text[begin : begin + most].encode()[:most].decode(errors="ignore"))
+        page = starts[bisect_right(starts, end) - 1] if starts else 0
+        line = text.rfind("\n", begin + 1, end) + 1
+        cuts.append(page if page > begin else line if line > begin else end)
+    return [*cuts, len(text)]
 
 
 def title_of(text: str, suffix: str, name: str) -> str:
@@ -232,45 +345,3 @@ def title_of(text: str, suffix: str, name: str) -> str:
         if docstring:
             return docstring[2].strip()[:200]
     return name
-
-
-class _Text(html.parser.HTMLParser):
-    _BREAKS = frozenset(
-        {"p", "div", "br", "li", "tr", "pre", "section", "article", "h1", "h2", "h3", "h4"}
-    )
-    _HIDDEN = frozenset({"script", "style", "template", "noscript"})
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self.title = ""
-        self._hidden = 0
-        self._in_title = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
-        self._hidden += tag in self._HIDDEN
-        self._in_title = tag == "title"
-        if tag in self._BREAKS:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden -= tag in self._HIDDEN and self._hidden > 0
-        self._in_title = False
-        if tag in self._BREAKS:
-            self.parts.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.title += data
-        elif not self._hidden:
-            self.parts.append(data)
-
-
-def strip_html(text: str, title: str) -> tuple[str, str]:
-    """Return the readable text of a page (offsets of hits count in it) and its title."""
-    parser = _Text()
-    parser.feed(text)
-    parser.close()
-    plain = re.sub(r"[ \t]+", " ", "".join(parser.parts))
-    return re.sub(r"\n\s*\n+", "\n\n", plain).strip(), parser.title.strip()[:200] or title

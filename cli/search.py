@@ -152,6 +152,8 @@ def show(hit: Hit, width: int) -> str:
     """Return a hit as a heading line and a passage of at most three lines."""
     title = str((hit.metadata or {}).get("title") or "")
     head = f"{hit.score:.3f}  {hit.id}:{hit.start}-{hit.end}"
+    if hit.page:
+        head += f" page {hit.page}"
     if hit.scores:
         head += f"  ({', '.join(f'{name} {score:.3f}' for name, score in hit.scores.items())})"
     if title and title != hit.id:

@@ -28,9 +28,21 @@ class Stop(Exception):
     """The run cannot go on; the message says why and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A document that was read, and what people should know of it."""
+
+    id: str
+    reason: str
+
+
 @dataclass
 class Counts:
-    """What a run did, in documents; `failed` lists what could not be stored and why, `skipped` what is no document."""
+    """What a run did, in documents; `failed` lists what could not be stored and why, `skipped` what is no document.
+
+    `noted` lists what people should know of documents that were read; `files` counts the files dealt with, each once
+    however many parts it has.
+    """
 
     stored: int = 0
     unchanged: int = 0
@@ -38,22 +50,22 @@ class Counts:
     chunks: int = 0
     failed: list[Problem] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-
-    @property
-    def seen(self) -> int:
-        """How many files or texts have been dealt with."""
-        return self.stored + self.unchanged + len(self.skipped) + len(self.failed)
+    noted: list[Noted] = field(default_factory=list)
+    files: int = 0
 
 
-Notice = Callable[[Counts, Problem | Skipped | None], None]
+News = Problem | Skipped | Noted
+Notice = Callable[[Counts, News | None], None]
 
 
 @dataclass
 class _Batch:
     items: list[Item] = field(default_factory=list)
     unchanged: int = 0
+    unchanged_files: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
     end: bool = False
 
 
@@ -80,12 +92,14 @@ class Upload:
         self._stored: dict[str, str] = {}
         self._seen: set[str] = set()
         self._hidden: list[str] = []
+        self._read: set[str] = set()
 
     async def run(
         self, found: Iterator[Found], *, prune: Callable[[str], bool] | None = None
     ) -> None:
         """Store what `found` yields; then remove the source's other documents for which `prune` is true.
 
+        Parts that a document had and has no more are removed in any case.
         Raises Stop if the server stays away or refuses everything.
         """
         listing = self._documents.iterate(filter={"source": self._source}, page=1000)
@@ -104,8 +118,7 @@ class Upload:
                         break
         except ExceptionGroup as group:
             raise _first(group) from None
-        if prune is not None:
-            await self._prune(prune)
+        await self._prune(prune or (lambda _: False))
 
     def _next(self, found: Iterator[Found]) -> _Batch:
         """Read, in a thread, until there is a batch of changed documents."""
@@ -121,9 +134,13 @@ class Upload:
                 batch.problems.append(item)
             elif self._stored.get(item.id) == document_hash(text=item.text, metadata=item.metadata):
                 batch.unchanged += 1
+                batch.unchanged_files += item.begins
             else:
                 batch.items.append(item)
                 size += len(item.text)
+            if isinstance(item, Item):
+                self._read.add(item.id)
+                batch.notes += [Noted(item.id, item.note)] if item.note else []
             named = len(batch.skipped) + len(batch.problems)
             looked_at = len(batch.items) + batch.unchanged + named
             if len(batch.items) >= BATCH_ITEMS or size >= BATCH_BYTES or looked_at >= 1000:
@@ -133,8 +150,13 @@ class Upload:
 
     def _note(self, batch: _Batch) -> None:
         self._counts.unchanged += batch.unchanged
+        self._counts.files += batch.unchanged_files
+        for noted in batch.notes:
+            self._counts.noted.append(noted)
+            self._notice(self._counts, noted)
         for skipped in batch.skipped:
             self._counts.skipped.append(skipped)
+            self._counts.files += not skipped.id.endswith("/")
             self._notice(self._counts, skipped)
         for problem in batch.problems:
             self._fail(problem)
@@ -143,7 +165,10 @@ class Upload:
     def _fail(self, problem: Problem) -> None:
         if problem.folder:
             self._hidden.append(problem.id.rstrip("/") + "/")
+        elif not problem.no_text:
+            self._hidden.append(problem.id + "#")  # its parts stay, as it does
         self._counts.failed.append(problem)
+        self._counts.files += not problem.folder
         self._notice(self._counts, problem)
 
     async def _push(self, items: Sequence[Item]) -> None:
@@ -189,6 +214,7 @@ class Upload:
             documents, timeout_s=min(600.0, 60.0 + size / 4096, self._patience_s)
         )
         self._answered_at = time.monotonic()
+        self._counts.files += sum(item.begins for item in items)
         for document in written.data:
             self._counts.stored += document.status != "unchanged"
             self._counts.unchanged += document.status == "unchanged"
@@ -199,13 +225,20 @@ class Upload:
         gone = [
             id_
             for id_ in self._stored
-            if id_ not in self._seen and not id_.startswith(tuple(self._hidden)) and prune(id_)
+            if id_ not in self._seen
+            and not id_.startswith(tuple(self._hidden))
+            and (prune(id_) or self._is_stale_part(id_))
         ]
         for start in range(0, len(gone), _DELETE_IDS):
             ids = gone[start : start + _DELETE_IDS]
             await self._documents.delete(ids, timeout_s=self._patience_s)
             self._counts.removed += len(ids)
             self._notice(self._counts, None)
+
+    def _is_stale_part(self, document_id: str) -> bool:
+        """Return whether it is a part (`name#n`) of a document that was read and has no such part now."""
+        name, mark, number = document_id.rpartition("#")
+        return bool(mark) and number.isdigit() and name in self._read
 
 
 def _may_pass(error: errors.SpillwayError) -> bool:

@@ -19,6 +19,8 @@ MESH = frozenset(
         "hnswlib", "idna", "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "packaging",
         "prometheus-client", "propcache", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash",
         "yarl",
+        # what reads documents for `spillway ingest`
+        "chardet", "cobble", "mammoth", "pypdfium2",
         # the extra `otel`
         "certifi", "charset-normalizer", "googleapis-common-protos",
         "opentelemetry-exporter-http-transport", "opentelemetry-exporter-otlp-common",

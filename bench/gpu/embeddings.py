@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, models
 
 from engine.encoder.model import Floats
 from engine.models.encoders.encoder import Encoder
-from engine.models.encoders.spec import parse_spec
+from engine.models.encoders.family import parse_spec
 from engine.models.encoders.weights import wanted
 
 SHAPES: dict[str, dict[str, int]] = {

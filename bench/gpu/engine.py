@@ -30,7 +30,8 @@ from bench.gpu.record import Record, arguments
 from common.pages.identity import PAGE
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
 from engine.kernels.page_memory import PageMemory
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 from engine.models.decoders.torch_decoder import attention_on
 from engine.models.decoders.weights import wanted
 

@@ -34,7 +34,7 @@ from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
 from engine.decoder.kv import tiers
 from engine.kernels.page_memory import PageMemory
-from engine.models.decoders.spec import parse_decoder
+from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.torch_decoder import attention_on
 
 TINY, BIG = ("tiny",), ("llama-1b", "llama-8b")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from engine.models.decoders.spec import parse_decoder
+from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.weights import wanted
 
 _LLAMA: dict[str, Any] = {

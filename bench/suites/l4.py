@@ -22,7 +22,8 @@ from engine.kernels.attention_plan import plan_groups
 from engine.kernels.page_memory import PageMemory
 from engine.kernels.reference_attention import paged_attention
 from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 from loadgen import stats
 
 CONTEXT, READ_BYTES = 2048, 512 << 20

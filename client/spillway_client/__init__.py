@@ -41,6 +41,7 @@ from .generation import (
     Passage,
     Retrieval,
     TokenUsage,
+    ToolCall,
 )
 from .streams import ChatStream, CompletionStream
 from .sync import Spillway
@@ -151,6 +152,7 @@ __all__ = [
     "SyncSession",
     "TokenUsage",
     "TooLargeError",
+    "ToolCall",
     "Tuning",
     "UnavailableError",
     "UnexpectedResponseError",

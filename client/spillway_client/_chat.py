@@ -53,7 +53,8 @@ class ChatOptions(SamplingOptions, total=False):
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
     "include_passages", "mode", "mmr"}. `session` is the id of a session: `messages` then hold only what is new. A
     session answers one turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial`
-    keeps what a cancelled or failed turn had said.
+    keeps what a cancelled or failed turn had said. `tools` are functions the model may call, in OpenAI's shape;
+    `ChatMessage.as_dict` makes the answer a message of the next request.
     """
 
     max_completion_tokens: int
@@ -63,6 +64,9 @@ class ChatOptions(SamplingOptions, total=False):
     session: str
     wait: bool
     keep_partial: bool
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
 
 
 class CompletionOptions(SamplingOptions, total=False):

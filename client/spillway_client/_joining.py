@@ -13,6 +13,7 @@ from .generation import (
     Completion,
     CompletionChoice,
     TokenUsage,
+    ToolCall,
 )
 
 
@@ -32,18 +33,28 @@ def whole_chat(
     """Join all chunks of a stream into the answer they make up."""
     texts: dict[int, list[str]] = {}
     cited: dict[int, list[Citation]] = {}
+    calls: dict[int, list[ToolCall]] = {}
+    thoughts: dict[int, list[str]] = {}
     finish: dict[int, str | None] = {}
     logs: dict[int, list[Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
             texts.setdefault(choice.index, []).append(choice.delta.content)
             cited.setdefault(choice.index, []).extend(choice.delta.citations)
+            calls.setdefault(choice.index, []).extend(choice.delta.tool_calls)
+            thoughts.setdefault(choice.index, []).append(choice.delta.reasoning)
             logs.setdefault(choice.index, []).append(choice.logprobs)
             finish[choice.index] = choice.finish_reason or finish.get(choice.index)
     choices = [
         ChatChoice(
             index,
-            ChatMessage("assistant", "".join(texts[index]), cited[index]),
+            ChatMessage(
+                "assistant",
+                "".join(texts[index]),
+                cited[index],
+                calls[index],
+                "".join(thoughts[index]),
+            ),
             finish[index],
             joined_logprobs(logs[index]),
         )

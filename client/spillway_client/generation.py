@@ -23,7 +23,8 @@ class TokenUsage:
 class Passage:
     """A passage the answer was given to read: `index` is what `[index]` in the answer refers to.
 
-    `start` and `end` are character offsets in the document; `text` only with `include_passages`.
+    `start` and `end` are character offsets in the document; `text` only with `include_passages`. Of a document with
+    pages `page` is the one it begins on (0: none), and `page_starts` are the offsets at which further ones begin.
     """
 
     index: int
@@ -33,6 +34,8 @@ class Passage:
     end: int = 0
     score: float = 0.0
     text: str | None = None
+    page: int = 0
+    page_starts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +49,57 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for."""
+    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for.
+
+    Of a document with pages it stands on the pages `page` to `last_page` (0: the document has none).
+    """
 
     index: int
     document_id: str = ""
     start: int = 0
     end: int = 0
     at: tuple[int, int] = (0, 0)
+    page: int = 0
+    last_page: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that an answer calls: `arguments` is a JSON object, written out."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the call as messages hold it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """The answer of one choice."""
+    """The answer of one choice: its text, the tools that it calls, and its reasoning where the model marks it."""
 
     role: str = "assistant"
     content: str = ""
     citations: list[Citation] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the message as the next request sends it back."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One of the `n` answers; `finish_reason` is "stop" or "length"; `logprobs` as OpenAI has them."""
+    """One of the `n` answers; `finish_reason` is "stop", "length" or "tool_calls"; `logprobs` as OpenAI has them."""
 
     index: int
     message: ChatMessage
@@ -106,11 +139,13 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """What a choice gained; `role` on its first chunk, `citations` on its last one."""
+    """What a choice gained; `role` on its first chunk, `citations` on its last one; calls come whole."""
 
     role: str | None = None
     content: str = ""
     citations: list[Citation] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +221,14 @@ def citations(payload: Any) -> list[Citation]:
     return [build(Citation, one, at=tuple(one.get("at") or (0, 0))) for one in found]
 
 
+def tool_calls(payload: Any) -> list[ToolCall]:
+    """Read a list of calls; none is none."""
+    found = payload if isinstance(payload, list) else []
+    return [
+        build(ToolCall, {**(one.get("function") or {}), "id": one.get("id", "")}) for one in found
+    ]
+
+
 def retrieval(payload: Any) -> Retrieval | None:
     """Read what was retrieved; None where nothing was asked for."""
     if not isinstance(payload, dict):
@@ -213,6 +256,8 @@ def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
             said.get("role") or "assistant",
             said.get("content") or "",
             citations(said.get("citations")),
+            tool_calls(said.get("tool_calls")),
+            said.get("reasoning_content") or "",
         )
         choices.append(build(ChatChoice, one, message=message))
     return ChatCompletion(
@@ -231,7 +276,11 @@ def chat_chunk(payload: Any, event_id: str | None) -> ChatChunk:
     for one in items(payload, "choices"):
         said: Mapping[str, Any] = one.get("delta") or {}
         delta = ChatDelta(
-            said.get("role"), said.get("content") or "", citations(said.get("citations"))
+            said.get("role"),
+            said.get("content") or "",
+            citations(said.get("citations")),
+            tool_calls(said.get("tool_calls")),
+            said.get("reasoning_content") or "",
         )
         choices.append(build(ChatChunkChoice, one, delta=delta))
     return ChatChunk(

@@ -281,6 +281,16 @@ class Hit:
     metadata: dict[str, Any] | None = None
     scores: dict[str, float] | None = None
 
+    @property
+    def page(self) -> int:
+        """The page of its document that it begins on, as `spillway ingest` stores pages; 0 where there are none."""
+        told = self.metadata or {}
+        starts, first = told.get("pages"), told.get("first_page", 1)
+        if not isinstance(starts, list) or not starts or not isinstance(first, int):
+            return 0
+        before = sum(isinstance(start, int) and start <= self.start for start in starts)
+        return first + max(0, before - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:

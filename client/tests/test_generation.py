@@ -82,6 +82,40 @@ async def test_chat(server: Server) -> None:
     }
 
 
+async def test_tools(server: Server) -> None:
+    """Calls and reasoning are read, and go back with the next request as they came; so does a format."""
+    function = {"name": "now", "arguments": '{"zone": "UTC"}'}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+        "reasoning_content": "Hm.",
+    }
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}
+    server.answers = [says(200, {**ANSWER, "choices": [choice]}), says(200, ANSWER)]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    async with sw.AsyncSpillway(server.url) as client:
+        answer = await client.chat.completions.create("when?", tools=tools, tool_choice="required")
+        said = answer.choices[0].message
+        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "noon"}
+        await client.chat.completions.create(
+            [{"role": "user", "content": "when?"}, said.as_dict(), result],
+            response_format=sw.json_format({"type": "object"}, "time"),
+        )
+
+    assert said.tool_calls == [sw.ToolCall("abcdefghi", "now", '{"zone": "UTC"}')]
+    assert (said.content, said.reasoning) == ("", "Hm.")
+    first, second = (json.loads(body) for body in server.bodies)
+    assert (first["tools"], first["tool_choice"]) == (tools, "required")
+    assert second["messages"][1] == {**message, "content": ""}
+    assert second["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "time", "schema": {"type": "object"}},
+    }
+    assert sw.json_format() == {"type": "json_object"}
+
+
 async def test_completions(server: Server) -> None:
     """Bare prompts, several at once, in order of their choices."""
     texts = [{"index": 0, "text": "a", "finish_reason": "length"}, {"index": 1, "text": "b"}]

@@ -14,13 +14,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from common.types.generation import OutputGrammar
 
 MAX_SOURCE_BYTES = 65_536
-# What bounds a hostile grammar: parts of it, states of its lexer, and the work of one mask (about 15 ms on one core).
+# What bounds a hostile grammar: its parts, the states of its lexer (2 kB each), and a mask's work (15 ms on one core).
 LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
-    max_lexer_states=50_000,
+    max_lexer_states=10_000,
     verbose_errors=False,
 )
 # Between the parts of a JSON text: nothing, one blank, or a line break and its indentation. Without a bound a model

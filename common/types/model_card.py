@@ -11,8 +11,10 @@ from common.wire.message import Message
 class ModelCard(Message, frozen=True):
     """Facts about a model on which router and worker must agree; `Models.publish` stores the tokenizer beside it.
 
-    A generator's `max_tokens` is its context; `sampling` is what it uses where a client says nothing; `stop_ids` end
-    its turns; `grounding_template` renders passages and question into one user message (empty: the router's own).
+    `vocabulary` is how many token ids the model knows, 0 if as many as its tokenizer. `default_prompt` stands before
+    each text of a request for embeddings. A generator's `max_tokens` is its context; `sampling` is what it uses where a
+    client says nothing; `stop_ids` end its turns; `grounding_template` renders passages and question into one user
+    message (empty: the router's own).
     `grammars` says that its workers can bind an answer to a grammar.
     """
 
@@ -22,8 +24,10 @@ class ModelCard(Message, frozen=True):
     fingerprint: str
     dimension: int
     max_tokens: int
+    vocabulary: int = 0
     partitions: int = 1
     pair_separator: bool = False
+    default_prompt: str = ""
     query_prompt: str = ""
     document_prompt: str = ""
     created_ms: int = 0

@@ -34,7 +34,8 @@ _CGROUP = (
 class PageMemory:
     """The pages of one layer group: (pages, layers, 2, kv heads, PAGE, dim), a page contiguous in memory.
 
-    `layers` are the model's layers it holds, `window` is what their rows see. Keys and values are as torch and Triton
+    `layers` are the model's layers it holds, `window` is what their rows see; `scale` and `cap` make their scores, as
+    the spec has it. Keys and values are as torch and Triton
     read them, or `packed`, as the compiled kernels do. On a host the memory is taken when a page is first written.
     """
 
@@ -55,6 +56,7 @@ class PageMemory:
         self.window = window
         self.layers = list(layers)
         self.kv_heads = spec.kv_heads
+        self.scale, self.cap = spec.attention_scale, spec.score_cap
         shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
         self.data = _shared(shape, dtype) if shared else _zeros(shape, dtype, device)
         self._blocks = self.data.view(-1, PAGE * spec.head_dim)

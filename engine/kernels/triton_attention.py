@@ -104,19 +104,27 @@ def attend_partly(
     data = kv_pages.data
     _attend[(len(plan.blocks), kv_pages.kv_heads, plan.chunks)](
         q, data, plan.tables, plan.positions, plan.blocks, sums, row_max, row_sum,
-        rows, layer * data.stride(1), data.stride(0), data.stride(2), dim**-0.5,
+        rows, layer * data.stride(1), data.stride(0), data.stride(2), kv_pages.scale,
         HEADS=heads, SHARED=shared, DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)),
         SIZE=max(16, triton.next_power_of_2(plan.longest * shared)), PAGE_=PAGE, CHUNK_=CHUNK,
-        WINDOW=kv_pages.window or 0, WIDEN=_INTERPRETED and data.dtype == torch.bfloat16,
+        WINDOW=kv_pages.window or 0, CAP=kv_pages.cap, WIDEN=_INTERPRETED and data.dtype == torch.bfloat16,
     )  # fmt: skip
     return sums, row_max, row_sum
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _capped(scores, CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """cap * tanh(x / cap)."""
+    small = tl.exp(-2 * tl.abs(scores) / CAP)
+    turned = CAP * (1 - small) / (1 + small)
+    return tl.where(scores < 0, -turned, turned)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     q, pages, tables, positions, blocks, sums, row_max, row_sum, rows, layer_at, page_stride, half_stride, scale,
     HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
-    PAGE_: tl.constexpr, CHUNK_: tl.constexpr, WINDOW: tl.constexpr, WIDEN: tl.constexpr,
+    PAGE_: tl.constexpr, CHUNK_: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     block, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(blocks + block * 5)
@@ -154,6 +162,8 @@ def _attend(  # type: ignore[no-untyped-def]
             if WIDEN:
                 keys, values = keys.to(tl.float32), values.to(tl.float32)
             scores = tl.dot(mine.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
+            if CAP > 0:
+                scores = _capped(scores, CAP)
             token = page * PAGE_ + t
             seen = (token[None, :] <= position[:, None]) & present[None, :]
             if WINDOW > 0:

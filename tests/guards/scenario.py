@@ -93,9 +93,9 @@ def generation(script: Script) -> None:
     script.call("chat n", "POST", CHAT, chat({"n": 2}))
     script.call("chat stop", "POST", CHAT, chat({"stop": ["model"]}))
     script.call("chat seed", "POST", CHAT, chat({"seed": 7, "temperature": 0.5, "top_p": 0.01}))
-    script.call(
-        "chat response_format", "POST", CHAT, chat({"response_format": {"type": "json_object"}})
-    )
+    for name, regex in (("chat response_format", "(yes|no), [0-9]"), ("chat bad format", "(")):
+        form = {"type": "regex", "regex": regex}
+        script.call(name, "POST", CHAT, chat({"response_format": form}))
     script.call(
         "chat tools",
         "POST",

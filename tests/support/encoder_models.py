@@ -10,14 +10,20 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 VOCABULARY = 120
+FAMILIES = ("bert", "xlm-roberta", "distilbert", "mpnet", "nomic_bert", "modernbert")
+# Names of fields that a family has of its own.
+_OWN = {
+    "distilbert": {"intermediate_size": "hidden_dim", "hidden_act": "activation"},
+    "modernbert": {"hidden_act": "hidden_activation"},
+}
 
 
 def save(directory: Path, family: str, *, labels: int = 0, **changes: Any) -> Any:
-    """Write a random model of `family` ("bert" or "xlm-roberta"); return transformers' own, in eval mode."""
+    """Write a random model of `family`, a `model_type`; return transformers' own, in eval mode."""
     import transformers
 
     torch.manual_seed(11)
-    xlmr = family == "xlm-roberta"
+    xlmr = family in {"xlm-roberta", "mpnet"}
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -28,25 +34,23 @@ def save(directory: Path, family: str, *, labels: int = 0, **changes: Any) -> An
         "type_vocab_size": 1 if xlmr else 2,
         "pad_token_id": 1 if xlmr else 0,
         "initializer_range": 0.3,
-        **changes,
     }
+    own = _OWN.get(family, {})
+    settings = {own.get(name, name): value for name, value in settings.items()}
+    settings |= {own.get(name, name): value for name, value in changes.items()}
+    if family == "modernbert":
+        settings |= {"local_attention": 14, "initializer_cutoff_factor": 9.0}
     if labels:
         settings["num_labels"] = labels
-    classes: tuple[Any, Any, Any] = (
-        (
-            transformers.XLMRobertaConfig,
-            transformers.XLMRobertaModel,
-            transformers.XLMRobertaForSequenceClassification,
-        )
-        if xlmr
-        else (
-            transformers.BertConfig,
-            transformers.BertModel,
-            transformers.BertForSequenceClassification,
-        )
+    config = transformers.AutoConfig.for_model(family, **settings)
+    classes: Any = (
+        transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
     )
-    config_class, plain, classifier = classes
-    model = (classifier if labels else plain)(config_class(**settings)).eval()
+    model: Any = classes.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if family not in {"bert", "xlm-roberta"} and "norm.weight" in name.lower():
+                weight.add_(torch.randn(weight.shape), alpha=0.3)
     model.save_pretrained(directory)
     words = {"[UNK]": 0, **{f"w{number}": number for number in range(1, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))

@@ -305,6 +305,7 @@ class TorchExecutor:
             fingerprint=self.fingerprint,
             dimension=0,
             max_tokens=self.shape.context,
+            vocabulary=self.shape.vocabulary,
             partitions=partitions,
             created_ms=created_ms,
             chat_template=files.chat_template,

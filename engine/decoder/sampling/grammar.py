@@ -20,7 +20,7 @@ from common.types.grammar import LIMITS, definition, unsatisfiable
 from engine.decoder.executor.interface import TokenFilterError
 from engine.decoder.output.detokenizer import Vocabulary
 
-KEPT = 64  # compiled grammars
+KEPT = 32  # compiled grammars
 
 
 class CompiledGrammar(NamedTuple):

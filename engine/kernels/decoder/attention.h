@@ -29,8 +29,10 @@ struct Pages {
   const int64_t* starts;                   // sequences + 1
 };
 
+// Scores are multiplied by `scale`; with a cap c above 0, x is c * tanh(x / c) then.
 struct Heads {
   int64_t heads, kv_heads, dim;
+  float scale, cap;
   int64_t shared() const { return heads / kv_heads; }
   int64_t width() const { return up(dim, 32); }
 };
@@ -156,7 +158,7 @@ inline void weigh(const float (*p)[PAGE], const float* keep, const uint8_t* valu
 // weights; its sums are to be multiplied by `keep`. `whole`: every query sees every token.
 template <Kind K>
 inline void weights(int64_t queries, F (*x)[2], const int64_t* positions, int64_t base, int64_t window, bool whole,
-                    float scale, float* row_max, float* row_sum, float (*p)[PAGE], float* keep) {
+                    float scale, float cap, float* row_max, float* row_sum, float (*p)[PAGE], float* keep) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const F none = splat(-INFINITY);
   for (int64_t first = 0; first < queries; first += 16) {
@@ -166,6 +168,7 @@ inline void weights(int64_t queries, F (*x)[2], const int64_t* positions, int64_
       const int64_t r = first + i;
       for (int h = 0; h < 2; ++h) {
         x[r][h] *= splat(scale);
+        if (cap > 0) x[r][h] = capped(x[r][h], cap);
         if (!whole) {
           const F at = load<F>(counting) + splat(float(16 * h));
           const F last = splat(float(positions[r] - base));
@@ -199,7 +202,7 @@ inline void weights(int64_t queries, F (*x)[2], const int64_t* positions, int64_
 // (rows, heads, width) fp32, or (…, width / 2) bf16 pairs in the same room; results go into `out`, head by head.
 template <Kind K>
 inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Block& block, int64_t head,
-                   int64_t head_end, int64_t from, int64_t to, const float* q, const int64_t* positions, float scale,
+                   int64_t head_end, int64_t from, int64_t to, const float* q, const int64_t* positions,
                    Partial& out) {
   const int64_t shared = of.shared(), width = of.width(), queries = (block.last - block.first) * shared;
   const int64_t bytes = UNIT_BYTES<K> / UNITS<K> * PAGE * of.dim, half = of.kv_heads * bytes;
@@ -252,8 +255,8 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
     by_tiles([&](int64_t h, int64_t a, auto r) {
       score<K, r()>(rows + a, at(keys, h - head), of.dim / UNITS<K>, ahead(h - head), x + a);
     });
-    weights<K>(count * queries, x, where, base, pages.window, whole, scale, out.row_max.data(), out.row_sum.data(), p,
-               keep);
+    weights<K>(count * queries, x, where, base, pages.window, whole, of.scale, of.cap, out.row_max.data(),
+               out.row_sum.data(), p, keep);
     by_tiles([&](int64_t h, int64_t a, auto r) {
       const int64_t i = count + h - head;
       weigh<K, r()>(p + a, keep + a, at(keys, i), of.dim, ahead(i), sums + a);
@@ -306,8 +309,8 @@ struct Attention {
   }
 
   // With `row_max` and `row_sum`, (rows, heads) each, sums stay unscaled, to be merged with those over other pages.
-  void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float scale,
-           float* out, float* row_max = nullptr, float* row_sum = nullptr) {
+  void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float* out,
+           float* row_max = nullptr, float* row_sum = nullptr) {
     const int64_t width = of.width(), shared = of.shared();
     static thread_local Partial total, one;
     auto chunk = [&](const Task& t, int64_t number) {
@@ -316,7 +319,7 @@ struct Attention {
       const int64_t from = std::max(b.page, begin), to = std::min(b.pages, begin + CHUNK);
       one.reset((t.head_end - t.head) * (b.last - b.first) * shared, width);
       auto* go = pages.kind == BF16 ? attend<BF16> : pages.kind == FP16 ? attend<FP16> : attend<FP32>;
-      go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, scale, one);
+      go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, one);
     };
     auto add = [&](const Partial& from) {
       for (size_t i = 0; i < from.row_max.size(); ++i)

@@ -18,19 +18,29 @@ using namespace spillway;
 namespace {
 
 enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
-enum { BEFORE = 0, AFTER = 1, Q_NORM = 2, K_NORM = 3, LAST = 4 };
+enum { BEFORE_ATTENTION = 0, AFTER_ATTENTION = 1, BEFORE_MLP = 2, AFTER_MLP = 3, Q_NORM = 4, K_NORM = 5, LAST = 6 };
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
+// Norms that it does not have are empty; those of queries and keys are of a head, or of all heads together.
 struct Layer {
-  std::vector<float> before, after, q_norm, k_norm;
+  std::vector<float> norms[LAST];
   Linear qkv, out, gate_up, down;
-  int64_t group = 0, at = 0;
+  int64_t group = 0, at = 0, rotation = -1;  // -1: queries and keys are not rotated
 };
 
-inline F tanh(F x) {
-  const F e = exponential(x + x);
-  return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
-}
+// A rotation of heads: by position * frequency, for two dims each; cosines and sines are scaled.
+struct Rotation {
+  std::vector<float> frequencies;
+  float scale;
+};
+
+// What a model is beside its layers. Words' vectors, what attention and MLP add to a row, and logits are scaled; with a
+// cap c above 0 a logit x is c * tanh(x / c) then.
+struct Shape {
+  Heads heads;
+  int64_t layers, hidden, inner, activation;
+  float epsilon, embed_scale, residual_scale, logit_scale, logit_cap;
+};
 
 inline F activate(F x, Activation kind) {
   if (kind == SILU) return x / (splat(1.0f) + exponential(-x));
@@ -55,24 +65,26 @@ inline void normalise(const float* from, const float* weight, float* to, int64_t
 // A step's memory, kept from step to step. Steps in flight at once have one each.
 struct Work {
   Input input;
-  std::vector<float> joined, queries, attended, activated, rotated, states, scores;
+  std::vector<float> joined, queries, attended, activated, added, rotated, states, scores;
   std::vector<Attention> attentions;
 };
 
-struct Model {
-  Heads heads{};
-  int64_t hidden = 0, inner = 0;
-  float epsilon = 0;
-  Activation activation = SILU;
+struct Model : Shape {
   const void* table = nullptr;  // (vocabulary, hidden), fp32 or bf16
   bool table_half = false;
   std::vector<Layer> layers;
-  std::vector<float> last, frequencies;
-  float rope_scale = 1;
+  std::vector<Rotation> rotations;
+  std::vector<float> last;
   Linear head;
   Work work;  // of steps in one call
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
+  // Cosines and sines of a row, in the order of rotations.
+  int64_t turns() const {
+    int64_t total = 0;
+    for (const Rotation& r : rotations) total += 2 * r.frequencies.size();
+    return total;
+  }
   int64_t padded_inner() const { return up(inner, TILE / 2); }
 };
 
@@ -103,15 +115,19 @@ void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
   }
 }
 
-void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* out, bool add) {
+void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* out) {
+  multiply(linear, in, rows, [&](int64_t t, const float* acc) {
+    const int64_t n = std::min<int64_t>(TILE, linear.outputs - t * TILE);
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * linear.outputs + t * TILE, acc + r * TILE, n * 4);
+  });
+}
+
+void multiply_onto(const Linear& linear, const Input& in, int64_t rows, float scale, float* out) {
   multiply(linear, in, rows, [&](int64_t t, const float* acc) {
     const int64_t n = std::min<int64_t>(TILE, linear.outputs - t * TILE);
     for (int64_t r = 0; r < rows; ++r) {
       float* to = out + r * linear.outputs + t * TILE;
-      if (add)
-        for (int64_t i = 0; i < n; ++i) to[i] += acc[r * TILE + i];
-      else
-        std::memcpy(to, acc + r * TILE, n * 4);
+      for (int64_t i = 0; i < n; ++i) to[i] += acc[r * TILE + i] * scale;
     }
   });
 }
@@ -132,8 +148,18 @@ const Input& inputs_of(Work& w, Kind kind, int64_t count, int64_t inputs, Put pu
   return w.input;
 }
 
+const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
+  return inputs_of(w, kind, count, inputs, [&](Input& in, int64_t r) {
+    float* row = scratch.of(up(inputs, GROUP));
+    std::memcpy(row, rows + r * stride, inputs * 4);
+    in.put(r, row, inputs);
+  });
+}
+
+// Rows with their norm; as they are where there is none.
 const Input& norm_inputs(const Model& m, Work& w, const float* rows, int64_t count, const std::vector<float>& weight,
                          Kind kind) {
+  if (weight.empty()) return plain_inputs(w, rows, count, m.hidden, m.hidden, kind);
   return inputs_of(w, kind, count, m.hidden, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(m.hidden, GROUP));
     normalise(rows + r * m.hidden, weight.data(), row, m.hidden, m.epsilon);
@@ -141,12 +167,17 @@ const Input& norm_inputs(const Model& m, Work& w, const float* rows, int64_t cou
   });
 }
 
-const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
-  return inputs_of(w, kind, count, inputs, [&](Input& in, int64_t r) {
-    float* row = scratch.of(up(inputs, GROUP));
-    std::memcpy(row, rows + r * stride, inputs * 4);
-    in.put(r, row, inputs);
-  });
+// Add to `states` what a linear makes of rows: normed first, where there is a norm.
+void add_to_states(const Model& m, Work& w, const Linear& linear, const Input& in, int64_t rows,
+                   const std::vector<float>& norm, float* states) {
+  if (norm.empty()) return multiply_onto(linear, in, rows, m.residual_scale, states);
+  multiply_into(linear, in, rows, w.added.data());
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = scratch.of(m.hidden);
+    normalise(w.added.data() + r * m.hidden, norm.data(), row, m.hidden, m.epsilon);
+    for (int64_t i = 0; i < m.hidden; ++i) states[r * m.hidden + i] += row[i] * m.residual_scale;
+  }
 }
 
 // Write a token's key (half 0) or value of one head to its place in a page, rounded by `as`. Numbers are rounded side by
@@ -176,30 +207,43 @@ void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int
     write((uint16_t*)pages.data, block, offset, half, of.dim, 1, row, [](float x) { return narrow16(x); });
 }
 
-// Cosines, then sines, of a position's angles: the rotation that `place` gives to heads (rope).
+// Cosines, then sines, of a position's angles, for one rotation after another.
 void rope(const Model& m, int64_t position, float* to) {
-  const int64_t half = m.heads.dim / 2;
-  for (int64_t d = 0; d < half; ++d) {
-    const float angle = float(position) * m.frequencies[d];
-    to[d] = std::cos(angle) * m.rope_scale;
-    to[d + half] = std::sin(angle) * m.rope_scale;
+  for (const Rotation& r : m.rotations) {
+    const int64_t half = r.frequencies.size();
+    for (int64_t d = 0; d < half; ++d) {
+      const float angle = float(position) * r.frequencies[d];
+      to[d] = std::cos(angle) * r.scale;
+      to[d + half] = std::sin(angle) * r.scale;
+    }
+    to += 2 * half;
   }
 }
 
-// Queries and keys of one row, in place: norms, rotation. `cosines` are followed by sines.
-void rotate(const Model& m, const Layer& layer, float* joined, const float* cosines) {
-  const int64_t dim = m.heads.dim, half = dim / 2;
-  const float *c = cosines, *s = c + half;
-  float* rotated = scratch.of(dim);
+// Norm `count` heads in place, each by itself or all together.
+void norm_heads(const Model& m, const std::vector<float>& norm, int64_t count, float* heads) {
+  if (norm.empty()) return;
+  const int64_t size = norm.size();
+  for (float* at = heads; at < heads + count * m.heads.dim; at += size) normalise(at, norm.data(), at, size, m.epsilon);
+}
+
+// Queries and keys of one row, in place: norms, rotation. `turns` are its cosines and sines, of all rotations.
+void rotate(const Model& m, const Layer& layer, float* joined, const float* turns) {
+  const int64_t dim = m.heads.dim;
+  norm_heads(m, layer.norms[Q_NORM], m.heads.heads, joined);
+  norm_heads(m, layer.norms[K_NORM], m.heads.kv_heads, joined + m.heads.heads * dim);
+  if (layer.rotation < 0) return;
+  for (int64_t r = 0; r < layer.rotation; ++r) turns += 2 * m.rotations[r].frequencies.size();
+  const int64_t half = m.rotations[layer.rotation].frequencies.size();
+  const float *c = turns, *s = c + half;
+  float* rotated = scratch.of(2 * half);
   for (int64_t h = 0; h < m.heads.heads + m.heads.kv_heads; ++h) {
     float* head = joined + h * dim;
-    const std::vector<float>& norm = h < m.heads.heads ? layer.q_norm : layer.k_norm;
-    if (!norm.empty()) normalise(head, norm.data(), head, dim, m.epsilon);
     for (int64_t d = 0; d < half; ++d) {
       rotated[d] = head[d] * c[d] - head[d + half] * s[d];
       rotated[d + half] = head[d + half] * c[d] + head[d] * s[d];
     }
-    std::memcpy(head, rotated, dim * 4);
+    std::memcpy(head, rotated, 2 * half * 4);
   }
 }
 
@@ -233,27 +277,28 @@ void await_pages(const int64_t* pages_ready, int64_t layer) {
 
 // Queries, keys and values (rows, wide) of a layer: what lies before its attention.
 void before_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* states, float* joined) {
-  const Input& before = norm_inputs(m, w, states, rows, layer.before, layer.qkv.kind);
-  multiply_into(layer.qkv, before, rows, joined, false);
+  const Input& before = norm_inputs(m, w, states, rows, layer.norms[BEFORE_ATTENTION], layer.qkv.kind);
+  multiply_into(layer.qkv, before, rows, joined);
 #pragma omp for schedule(static) nowait  // a thread attends with the rows that it has rotated
-  for (int64_t r = 0; r < rows; ++r) rotate(m, layer, joined + r * m.wide(), w.rotated.data() + r * m.heads.dim);
+  for (int64_t r = 0; r < rows; ++r) rotate(m, layer, joined + r * m.wide(), w.rotated.data() + r * m.turns());
 }
 
 // Add to `states` what follows a layer's attention.
 void after_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* attended, float* states) {
   const int64_t wide = m.heads.heads * m.heads.dim;
-  multiply_into(layer.out, plain_inputs(w, attended, rows, wide, wide, layer.out.kind), rows, states, true);
-  const Input& after = norm_inputs(m, w, states, rows, layer.after, layer.gate_up.kind);
+  const Input& in = plain_inputs(w, attended, rows, wide, wide, layer.out.kind);
+  add_to_states(m, w, layer.out, in, rows, layer.norms[AFTER_ATTENTION], states);
+  const Input& after = norm_inputs(m, w, states, rows, layer.norms[BEFORE_MLP], layer.gate_up.kind);
   // A tile holds 32 gates and, after them, what they let through.
   const int64_t inner = m.padded_inner();
   multiply(layer.gate_up, after, rows, [&](int64_t t, const float* acc) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < TILE / 2; i += 16)
         store(w.activated.data() + r * inner + t * TILE / 2 + i,
-              activate(load<F>(acc + r * TILE + i), m.activation) * load<F>(acc + r * TILE + TILE / 2 + i));
+              activate(load<F>(acc + r * TILE + i), Activation(m.activation)) * load<F>(acc + r * TILE + TILE / 2 + i));
   });
   const Input& activated = plain_inputs(w, w.activated.data(), rows, m.inner, inner, layer.down.kind);
-  multiply_into(layer.down, activated, rows, states, true);
+  add_to_states(m, w, layer.down, activated, rows, layer.norms[AFTER_MLP], states);
 }
 
 // Write rows' keys and values to their pages and attend with their queries, in layer `at` of the pages' group.
@@ -268,7 +313,7 @@ void attend_rows(const Heads& of, const Pages& pages, int64_t at, Attention& att
     pad_queries(of, pages.kind, joined + r * wide, queries + r * of.heads * of.width());
   }
   await_pages(pages_ready, layer);
-  attention.run(of, pages, at, queries, positions, 1.0f / std::sqrt(float(of.dim)), out);
+  attention.run(of, pages, at, queries, positions, out);
 }
 
 // True if no number is infinite or NaN.
@@ -293,6 +338,13 @@ int64_t likeliest(const float* from, int64_t count) {
   return std::min(i, count - 1);
 }
 
+// Scale and cap some logits, no more than 16.
+void scale_logits(const Model& m, float* logits, int64_t count) {
+  F x = some<F>(logits, count) * splat(m.logit_scale);
+  if (m.logit_cap > 0) x = capped(x, m.logit_cap);
+  std::memcpy(logits, &x, count * 4);
+}
+
 template <class T>
 void grow(std::vector<T>& memory, int64_t size) {
   if (int64_t(memory.size()) < size) memory.resize(size);
@@ -312,17 +364,19 @@ std::vector<int64_t> owners_of(int64_t rows, const int64_t* ends) {
 void embed(const Model& m, Work& w, int64_t rows, const int64_t* tokens, const int64_t* positions, float* states) {
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
-    rope(m, positions[r], w.rotated.data() + r * m.heads.dim);
+    rope(m, positions[r], w.rotated.data() + r * m.turns());
     for (int64_t i = 0; i < m.hidden; ++i) {
       const int64_t at = tokens[r] * m.hidden + i;
-      states[r * m.hidden + i] = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
+      const float x = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
+      states[r * m.hidden + i] = x * m.embed_scale;
     }
   }
 }
 
 void make_room(const Model& m, Work& w, int64_t rows) {
   grow(w.activated, rows * m.padded_inner());
-  grow(w.rotated, rows * m.heads.dim);
+  grow(w.rotated, rows * m.turns());
+  grow(w.added, rows * m.hidden);
 }
 
 // Attention of a step whose layers are called one by one: its rows, and who computes what.
@@ -341,13 +395,10 @@ struct PlannedAttention {
 
 extern "C" {
 
-void* spillway_model(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim, int64_t inner,
-                     float epsilon, int activation) {
+void* spillway_model(const Shape* shape) {
   auto m = std::make_unique<Model>();
-  m->heads = {heads, kv_heads, dim};
-  m->hidden = hidden, m->inner = inner, m->epsilon = epsilon;
-  m->activation = Activation(activation);
-  m->layers = std::vector<Layer>(layers);
+  static_cast<Shape&>(*m) = *shape;
+  m->layers = std::vector<Layer>(shape->layers);
   return m.release();
 }
 
@@ -359,19 +410,15 @@ void spillway_table(void* model, const void* table, int half) {
   ((Model*)model)->table_half = half;
 }
 
-// A layer's place: its group, and its number in it.
-void spillway_place(void* model, int64_t layer, int64_t group, int64_t at) {
-  ((Model*)model)->layers[layer].group = group;
-  ((Model*)model)->layers[layer].at = at;
+// A layer's place: its group, and its number in it; and its rotation, or -1.
+void spillway_place(void* model, int64_t layer, int64_t group, int64_t at, int64_t rotation) {
+  Layer& to = ((Model*)model)->layers[layer];
+  to.group = group, to.at = at, to.rotation = rotation;
 }
 
 void spillway_norm(void* model, int64_t layer, int which, const float* weight, int64_t size) {
   Model& m = *(Model*)model;
-  std::vector<float>& to = which == LAST     ? m.last
-                           : which == BEFORE ? m.layers[layer].before
-                           : which == AFTER  ? m.layers[layer].after
-                           : which == Q_NORM ? m.layers[layer].q_norm
-                                             : m.layers[layer].k_norm;
+  std::vector<float>& to = which == LAST ? m.last : m.layers[layer].norms[which];
   to.assign(weight, weight + size);
 }
 
@@ -404,11 +451,9 @@ int spillway_linear(void* model, int64_t layer, int which, int kind, const void*
   return 0;
 }
 
-// Set the rotation of heads (rope): by position * frequency, (dim / 2) of them; cosines and sines are scaled.
-void spillway_rope(void* model, const float* frequencies, float scale) {
-  Model& m = *(Model*)model;
-  m.frequencies.assign(frequencies, frequencies + m.heads.dim / 2);
-  m.rope_scale = scale;
+// Add a rotation of heads (rope), of two dims for each frequency.
+void spillway_rope(void* model, const float* frequencies, int64_t count, float scale) {
+  ((Model*)model)->rotations.push_back({std::vector<float>(frequencies, frequencies + count), scale});
 }
 
 // Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last; `out` is
@@ -472,15 +517,15 @@ void spillway_after(const void* model, void* work, int64_t layer, int64_t rows, 
 
 // Work out the attention of a step once for all layers, to be freed; positions and page tables must outlive it. With
 // `even`, threads take equal numbers of pages.
-void* spillway_plan(int64_t heads, int64_t kv_heads, int64_t dim, int64_t groups, const Pages* pages, int64_t rows,
-                    const int64_t* positions, int64_t sequences, const int64_t* ends, int even, int threads) {
+void* spillway_plan(const Heads* heads, int64_t groups, const Pages* pages, int64_t rows, const int64_t* positions,
+                    int64_t sequences, const int64_t* ends, int even, int threads) {
   auto planned = std::make_unique<PlannedAttention>();
-  planned->of = {heads, kv_heads, dim};
+  planned->of = *heads;
   planned->threads = threads, planned->rows = rows, planned->positions = positions;
   planned->owners = owners_of(rows, ends);
   planned->pages.assign(pages, pages + groups);
   planned->attentions.resize(groups);
-  planned->queries.resize(rows * heads * planned->of.width());
+  planned->queries.resize(rows * heads->heads * heads->width());
   for (int64_t g = 0; g < groups; ++g)
     planned->attentions[g].plan(planned->of, pages[g], positions, ends, sequences, threads, even);
   return planned.release();
@@ -508,18 +553,23 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
 #pragma omp parallel num_threads(threads)
   {
     const Input& last = norm_inputs(m, m.work, hidden, rows, m.last, m.head.kind);
-    multiply_into(m.head, last, rows, out, false);
+    multiply_into(m.head, last, rows, out);
+    if (m.logit_scale != 1 || m.logit_cap > 0) {
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < up(rows * m.head.outputs, 16); i += 16)
+        scale_logits(m, out + i, std::min<int64_t>(16, rows * m.head.outputs - i));
+    }
   }
 }
 
 // Attention alone, over some layers of one group, one after another: `q` is (rows, heads, dim) fp32, `out`
 // (layers, rows, heads, dim). With `row_max` and `row_sum`, (layers, rows, heads), sums are not divided by the row sum,
 // and pages may be missing: partials to be merged.
-void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* pages, int64_t layer, int64_t layers,
-                     int64_t rows, const float* q, const int64_t* positions, int64_t sequences, const int64_t* ends,
-                     float* out, float* row_max, float* row_sum, int threads) {
-  const Heads of{heads, kv_heads, dim};
-  const int64_t width = of.width();
+void spillway_attend(const Heads* how, const Pages* pages, int64_t layer, int64_t layers, int64_t rows, const float* q,
+                     const int64_t* positions, int64_t sequences, const int64_t* ends, float* out, float* row_max,
+                     float* row_sum, int threads) {
+  const Heads& of = *how;
+  const int64_t heads = of.heads, dim = of.dim, width = of.width();
   std::vector<float> queries(rows * heads * width);
   Attention attention;
   attention.plan(of, *pages, positions, ends, sequences, threads);
@@ -530,7 +580,7 @@ void spillway_attend(int64_t heads, int64_t kv_heads, int64_t dim, const Pages* 
       pad_queries(of, pages->kind, q + r * heads * dim, queries.data() + r * heads * width);
     const int64_t size = rows * heads;
     for (int64_t n = 0; n < layers; ++n)
-      attention.run(of, *pages, layer + n, queries.data(), positions, 1.0f / std::sqrt(float(dim)), out + n * size * dim,
+      attention.run(of, *pages, layer + n, queries.data(), positions, out + n * size * dim,
                     row_max ? row_max + n * size : nullptr, row_sum ? row_sum + n * size : nullptr);
   }
 }
@@ -557,7 +607,7 @@ void spillway_multiply(const void* packed, int64_t rows, const float* from, floa
       std::memcpy(row, from + r * linear.inputs, linear.inputs * 4);
       in.put(r, row, linear.inputs);
     }
-    multiply_into(linear, in, rows, to, false);
+    multiply_into(linear, in, rows, to);
   }
 }
 

@@ -164,6 +164,13 @@ inline F exponential(F x) {  // relative error below 2e-7; 0 from -87 down
   return under ? F{} : scaled;
 }
 
+inline F tanh(F x) {
+  const F e = exponential(x + x);
+  return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+}
+
+inline F capped(F x, float cap) { return splat(cap) * tanh(x / splat(cap)); }
+
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
 
 }  // namespace spillway

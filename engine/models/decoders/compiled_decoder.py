@@ -25,6 +25,7 @@ from engine.kernels.page_memory import PageMemory
 from engine.kernels.sources import DECODER
 from engine.models.decoders.rotary import frequencies
 from engine.models.decoders.spec import DecoderSpec
+from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
 
 WeightKind = Literal["fp32", "bf16", "int8", "int4"]
 WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
@@ -32,8 +33,38 @@ _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 _PAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
-_BEFORE, _AFTER, _Q_NORM, _K_NORM, _LAST = range(5)
+# Norms beside those of a layer, which come first, in the order of `LayerNorms`.
+_Q_NORM, _K_NORM, _LAST = range(4, 7)
 _int64 = ctypes.c_int64
+
+
+class _Heads(ctypes.Structure):
+    """How heads attend, as `attention.h` has it."""
+
+    _fields_ = (
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
+    )
+
+
+class _Shape(ctypes.Structure):
+    """A model's sizes and factors, as `step.cpp` has them."""
+
+    _fields_ = (
+        ("heads", _Heads),
+        ("layers", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("activation", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+        ("embed_scale", ctypes.c_float),
+        ("residual_scale", ctypes.c_float),
+        ("logit_scale", ctypes.c_float),
+        ("logit_cap", ctypes.c_float),
+    )
 
 
 class _Pages(ctypes.Structure):
@@ -97,33 +128,22 @@ class CompiledDecoder:
         int8 and int4 are made here, with one scale for 32 inputs of an output. ConfigError if memory does not suffice.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
-        self._model = ctypes.c_void_p(
-            kernels.spillway_model(
-                *map(
-                    _int64,
-                    (
-                        spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim,
-                        spec.intermediate,
-                    ),
-                ),
-                ctypes.c_float(spec.epsilon),
-                _ACTIVATIONS[spec.activation],
-            )
+        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        shape = _Shape(
+            _heads(spec), spec.layers, spec.hidden, spec.intermediate, _ACTIVATIONS[spec.activation],
+            spec.epsilon, embed_scale(spec, dtype), spec.residual_scale, spec.logit_scale,
+            spec.logit_cap,
         )  # fmt: skip
+        self._model = ctypes.c_void_p(kernels.spillway_model(ctypes.byref(shape)))
         weakref.finalize(self, kernels.spillway_free, self._model)
         # A copy: a tensor from a file holds the whole file in memory.
-        self._embed = weights["model.embed_tokens.weight"].clone()
+        self._embed = weights[EMBED].clone()
         kernels.spillway_table(self._model, _at(self._embed), _half(self._embed))
-        for group, (_, layers) in enumerate(spec.groups):
-            for at, layer in enumerate(layers):
-                kernels.spillway_place(self._model, _int64(layer), _int64(group), _int64(at))
+        self._place()
         for layer in range(spec.layers):
             self._layer(layer, weights, kind)
-        self._norm(0, _LAST, weights.pop("model.norm.weight"))
-        head = self._embed if spec.tied else weights.pop("lm_head.weight")
-        self._linear(0, _HEAD, kind, [head], [])
-        inverse = frequencies(spec.rope, spec.head_dim).contiguous()
-        kernels.spillway_rope(self._model, _at(inverse), ctypes.c_float(spec.rope.attention))
+        self._norm(0, _LAST, weights.pop("model.norm.weight"), spec.norm_offset)
+        self._linear(0, _HEAD, kind, [weights.pop(HEAD, self._embed)], [])
 
     def arrival(self) -> PageArrival:
         """Return the count of layers whose pages have arrived, for a step of this model to wait on."""
@@ -219,14 +239,31 @@ class CompiledDecoder:
             )
         return out
 
+    def _place(self) -> None:
+        """Tell the kernels each layer's place in its group, and its rotation."""
+        rotations = self.spec.rotations
+        for group, (_, layers) in enumerate(self.spec.groups):
+            for at, layer in enumerate(layers):
+                rope = self.spec.ropes[layer]
+                turn = -1 if rope is None else rotations.index(rope)
+                self._kernels.spillway_place(self._model, *map(_int64, (layer, group, at, turn)))
+        for rope in rotations:
+            inverse = frequencies(rope, self.spec.head_dim).contiguous()
+            self._kernels.spillway_rope(
+                self._model, _at(inverse), _int64(len(inverse)), ctypes.c_float(rope.attention)
+            )
+
     def _layer(self, layer: int, weights: dict[str, Tensor], kind: WeightKind) -> None:
-        base = f"model.layers.{layer}."
-        self._norm(layer, _BEFORE, weights.pop(base + "input_layernorm.weight"))
-        self._norm(layer, _AFTER, weights.pop(base + "post_attention_layernorm.weight"))
+        base, spec = f"model.layers.{layer}.", self.spec
+        for which, norm in enumerate(norm_names(spec)):
+            if norm is not None:
+                weight = weights.pop(f"{base}{norm}.weight")
+                self._norm(layer, which, weight, spec.norm_offset)
         attention = base + "self_attn."
-        if self.spec.qk_norm:
-            self._norm(layer, _Q_NORM, weights.pop(attention + "q_norm.weight"))
-            self._norm(layer, _K_NORM, weights.pop(attention + "k_norm.weight"))
+        if spec.qk_norm:
+            for which, norm in ((_Q_NORM, "q_norm"), (_K_NORM, "k_norm")):
+                weight = weights.pop(f"{attention}{norm}.weight")
+                self._norm(layer, which, weight, spec.norm_offset)
         for which, names in (
             (_QKV, [attention + f"{name}_proj" for name in "qkv"]),
             (_OUT, [attention + "o_proj"]),
@@ -237,8 +274,8 @@ class CompiledDecoder:
             biases = [weights.pop(name + ".bias") for name in names if name + ".bias" in weights]
             self._linear(layer, which, kind, matrices, biases)
 
-    def _norm(self, layer: int, which: int, weight: Tensor) -> None:
-        weight = weight.float().contiguous()
+    def _norm(self, layer: int, which: int, weight: Tensor, offset: float) -> None:
+        weight = (weight.float() + offset).contiguous()
         self._kernels.spillway_norm(
             self._model, _int64(layer), which, _at(weight), _int64(len(weight))
         )
@@ -369,7 +406,8 @@ class PlannedAttention:
         count, positions = len(self._step.positions), self._step.positions
         self._plan = ctypes.c_void_p(
             kernels.spillway_plan(
-                *map(_int64, (spec.heads, spec.kv_heads, spec.head_dim, len(pools))),
+                ctypes.byref(_heads(spec)),
+                _int64(len(pools)),
                 self._step.pages,
                 _int64(count),
                 ctypes.c_void_p(positions.ctypes.data),
@@ -486,7 +524,7 @@ def _attend(
     sizes = (len(layers), rows, heads)
     found = Partial(torch.empty(*sizes, dim), torch.empty(sizes), torch.empty(sizes))
     kernels.spillway_attend(
-        *map(_int64, (heads, pool.kv_heads, dim)),
+        ctypes.byref(_Heads(heads, pool.kv_heads, dim, pool.scale, pool.cap)),
         step.pages,
         _int64(layers[0]),
         _int64(len(layers)),
@@ -498,6 +536,10 @@ def _attend(
         threads,
     )
     return found
+
+
+def _heads(spec: DecoderSpec) -> _Heads:
+    return _Heads(spec.heads, spec.kv_heads, spec.head_dim, spec.attention_scale, spec.score_cap)
 
 
 def _half(tensor: Tensor) -> int:

@@ -12,7 +12,8 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.types.generation import SamplingParams
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 from engine.models.encoders import files
 
 DEMO = "spillway-demo"

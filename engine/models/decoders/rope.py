@@ -9,20 +9,25 @@ from typing import Any
 
 from common.errors import ConfigError
 
-SUPPORTED = ("default", "linear", "llama3", "yarn")
+SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _NEEDS = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "longrope": (),
 }
+_BY_LAYER = ("full_attention", "sliding_attention")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """One model's rotation: `kind` is one of SUPPORTED, `original` the context it was first trained for.
+    """One rotation: `kind` is one of SUPPORTED, `original` the context the model was first trained for.
 
-    `attention` scales cosines and sines (yarn); what a kind does not use keeps its default.
+    `attention` scales cosines and sines (yarn, longrope), `share` is the part of a head that is rotated, from its
+    beginning, and `factors` divide the frequencies one by one (longrope, within its `original` context). What a kind
+    does not use keeps its default.
     """
 
     kind: str
@@ -35,38 +40,97 @@ class RopeSpec:
     slow: float = 1.0
     truncate: bool = True
     attention: float = 1.0
+    share: float = 1.0
+    factors: tuple[float, ...] = ()
+
+    @property
+    def limit(self) -> int | None:
+        """The positions it holds for, None for all: beyond, longrope would turn all keys anew, and pages keep them."""
+        return self.original if self.kind == "longrope" else None
 
 
-def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> RopeSpec:
-    """Read `rope_parameters` (newer files) or `rope_theta` and `rope_scaling` (older ones).
+def parse_rope(
+    config: Mapping[str, Any],
+    *,
+    head_dim: int,
+    positions: int,
+    where: str,
+) -> RopeSpec:
+    """Read the one rotation of all layers: `rope_scaling`, else `rope_parameters`, as transformers has it.
 
-    ConfigError for a kind that is not SUPPORTED, or a number that is missing or makes no sense.
+    ConfigError for a kind that is not SUPPORTED, a number that is missing or makes no sense, and rotations that differ
+    between layers or leave a part of a head as it is.
     """
-    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    given, kind = _given(config, name, where)
-    where = f"{where}: {name}"
+    given, name = rope_parameters(config, where)
+    for key in ("partial_rotary_factor", "rotary_pct"):
+        share = given.get(key, config.get(key))
+        if share is not None and share != 1:
+            raise ConfigError(f"{where}: {key} is {share!r}; only whole heads can be rotated (1.0)")
+    return read_rope(
+        given,
+        head_dim=head_dim,
+        positions=positions,
+        where=f"{where}: {name}",
+        theta=config.get("rope_theta", 10_000.0),
+        original=config.get("original_max_position_embeddings"),
+    )
+
+
+def rope_parameters(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    """Return a configuration's parameters of its rotation, the same for all layers, and the name of their field."""
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(name)
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: {name} is {given!r}; expected an object")
+    if any(kind in given for kind in _BY_LAYER):
+        raise ConfigError(
+            f"{where}: {name} differs between layers; expected one for all in this family"
+        )
+    return given, name
+
+
+def read_rope(
+    given: Mapping[str, Any],
+    *,
+    head_dim: int,
+    positions: int,
+    where: str,
+    theta: Any,
+    original: Any = None,
+    share: float = 1.0,
+) -> RopeSpec:
+    """Read one object of parameters; `original` is what the file says beside it, which counts more than what is in it.
+
+    `share` of a head's dimensions are rotated. ConfigError as `parse_rope`.
+    """
+    kind = given["rope_type"] if "rope_type" in given else given.get("type", "default")
+    if kind not in SUPPORTED:
+        raise ConfigError(f"{where} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}")
     for key in _NEEDS[kind]:
         _number(given, key, None, where)
-    theta = _number(given, "rope_theta", config.get("rope_theta") or 10_000.0, where)
-    original = _number(
-        given,
-        "original_max_position_embeddings",
-        config.get("original_max_position_embeddings") or positions,
-        where,
-    )
-    spec = RopeSpec(kind=kind, theta=theta)
+    theta = _number(given, "rope_theta", theta, where)
+    if original is not None:
+        given = {**given, "original_max_position_embeddings": original}
+    trained = _number(given, "original_max_position_embeddings", positions, where)
+    spec = RopeSpec(kind=kind, theta=theta, share=share)
     if kind == "default":
         return spec
     spec = dataclasses.replace(
         spec,
         factor=_number(given, "factor", 1.0, where),
-        original=int(original),
+        original=int(trained),
         low=_number(given, "low_freq_factor", 1.0, where),
         high=_number(given, "high_freq_factor", 4.0, where),
         fast=_number(given, "beta_fast", 32.0, where),
         slow=_number(given, "beta_slow", 1.0, where),
         truncate=bool(given.get("truncate", True)),
     )
+    dim = int(head_dim * share)
+    if kind == "dynamic":
+        return _dynamic(spec, dim, positions, where)
+    if kind == "longrope":
+        return _longrope(spec, given, dim, positions, where)
     if kind == "llama3" and spec.high <= spec.low:
         raise ConfigError(f"{where}: high_freq_factor must be larger than low_freq_factor")
     if kind == "yarn":
@@ -76,23 +140,42 @@ def parse_rope(config: Mapping[str, Any], *, positions: int, where: str) -> Rope
     return spec
 
 
-def _given(config: Mapping[str, Any], name: str, where: str) -> tuple[dict[str, Any], str]:
-    """Return the configuration's object of rotary parameters and their kind, one of SUPPORTED."""
-    given = config.get(name) or {}
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where}: {name} is {given!r}; expected an object")
-    if "full_attention" in given or "sliding_attention" in given:
-        given = _same_for_all(given, f"{where}: {name}")
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in SUPPORTED:
+def _dynamic(spec: RopeSpec, dim: int, positions: int, where: str) -> RopeSpec:
+    """Return the plain rotation that NTK by length is within a model's context."""
+    if dim <= 2:
+        raise ConfigError(f"{where} has rope_type 'dynamic'; expected heads of more than 2 numbers")
+    length = spec.factor * positions / positions - (spec.factor - 1)  # 1, but for rounding
+    stretched = length ** (dim / (dim - 2))
+    return RopeSpec(kind="default", theta=spec.theta * stretched, share=spec.share)
+
+
+def _longrope(
+    spec: RopeSpec, given: Mapping[str, Any], dim: int, positions: int, where: str
+) -> RopeSpec:
+    """Take the factors of contexts up to the original one (LongRoPE, section 3.2)."""
+    for key in ("short_factor", "long_factor"):
+        factors = given.get(key)
+        if (
+            not isinstance(factors, list)
+            or len(factors) != -(-dim // 2)
+            or not all(
+                isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf
+                for each in factors
+            )
+        ):
+            raise ConfigError(f"{where} has {key} {factors!r:.80}; expected {-(-dim // 2)} numbers")
+    if spec.original < 2:
         raise ConfigError(
-            f"{where}: {name} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}"
+            f"{where} has original_max_position_embeddings {spec.original}; expected at least 2"
         )
-    for key in ("partial_rotary_factor", "rotary_pct"):
-        share = given.get(key, config.get(key))
-        if share is not None and share != 1:
-            raise ConfigError(f"{where}: {key} is {share!r}; only whole heads can be rotated (1.0)")
-    return given, kind
+    stretched = positions / spec.original if given.get("factor") is None else spec.factor
+    attention = 1.0
+    if given.get("attention_factor") is not None:
+        attention = _number(given, "attention_factor", None, where)
+    elif stretched > 1:
+        attention = math.sqrt(1 + math.log(stretched) / math.log(spec.original))
+    factors = tuple(float(each) for each in given["short_factor"])
+    return dataclasses.replace(spec, attention=attention, factors=factors)
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, where: str) -> float:
@@ -107,13 +190,6 @@ def _yarn_attention(given: Mapping[str, Any], factor: float, where: str) -> floa
 
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _same_for_all(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kinds = [value for value in given.values() if isinstance(value, dict)]
-    if not kinds or any(kind != kinds[0] for kind in kinds):
-        raise ConfigError(f"{where} differs between layers; expected one for all")
-    return kinds[0]
 
 
 def _number(given: Mapping[str, Any], key: str, default: Any, where: str) -> float:

@@ -15,11 +15,14 @@ from engine.models.decoders.rope import RopeSpec
 
 
 def frequencies(rope: RopeSpec, dim: int) -> Tensor:
-    """Return the `dim / 2` inverse frequencies, fp32, in radians a position."""
+    """Return the inverse frequencies of heads of `dim` numbers, fp32, in radians a position: one for two that turn."""
+    dim = int(dim * rope.share)
     powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     plain = 1.0 / powers
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.factors) * powers)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
@@ -57,7 +60,7 @@ def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
 
 
 def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return cosines and sines, (2, rows, 1, dim), of `positions` (rows), scaled (yarn), in `dtype`."""
+    """Return cosines and sines, (2, rows, 1, rotated dims), of `positions` (rows), scaled by `scale`, in `dtype`."""
     rotation = torch.outer(positions.to(torch.float32), inverse)
     rotation = torch.stack((rotation.cos(), rotation.sin()))
     rotation = (rotation if scale == 1 else rotation * scale).to(dtype)
@@ -65,7 +68,10 @@ def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype)
 
 
 def rotate(rows: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate (rows, heads, dim) by `angles`: dimension i turns with i + dim / 2."""
-    half = rows.shape[-1] // 2
-    swapped = torch.cat((-rows[..., half:], rows[..., :half]), dim=-1)
-    return rows * rotation[0] + swapped * rotation[1]
+    """Rotate (rows, heads, dim) by `angles`: of the rotated dims, i turns with i + half of them; others remain."""
+    turned = rotation.shape[-1]
+    half = turned // 2
+    turning, rest = rows[..., :turned], rows[..., turned:]
+    swapped = torch.cat((-turning[..., half:], turning[..., :half]), dim=-1)
+    found = turning * rotation[0] + swapped * rotation[1]
+    return torch.cat((found, rest), dim=-1) if rest.shape[-1] else found

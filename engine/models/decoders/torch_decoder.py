@@ -1,4 +1,4 @@
-"""The forward pass of Llama, Qwen2, Qwen3 and Mistral over a flat batch of rows and paged KV."""
+"""The forward pass of all families of decoders over a flat batch of rows and paged KV."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from engine.kernels.attention_plan import QueryRows, plan_groups
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
 from engine.kernels.reference_attention import paged_attention
+from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.rotary import angles, frequencies, rotate
 from engine.models.decoders.spec import DecoderSpec
+from engine.models.decoders.weights import EMBED, HEAD, LayerNorms, embed_scale, norm_names
 
 
 class DecoderLinear(NamedTuple):
@@ -28,12 +30,11 @@ class DecoderLinear(NamedTuple):
 class DecoderLayer(NamedTuple):
     """One layer's weights; projections with one input are joined."""
 
-    before: Tensor
+    norms: LayerNorms[Tensor]
     qkv: DecoderLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: DecoderLinear
-    after: Tensor
     gate_up: DecoderLinear
     down: DecoderLinear
 
@@ -73,12 +74,12 @@ class TorchState:
 
     def __init__(self, decoder: TorchDecoder, tokens: Tensor, positions: Tensor) -> None:
         self._decoder = decoder
-        self._rotation = decoder.rotation(positions)
+        self._rotations = decoder.rotations(positions)
         self.rows = decoder.embedded(tokens)
 
     def before(self, layer: int) -> Tensor:
         """Return queries, keys and values of a layer, rotated: (rows, heads + 2 * kv heads, dim)."""
-        return torch.cat(self._decoder.project(layer, self.rows, self._rotation), dim=1)
+        return torch.cat(self._decoder.project(layer, self.rows, self._rotations), dim=1)
 
     def after(self, layer: int, attended: Tensor) -> None:
         """Add to the rows what follows a layer's attention, of which (rows, heads, dim) is the result."""
@@ -106,17 +107,20 @@ class TorchDecoder:
     def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor]) -> None:
         """Take weights named and shaped as `weights.wanted` says; those that are joined are removed from the dict."""
         self.spec = spec
-        self._embed = weights["model.embed_tokens.weight"]
+        self._embed = weights[EMBED]
         self._norm = weights["model.norm.weight"]
-        self._head = self._embed if spec.tied else weights["lm_head.weight"]
+        self._head = weights.get(HEAD, self._embed)
         self._layers = [_layer(weights, f"model.layers.{n}", spec) for n in range(spec.layers)]
-        self._inverse = frequencies(spec.rope, spec.head_dim).to(self._embed.device)
+        self._inverse = {
+            rope: frequencies(rope, spec.head_dim).to(self._embed.device) for rope in spec.rotations
+        }
         self._places = {
             layer: (group, at)
             for group, (_, layers) in enumerate(spec.groups)
             for at, layer in enumerate(layers)
         }
         self._act = _activation(spec)
+        self._embed_scale = embed_scale(spec, self.dtype)
         self._attention = attention_on(self.device)
 
     @property
@@ -156,12 +160,12 @@ class TorchDecoder:
         arrival: PageArrival | None = None,
     ) -> Tensor:
         """Compute a step that `Attention.plan` has worked out."""
-        rotation, rows = self.rotation(groups[0].positions), self.embedded(tokens)
+        rotations, rows = self.rotations(groups[0].positions), self.embedded(tokens)
         for number in range(len(self._layers)):
             group, at = self._places[number]
             if arrival is not None:
                 arrival.wait(number)
-            heads = self.project(number, rows, rotation)
+            heads = self.project(number, rows, rotations)
             rows = self.follow(number, rows, self.attend(heads, pools[group], at, groups[group]))
         return rows
 
@@ -181,38 +185,63 @@ class TorchDecoder:
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
-        return F.linear(self._normed(rows, self._norm), self._head).float()
+        found = F.linear(self._normed(rows, self._norm), self._head).float()
+        found = found if self.spec.logit_scale == 1 else found * self.spec.logit_scale
+        cap = self.spec.logit_cap
+        return cap * torch.tanh(found / cap) if cap else found
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the vectors (rows, hidden) of token ids."""
-        return F.embedding(tokens, self._embed)
+        rows = F.embedding(tokens, self._embed)
+        return rows if self._embed_scale == 1 else rows * self._embed_scale
 
-    def rotation(self, positions: Tensor) -> Tensor:
-        """Return the rotations of positions (see `angles`)."""
-        return angles(positions, self._inverse, self.spec.rope.attention, self.dtype)
+    def rotations(self, positions: Tensor) -> dict[RopeSpec, Tensor]:
+        """Return each rotation of positions (see `angles`)."""
+        return {
+            rope: angles(positions, inverse, rope.attention, self.dtype)
+            for rope, inverse in self._inverse.items()
+        }
 
-    def project(self, number: int, rows: Tensor, rotation: Tensor) -> Heads:
+    def project(self, number: int, rows: Tensor, rotations: dict[RopeSpec, Tensor]) -> Heads:
         """Return queries, keys and values of a layer, rotated."""
         spec, layer = self.spec, self._layers[number]
-        joined = _apply(layer.qkv, self._normed(rows, layer.before))
+        joined = _apply(layer.qkv, self._normed(rows, layer.norms.before_attention))
         joined = joined.view(len(rows), spec.heads + 2 * spec.kv_heads, spec.head_dim)
         q, k, v = _heads(spec, joined)
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if spec.qk_norm == "whole":
+            q = self._normed(q.flatten(1), layer.q_norm).view(q.shape)
+            k = self._normed(k.flatten(1), layer.k_norm).view(k.shape)
+        else:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        return Heads(rotate(q, rotation), rotate(k, rotation), v)
+        rope = spec.ropes[number]
+        if rope is None:
+            return Heads(q, k, v)
+        return Heads(rotate(q, rotations[rope]), rotate(k, rotations[rope]), v)
 
     def follow(self, number: int, rows: Tensor, attended: Tensor) -> Tensor:
         """Return rows with what follows a layer's attention."""
         layer = self._layers[number]
-        rows = rows + _apply(layer.out, attended.flatten(1))
-        gate, up = _apply(layer.gate_up, self._normed(rows, layer.after)).chunk(2, dim=-1)
-        return rows + _apply(layer.down, self._act(gate) * up)
+        rows = self._added(
+            rows, _apply(layer.out, attended.flatten(1)), layer.norms.after_attention
+        )
+        gate, up = _apply(layer.gate_up, self._normed(rows, layer.norms.before_mlp)).chunk(
+            2, dim=-1
+        )
+        return self._added(rows, _apply(layer.down, self._act(gate) * up), layer.norms.after_mlp)
 
-    def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm in fp32, rounded before the weight, as transformers rounds."""
+    def _added(self, rows: Tensor, more: Tensor, norm: Tensor | None) -> Tensor:
+        """Return rows with what attention or MLP adds to them."""
+        return torch.add(rows, self._normed(more, norm), alpha=self.spec.residual_scale)
+
+    def _normed(self, rows: Tensor, weight: Tensor | None) -> Tensor:
+        """RMS norm in fp32, rounded before or after the weight, as transformers rounds; rows as they are for None."""
+        if weight is None:
+            return rows
         wide = rows.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.epsilon)
-        return weight * wide.to(rows.dtype)
+        if self.spec.norms == "before":
+            return weight * wide.to(rows.dtype)
+        return (wide * (self.spec.norm_offset + weight.float())).to(rows.dtype)
 
 
 def _heads(spec: DecoderSpec, joined: Tensor) -> Heads:
@@ -244,12 +273,11 @@ def _layer(weights: dict[str, Tensor], base: str, spec: DecoderSpec) -> DecoderL
 
     attention = "self_attn."
     return DecoderLayer(
-        before=weights[f"{base}.input_layernorm.weight"],
+        norms=LayerNorms(*(weights.get(f"{base}.{name}.weight") for name in norm_names(spec))),
         qkv=joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
-        q_norm=weights[f"{base}.{attention}q_norm.weight"] if spec.qk_norm else None,
-        k_norm=weights[f"{base}.{attention}k_norm.weight"] if spec.qk_norm else None,
+        q_norm=weights.get(f"{base}.{attention}q_norm.weight"),
+        k_norm=weights.get(f"{base}.{attention}k_norm.weight"),
         out=joined(attention + "o_proj"),
-        after=weights[f"{base}.post_attention_layernorm.weight"],
         gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
         down=joined("mlp.down_proj"),
     )

@@ -16,6 +16,7 @@ from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
 from engine.encoder.model import Floats
 from engine.kernels.encoder import EncoderKernels
+from engine.models.encoders.dense import DenseLayer
 from engine.models.encoders.files import ModelFiles, find
 from engine.models.encoders.packed_forward import PackedForward, packable
 from engine.models.encoders.precision import EncoderPrecision, Forward, choose
@@ -55,7 +56,8 @@ class Encoder:
         self.times = 1
         self.device = device.type
         self.max_tokens = files.max_tokens
-        self.dimension = files.spec.hidden
+        self._dense = [DenseLayer(layer, device) for layer in files.dense]
+        self.dimension = files.dense[-1].outputs if files.dense else files.spec.hidden
 
     @classmethod
     def load(
@@ -105,8 +107,10 @@ class Encoder:
             fingerprint=self.fingerprint,
             dimension=self.dimension,
             max_tokens=self.max_tokens,
+            vocabulary=self._spec.vocabulary,
             partitions=partitions,
             pair_separator=self._spec.family == "xlmr",
+            default_prompt=self._files.default_prompt,
             query_prompt=self._files.query_prompt,
             document_prompt=self._files.document_prompt,
             created_ms=created_ms,
@@ -131,8 +135,13 @@ class Encoder:
         """Return one float32 row per token list, in the order given; lists must pass `check`."""
         spec = self._spec
         with self._computing():
+            last = spec.normalise and not self._dense
             for _ in range(self.times):
-                vectors = self._forward.pooled(texts, None, spec.pooling, normalise=spec.normalise)
+                vectors = self._forward.pooled(texts, None, spec.pooling, normalise=last)
+            for layer in self._dense:
+                vectors = layer(vectors)
+            if self._dense and spec.normalise:
+                vectors = F.normalize(vectors)
             found: Floats = vectors.cpu().numpy()
         return found
 

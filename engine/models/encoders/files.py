@@ -15,7 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import ConfigError
-from engine.models.encoders.spec import EncoderSpec, Pooling, parse_spec
+from engine.models.encoders.family import parse_spec
+from engine.models.encoders.spec import EncoderSpec, Pooling
 
 DEFAULT_MODEL = "minilm"
 DEFAULT_ALIASES = frozenset(
@@ -24,8 +25,26 @@ DEFAULT_ALIASES = frozenset(
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _HUB_FILES = ["*.json", "*.safetensors", "*/config.json"]
+_MODULES = re.compile("(Transformer( Pooling( Dense)*( Normalize)?)?)?")
+_DENSE_SERVED = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
+_DENSE_ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid")
 _NO_LIMIT = 1_000_000
 _JSON_BYTES = 256 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DenseFiles:
+    """One linear layer after pooling (sentence-transformers' Dense): its sizes, activation and weights."""
+
+    weights: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,27 +56,35 @@ class ModelFiles:
     spec: EncoderSpec
     weights: tuple[Path, ...]
     max_tokens: int
+    default_prompt: str
     query_prompt: str
     document_prompt: str
+    lower_case: bool
+    dense: tuple[DenseFiles, ...]
     described_by: str
 
     def tokenizer_json(self) -> bytes:
         """Return tokenizer.json without truncation and padding, which the caller decides."""
-        return tokenizer_json(self.directory)
+        return tokenizer_json(self.directory, lower_case=self.lower_case)
 
     def fingerprint(self) -> str:
         """Return the identity of this model's vectors: a hash of weights, configuration, pooling; not of the dtype."""
         digest = hashlib.blake2b(self.described_by.encode(), digest_size=16)
-        for path in self.weights:
+        for path in (*self.weights, *(layer.weights for layer in self.dense)):
             digest.update(file_hash(path))
         return digest.hexdigest()
 
 
-def tokenizer_json(directory: Path) -> bytes:
-    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+def tokenizer_json(directory: Path, *, lower_case: bool = False) -> bytes:
+    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer.
+
+    With `lower_case` texts are put into lower case first, if the tokenizer does not do so by a step of its own.
+    """
     where = directory / "tokenizer.json"
     content = read_json(where)
     content["truncation"] = content["padding"] = None
+    if lower_case:
+        content["normalizer"] = _lower_cased(content.get("normalizer"))
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     try:
         Tokenizer.from_str(text)
@@ -65,6 +92,19 @@ def tokenizer_json(directory: Path) -> bytes:
         reason = str(error).partition("\n")[0][:200]
         raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
     return text.encode()
+
+
+def _lower_cased(normalizer: Any) -> Any:
+    """Return a tokenizer's normalizer with lower case first, as sentence-transformers does it (do_lower_case)."""
+    given = normalizer if isinstance(normalizer, dict) else {}
+    steps = (
+        given.get("normalizers") if given.get("type") == "Sequence" else [given] if given else []
+    )
+    if not isinstance(steps, list) or any(
+        isinstance(step, dict) and step.get("type") == "Lowercase" for step in steps
+    ):
+        return normalizer
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
 
 
 def model_name(model: str) -> str:
@@ -79,35 +119,40 @@ def model_name(model: str) -> str:
 
 def find(model: str) -> ModelFiles:
     """Find and describe a model by directory, hub id or alias; ConfigError names a file that is missing or wrong."""
-    directory = _directory(model)
-    config = read_json(directory / "config.json")
-    modules = _modules(directory)
-    pooling = _pooling(directory, modules)
+    whole = _directory(model)
+    modules = _modules(whole)
+    pooling = _pooling(whole, modules)
     kinds = {kind for kind, _ in modules}
+    directory = _within(whole, modules[0][1]) if modules else whole
+    config = read_json(directory / "config.json")
+    own = _transformer_config(directory)
     spec = parse_spec(
         config,
         pooling=pooling,
         normalise="Normalize" in kinds,
         where=str(directory / "config.json"),
     )
+    dense = _dense(whole, modules, spec.hidden)
     weights = weight_files(directory)
     if model.lower() in DEFAULT_ALIASES:
         _check_default(weights[0])
-    prompts = read_json(directory / "config_sentence_transformers.json", optional=True).get(
-        "prompts"
-    )
-    prompts = prompts if isinstance(prompts, dict) else {}
-    described = json.dumps(
-        [config, pooling, spec.normalise, prompts], sort_keys=True, ensure_ascii=False
-    )
+    prompts, default = _prompts(whole)
+    lower_case = own.get("do_lower_case") is True
+    facts: list[Any] = [config, pooling, spec.normalise, prompts]
+    if default or lower_case or dense:
+        facts += [default, lower_case, [layer.activation for layer in dense]]
+    described = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     return ModelFiles(
         name=model_name(model),
         directory=directory,
         spec=spec,
         weights=weights,
-        max_tokens=_max_tokens(directory, spec),
-        query_prompt=str(prompts.get("query") or ""),
-        document_prompt=str(prompts.get("document") or prompts.get("passage") or ""),
+        max_tokens=_max_tokens(directory, own, spec),
+        default_prompt=default,
+        query_prompt=prompts.get("query") or "",
+        document_prompt=prompts.get("document") or prompts.get("passage") or "",
+        lower_case=lower_case,
+        dense=dense,
         described_by=described,
     )
 
@@ -177,27 +222,94 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     modules = [
         (str(item.get("type", "")).rsplit(".", 1)[-1], str(item.get("path", ""))) for item in listed
     ]
-    for kind, _ in modules:
-        if kind not in {"Transformer", "Pooling", "Normalize"}:
-            raise ConfigError(
-                f"{path}: module {kind!r} is not supported; expected Transformer, Pooling, Normalize"
-            )
+    kinds = " ".join(kind for kind, _ in modules)
+    if not _MODULES.fullmatch(kinds):
+        raise ConfigError(
+            f"{path}: modules are {kinds}; expected Transformer, Pooling, any number of Dense, and Normalize or not"
+        )
     return modules
+
+
+def _within(directory: Path, sub: str) -> Path:
+    """Return a module's directory; ConfigError if it is not within the model's."""
+    place = directory / sub
+    if not place.resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{directory / 'modules.json'}: path {sub!r} leaves the directory")
+    return place
+
+
+def _transformer_config(directory: Path) -> dict[str, Any]:
+    """Return sentence-transformers' own fields of a transformer, {} if there are none."""
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"):
+        found = read_json(directory / f"sentence_{family}_config.json", optional=True)
+        if found:
+            return found
+    return {}
+
+
+def _dense(directory: Path, modules: list[tuple[str, str]], inputs: int) -> tuple[DenseFiles, ...]:
+    """Return the linear layers after pooling, in their order; ConfigError for one that cannot be served."""
+    found = []
+    for place in [_within(directory, sub) for kind, sub in modules if kind == "Dense"]:
+        where = place / "config.json"
+        config = read_json(where)
+        outputs = config.get("out_features")
+        if config.get("in_features") != inputs:
+            raise ConfigError(
+                f"{where}: in_features is {config.get('in_features')!r}; expected {inputs}"
+            )
+        if not isinstance(outputs, int) or not 0 < outputs < _NO_LIMIT:
+            raise ConfigError(f"{where}: out_features is {outputs!r}; expected a whole number")
+        name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        activation = name.rpartition(".")[2]
+        if not name.startswith("torch.nn.") or activation not in _DENSE_ACTIVATIONS:
+            raise ConfigError(
+                f"{where}: activation_function is {name!r}; expected torch.nn's {', '.join(_DENSE_ACTIVATIONS)}"
+            )
+        for field, served in _DENSE_SERVED.items():
+            if config.get(field) not in (None, served):
+                raise ConfigError(f"{where}: {field} is {config[field]!r}; expected {served!r}")
+        bias = config.get("bias") is not False
+        found.append(DenseFiles(weight_files(place)[0], inputs, outputs, bias, activation))
+        inputs = outputs
+    return tuple(found)
+
+
+def _prompts(directory: Path) -> tuple[dict[str, str], str]:
+    """Return the prompts by name, and the one of texts that come without a name ("" if there is none)."""
+    where = directory / "config_sentence_transformers.json"
+    config = read_json(where, optional=True)
+    given = config.get("prompts")
+    given = {} if given is None else given
+    if not isinstance(given, dict) or not all(isinstance(p, str | None) for p in given.values()):
+        raise ConfigError(f"{where}: prompts is {given!r:.80}; expected texts by name")
+    prompts = {"query": "", "document": ""} | {name: text or "" for name, text in given.items()}
+    name = config.get("default_prompt_name")
+    if name is None:
+        return {name: text or "" for name, text in given.items()}, ""
+    if not isinstance(name, str) or name not in prompts:
+        raise ConfigError(
+            f"{where}: default_prompt_name is {name!r}; expected one of {', '.join(prompts)}"
+        )
+    return prompts, prompts[name]
 
 
 def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
     paths = [sub for kind, sub in modules if kind == "Pooling"]
-    where = directory / (paths[0] if paths else "1_Pooling") / "config.json"
-    if not where.resolve().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{directory / 'modules.json'}: path {paths[0]!r} leaves the directory")
+    where = _within(directory, paths[0] if paths else "1_Pooling") / "config.json"
     config = read_json(where, optional=not paths)
+    if config.get("include_prompt") is False:
+        raise ConfigError(
+            f"{where}: include_prompt is False; expected true: prompts are pooled with their texts here"
+        )
     chosen = {
         name.removeprefix("pooling_mode_")
         for name, value in config.items()
         if name.startswith("pooling_mode_") and value is True
     }
-    if isinstance(config.get("pooling_mode"), str):
-        chosen = {config["pooling_mode"]}
+    mode = config.get("pooling_mode")
+    if mode is not None:
+        chosen = {str(each) for each in mode} if isinstance(mode, list) else {str(mode)}
     known: dict[frozenset[str], Pooling] = {
         frozenset(): "mean",
         frozenset({"mean_tokens"}): "mean",
@@ -219,9 +331,13 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ConfigError(f"{index}: expected a weight_map")
-        paths = tuple(directory / Path(str(name)).name for name in sorted(set(names.values())))
+        if (
+            not isinstance(names, dict)
+            or not names
+            or not all(isinstance(name, str) and Path(name).name for name in names.values())
+        ):
+            raise ConfigError(f"{index}: expected a weight_map, the name of a file for each tensor")
+        paths = tuple(directory / Path(name).name for name in sorted(set(names.values())))
     else:
         paths = (directory / "model.safetensors",)
     for path in paths:
@@ -230,16 +346,11 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _max_tokens(directory: Path, spec: EncoderSpec) -> int:
-    limits = [spec.max_positions]
-    for name, field in (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-    ):
-        value = read_json(directory / name, optional=True).get(field)
-        if isinstance(value, int | float) and 0 < value < _NO_LIMIT:
-            limits.append(int(value))
-    return min(limits)
+def _max_tokens(directory: Path, own: dict[str, Any], spec: EncoderSpec) -> int:
+    tokens = read_json(directory / "tokenizer_config.json", optional=True)
+    given = (own.get("max_seq_length"), tokens.get("model_max_length"))
+    limits = [int(n) for n in given if isinstance(n, int | float) and 0 < n < _NO_LIMIT]
+    return min([spec.max_positions, *limits])
 
 
 def _check_default(path: Path) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from engine.kernels.encoder import HEAD_WIDTHS, EncoderKernels
+from engine.models.encoders.positions import positions
 from engine.models.encoders.spec import EncoderSpec, Pooling
 from engine.models.encoders.torch_forward import EncoderLinear
 
@@ -24,7 +25,7 @@ PART_TOKENS = 512
 
 def packable(spec: EncoderSpec) -> bool:
     """True if the kernels know this model's shape."""
-    return spec.head_dim in HEAD_WIDTHS and spec.hidden % 16 == 0
+    return spec.plain and spec.head_dim in HEAD_WIDTHS and spec.hidden % 16 == 0
 
 
 class PackedForward:
@@ -77,11 +78,8 @@ class PackedForward:
         """Return the hidden rows, and the row numbers where the texts begin and the last one ends."""
         lengths = [len(text) for text in texts]
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.long)
-        offset = self._spec.position_offset
         ids = torch.tensor(list(chain.from_iterable(texts)), dtype=torch.long)
-        places = torch.arange(offset, offset + len(ids)) - starts[:-1].repeat_interleave(
-            torch.tensor(lengths)
-        )
+        places = positions(self._spec, ids, starts)
         kinds = None
         if types is not None:
             kinds = torch.tensor(list(chain.from_iterable(types)), dtype=torch.long)

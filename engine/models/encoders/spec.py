@@ -1,30 +1,27 @@
-"""The shape and conventions of an encoder, read from its configuration files; no tensors here."""
+"""The shape and conventions of an encoder, whatever its family; no tensors here."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from common.errors import ConfigError
+from typing import Literal
 
 Pooling = Literal["mean", "cls", "max"]
-Activation = Literal["gelu", "gelu_tanh", "relu"]
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-_FAMILIES = {"bert": "bert", "xlm-roberta": "xlmr", "roberta": "xlmr", "camembert": "xlmr"}
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Shape and conventions of one encoder; `labels` is 0 unless it has a classification head."""
+    """Shape and conventions of one encoder; `labels` is 0 unless it has a classification head.
 
-    family: Literal["bert", "xlmr"]
+    Positions are vectors of a table, if `position_table`; rotations of queries and keys, by the base `thetas[layer]`,
+    if there are any; or biases of scores, by distance in so many `relative_buckets`. A token of a layer sees those that
+    are no further away than `windows[layer]`, all if there are none. `types` is 0 if token types have no vectors.
+
+    Norms stand after attention and MLP, or before them: then the first attention has none, and there is one at the end.
+    A gated MLP multiplies two products, one of them activated.
+    """
+
+    family: str
     layers: int
     hidden: int
     heads: int
@@ -38,6 +35,14 @@ class EncoderSpec:
     labels: int
     pooling: Pooling
     normalise: bool
+    position_table: bool = True
+    thetas: tuple[float, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    relative_buckets: int = 0
+    norms: Literal["after", "before"] = "after"
+    gated: bool = False
+    biased: bool = True
+    norms_biased: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -49,64 +54,8 @@ class EncoderSpec:
         """Most tokens a text may have by the position table."""
         return self.positions - self.position_offset
 
-
-def _integer(config: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    value = config.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{where}: {name} is {value!r}; expected a whole number")
-    return value
-
-
-def parse_spec(
-    config: Mapping[str, Any], *, pooling: Pooling, normalise: bool, where: str
-) -> EncoderSpec:
-    """Build the spec from a `config.json`; ConfigError names the field that cannot be served."""
-    kind = config.get("model_type")
-    family = _FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        raise ConfigError(
-            f"{where}: model_type is {kind!r}; expected one of {', '.join(_FAMILIES)}"
-        )
-    activation = config.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise ConfigError(f"{where}: hidden_act is {activation!r}; expected one of {known}")
-    position = config.get("position_embedding_type") or "absolute"
-    if position != "absolute":
-        raise ConfigError(f"{where}: position_embedding_type is {position!r}; expected 'absolute'")
-    epsilon = config.get("layer_norm_eps", 1e-12)
-    if not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
-        raise ConfigError(f"{where}: layer_norm_eps is {epsilon!r}; expected a small number")
-    pad = _integer(config, "pad_token_id", where, 1 if family == "xlmr" else 0)
-    spec = EncoderSpec(
-        family="bert" if family == "bert" else "xlmr",
-        layers=_integer(config, "num_hidden_layers", where),
-        hidden=_integer(config, "hidden_size", where),
-        heads=_integer(config, "num_attention_heads", where),
-        intermediate=_integer(config, "intermediate_size", where),
-        vocabulary=_integer(config, "vocab_size", where),
-        positions=_integer(config, "max_position_embeddings", where),
-        position_offset=pad + 1 if family == "xlmr" else 0,
-        types=_integer(config, "type_vocab_size", where, 2),
-        activation=_ACTIVATIONS[activation],
-        epsilon=float(epsilon),
-        labels=_labels(config, where),
-        pooling=pooling,
-        normalise=normalise,
-    )
-    if min(spec.layers, spec.hidden, spec.heads, spec.intermediate, spec.vocabulary) < 1:
-        raise ConfigError(f"{where}: layers, sizes and vocab_size must be at least 1")
-    if spec.hidden % spec.heads or spec.max_positions < 1 or spec.types < 1:
-        raise ConfigError(
-            f"{where}: hidden_size {spec.hidden} must be a multiple of num_attention_heads "
-            f"{spec.heads}, and the position and type tables must not be empty"
-        )
-    return spec
-
-
-def _labels(config: Mapping[str, Any], where: str) -> int:
-    names = config.get("architectures") or []
-    if not any("SequenceClassification" in str(name) for name in names):
-        return 0
-    labels = config.get("id2label") or {}
-    return _integer(config, "num_labels", where, len(labels) or 2)
+    @property
+    def plain(self) -> bool:
+        """True if it computes as BERT does."""
+        rotated = bool(self.thetas or self.relative_buckets)
+        return self.norms == "after" and not self.gated and not rotated

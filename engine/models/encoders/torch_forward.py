@@ -1,4 +1,4 @@
-"""The forward pass of BERT and XLM-R encoders over packed rows: no padding anywhere.
+"""The forward pass of all families of encoders over packed rows: no padding anywhere.
 
 All texts of a batch lie one after another in one (tokens, hidden) matrix, so every linear runs once over real tokens
 only; attention runs per group of texts of equal length. Residuals, layer norms and softmax stay in fp32.
@@ -6,8 +6,9 @@ only; attention runs per group of texts of equal length. Residuals, layer norms 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from engine.encoder.batching import length_order
 from engine.encoder.pooling import pool
+from engine.models.decoders.rope import RopeSpec
+from engine.models.decoders.rotary import angles, frequencies, rotate
+from engine.models.encoders.positions import positions
 from engine.models.encoders.spec import EncoderSpec, Pooling
 
 MICROBATCH_TOKENS = 4096
@@ -71,6 +75,68 @@ class _Norm:
         return F.layer_norm(rows, self._weight.shape, self._weight, self._bias, self._epsilon)
 
 
+class Distances:
+    """The part of positions in scores, by layer: windows, rotations of queries and keys, and biases by T5's buckets.
+
+    Masks are kept until `forget`.
+    """
+
+    def __init__(self, spec: EncoderSpec, weights: dict[str, Tensor], device: torch.device) -> None:
+        self._windows = spec.windows or (None,) * spec.layers
+        self._thetas = spec.thetas
+        self._device = device
+        self._inverse = {
+            theta: frequencies(RopeSpec("default", theta), spec.head_dim).to(device)
+            for theta in set(spec.thetas)
+        }
+        bias = weights.get("encoder.relative_attention_bias.weight")
+        self._bias = None if bias is None else bias.to(device)
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def forget(self) -> None:
+        """Give back the memory of masks."""
+        self._masks.clear()
+
+    def rotation(self, layer: int, length: int) -> Tensor | None:
+        """Return cosines and sines, fp32 (2, length, head dim), of a text's positions."""
+        if not self._thetas:
+            return None
+        places = torch.arange(length, device=self._device)
+        return angles(places, self._inverse[self._thetas[layer]], 1.0, torch.float32)[:, :, 0]
+
+    def mask(self, layer: int, length: int, dtype: torch.dtype) -> Tensor | None:
+        """Return what scores of a text are increased by, (heads or 1, length, length), None for nothing."""
+        key = self._windows[layer], length
+        if key not in self._masks:
+            self._masks[key] = self._mask(*key, dtype)
+        return self._masks[key]
+
+    def _mask(self, window: int | None, length: int, dtype: torch.dtype) -> Tensor | None:
+        if self._bias is not None:
+            return self._bias[_buckets(_apart(length, self._device))].permute(2, 0, 1).to(dtype)
+        if window is None or length <= window + 1:
+            return None
+        hidden = _apart(length, self._device).abs() > window
+        return torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(
+            hidden, float("-inf")
+        )[None]
+
+
+def _apart(length: int, device: torch.device) -> Tensor:
+    """Return how far each token (second) is behind each other one (first): (length, length)."""
+    places = torch.arange(length, device=device)
+    return places[None, :] - places[:, None]
+
+
+def _buckets(apart: Tensor, buckets: int = 32, furthest: int = 128) -> Tensor:
+    """Return T5's bucket of each distance: half for each direction, half of these exact, the others logarithmic."""
+    half, exact = buckets // 2, buckets // 4
+    far = apart.abs()
+    scaled = torch.log(far.float() / exact) / math.log(furthest / exact) * (half - exact)
+    wide = (exact + scaled.to(torch.long)).clamp(max=half - 1)
+    return (apart > 0).to(torch.long) * half + torch.where(far < exact, far, wide)
+
+
 class _Layer:
     def __init__(
         self,
@@ -78,6 +144,7 @@ class _Layer:
         index: int,
         spec: EncoderSpec,
         precision: Precision,
+        distances: Distances,
         device: torch.device,
     ) -> None:
         base = f"encoder.layer.{index}"
@@ -87,21 +154,37 @@ class _Layer:
                 weights, [f"{base}.{name}" for name in names], precision, device
             )
 
-        self._spec = spec
+        self._spec, self._index, self._distances = spec, index, distances
         self._kind = torch.bfloat16 if precision == "bf16" else torch.float32
         self._qkv = linear("attention.self.query", "attention.self.key", "attention.self.value")
         self._out = linear("attention.output.dense")
-        self._up = linear("intermediate.dense")
+        self._up = linear(*(["gate.dense"] if spec.gated else []), "intermediate.dense")
         self._down = linear("output.dense")
-        self._norm1 = _Norm(weights, f"{base}.attention.output.LayerNorm", spec.epsilon, device)
+        self._norm1: _Norm | None = None
+        if f"{base}.attention.output.LayerNorm.weight" in weights:
+            self._norm1 = _Norm(weights, f"{base}.attention.output.LayerNorm", spec.epsilon, device)
         self._norm2 = _Norm(weights, f"{base}.output.LayerNorm", spec.epsilon, device)
 
     def __call__(self, rows: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
         """`rows` fp32 (tokens, hidden); `groups` holds (texts, length) in the order of the rows."""
-        attended = self._attend(self._qkv(rows.to(self._kind)), groups)
-        rows = self._norm1(rows + self._out(attended))
-        inner = self._activate(self._up(rows.to(self._kind)))
-        return self._norm2(rows + self._down(inner))
+        if self._spec.norms == "before":
+            rows = rows + self._attended(self._normed(rows), groups)
+            return rows + self._inner(self._norm2(rows))
+        rows = self._normed(rows + self._attended(rows, groups))
+        return self._norm2(rows + self._inner(rows))
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        return rows if self._norm1 is None else self._norm1(rows)
+
+    def _attended(self, rows: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
+        return self._out(self._attend(self._qkv(rows.to(self._kind)), groups))
+
+    def _inner(self, rows: Tensor) -> Tensor:
+        inner = self._up(rows.to(self._kind))
+        if not self._spec.gated:
+            return self._down(self._activate(inner))
+        gate, up = inner.chunk(2, dim=-1)
+        return self._down(self._activate(gate) * up)
 
     def _attend(self, qkv: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
         heads, width = self._spec.heads, self._spec.head_dim
@@ -112,7 +195,11 @@ class _Layer:
             q, k, v = (
                 qkv[at : at + count].view(texts, length, 3, heads, width).permute(2, 0, 3, 1, 4)
             )
-            attended = F.scaled_dot_product_attention(q, k, v)
+            rotation = self._distances.rotation(self._index, length)
+            if rotation is not None:
+                q, k = (rotate(each.float(), rotation).to(v.dtype) for each in (q, k))
+            mask = self._distances.mask(self._index, length, v.dtype)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             out[at : at + count].view(texts, length, heads, width).copy_(attended.transpose(1, 2))
             at += count
         return out
@@ -120,6 +207,8 @@ class _Layer:
     def _activate(self, rows: Tensor) -> Tensor:
         if self._spec.activation == "relu":
             return F.relu(rows)
+        if self._spec.activation == "silu":
+            return F.silu(rows)
         return F.gelu(rows, approximate="tanh" if self._spec.activation == "gelu_tanh" else "none")
 
 
@@ -136,12 +225,18 @@ class TorchForward:
         self._spec = spec
         self._device = device
         self._words = weights["embeddings.word_embeddings.weight"].to(device)
-        self._positions = weights["embeddings.position_embeddings.weight"].to(device)
+        table = weights.get("embeddings.position_embeddings.weight")
+        self._positions = None if table is None else table.to(device)
         self._types = weights["embeddings.token_type_embeddings.weight"].to(device)
         self._norm = _Norm(weights, "embeddings.LayerNorm", spec.epsilon, device)
+        self._distances = distances = Distances(spec, weights, device)
         self._layers = [
-            _Layer(weights, index, spec, precision, device) for index in range(spec.layers)
+            _Layer(weights, index, spec, precision, distances, device)
+            for index in range(spec.layers)
         ]
+        self._last: _Norm | None = None
+        if spec.norms == "before":
+            self._last = _Norm(weights, "final_norm", spec.epsilon, device)
 
     def pooled(
         self,
@@ -163,13 +258,11 @@ class TorchForward:
     def rows(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None) -> Tensor:
         """Return fp32 (tokens, hidden) for texts sorted by length; `types` are token types, 0 if None."""
         ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
-        offset = self._spec.position_offset
-        places = torch.tensor(
-            [place for text in texts for place in range(offset, offset + len(text))],
-            dtype=torch.long,
-        )
         rows = F.embedding(ids.to(self._device), self._words)
-        rows = rows + F.embedding(places.to(self._device), self._positions)
+        if self._positions is not None:
+            starts = torch.tensor([0, *accumulate(len(text) for text in texts)])
+            places = positions(self._spec, ids, starts)
+            rows = rows + F.embedding(places.to(self._device), self._positions)
         if types is None:
             rows = rows + self._types[0]
         else:
@@ -179,4 +272,5 @@ class TorchForward:
         groups = [(len(list(same)), size) for size, same in groupby(len(text) for text in texts)]
         for layer in self._layers:
             rows = layer(rows, groups)
-        return rows
+        self._distances.forget()
+        return rows if self._last is None else self._last(rows)

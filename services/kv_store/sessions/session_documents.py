@@ -40,7 +40,10 @@ class TurnTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A passage that an answer rests on: characters [start, end) of a document; `text` if its client asked for it."""
+    """A passage that an answer rests on: characters [start, end) of a document; `text` if its client asked for it.
+
+    `page` is the page it begins on, `page_starts` where further ones begin, of a document with pages.
+    """
 
     index: Annotated[int, Meta(ge=1, lt=1 << 31)]
     document_id: str
@@ -49,6 +52,8 @@ class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     end: Count
     score: Annotated[float, Meta(ge=-1e30, le=1e30)]
     text: str | None = None
+    page: Count = 0
+    page_starts: list[Count] = []
 
 
 class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):

@@ -124,7 +124,7 @@ export class Answer {
   }
 }
 
-export function passageOf({ index, document_id: id, start, end, score, text: words }, name) {
+export function passageOf({ index, document_id: id, start, end, score, text: words, page }, name) {
   return h(
     "details",
     { class: "passage", id: name },
@@ -136,6 +136,6 @@ export function passageOf({ index, document_id: id, start, end, score, text: wor
       h("span", { class: "passage-score" }, `score ${score.toFixed(2)}`),
     ),
     h("p", { class: "passage-text" }, words ?? "(the passage's text was not sent)"),
-    h("p", { class: "hint" }, `characters ${count(start)} to ${count(end)} of ${id}`),
+    h("p", { class: "hint" }, `${page ? `page ${page}, ` : ""}characters ${count(start)} to ${count(end)} of ${id}`),
   );
 }

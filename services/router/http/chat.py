@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
-import msgspec
 from aiohttp import web
 
 from common.errors import Conflict
 from common.ids import family_of
-from common.wire.workflows import AnswerMarks, ChatRequest, ResponseOptions
+from common.wire.workflows import ChatRequest, ResponseOptions
 from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.cards import Cards
 from services.router.http.generations import Generations
@@ -101,12 +100,5 @@ def chat_options(chat: ChatRequest, made: GenerationSpec, fingerprint: str) -> R
         include_usage=chat.include_usage,
         logprobs=chat.options.logprobs,
         session=made.session,
-        marks=_marks(chat, made),
+        marks=chats.marks_of(chat, made),
     )
-
-
-def _marks(chat: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
-    """Return what is to be read from a chat's answer beside content; None if it is all content."""
-    if made.thinks:
-        return msgspec.structs.replace(chat.marks, reasoning="opened")
-    return None if chat.marks == AnswerMarks() else chat.marks

@@ -34,6 +34,7 @@ from services.router.http.session_turns import SessionTurns
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses.answer_sources import AnswerSource, AnswerSources
 from services.router.responses.outcomes import error_of
+from services.router.text.chats import marks_of
 from services.router.text.collections import depth_of
 from services.router.text.grounded import GroundedQuestion, question_of
 from services.router.text.pool import TextPool
@@ -145,6 +146,7 @@ class GroundedQuestions:
             include_usage=chat.include_usage,
             logprobs=chat.options.logprobs,
             session=chat.session,
+            marks=marks_of(chat, question.generation),
         )
         # Refuse a generation that even an empty lane could not hold, before any passage joins it.
         tokens = self._generations.spec(generator, question.generation, options).charge_tokens
@@ -224,7 +226,7 @@ def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRe
         filter=retrieval.filter,
         min_score=retrieval.min_score,
         include_text=True,
-        include_metadata=False,
+        include_metadata=True,  # says where pages start
         mode=mode,
         texts=[] if mode == "vector" else question.texts,
         depth=depth_of(mode, retrieval.k, retrieval.mmr),

@@ -145,6 +145,13 @@ def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatReques
     )
 
 
+def marks_of(ask: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
+    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    if made.thinks:
+        return msgspec.structs.replace(ask.marks, reasoning="opened")
+    return None if ask.marks == AnswerMarks() else ask.marks
+
+
 def _tool_format(spec: Spec, wish: ToolWish | None) -> ToolFormat | None:
     """Return the format of the calls that an answer may make; InvalidRequest if the model cannot make them."""
     if wish is None:

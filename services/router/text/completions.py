@@ -108,7 +108,7 @@ def _prompts(body: CompletionBody, spec: Spec, most_tokens: int) -> list[list[in
                 code="invalid_value",
                 param="prompt",
             )
-        encoder.check_ids(ids, index, "prompt")
+        encoder.check_ids(ids, index, "prompt", spec.vocabulary)
         prompts.append(ids)
     total = sum(map(len, prompts))
     if total > most_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -41,8 +42,12 @@ by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, 
 {% endfor %}Question: {{ question }}"""
 
 
-class Passage(Struct, frozen=True):
-    """One passage in the prompt: `index` counts from 1; `start` and `end` are characters of its document."""
+class Passage(Struct, frozen=True, omit_defaults=True):
+    """One passage in the prompt: `index` counts from 1; `start` and `end` are characters of its document.
+
+    Of a document with pages, `page` is the number of the one it begins on (0: none), and `page_starts` are the
+    characters of the document at which the further pages begin that it reaches to.
+    """
 
     index: int
     document_id: str
@@ -51,16 +56,39 @@ class Passage(Struct, frozen=True):
     end: int
     score: float
     text: str = ""
+    page: int = 0
+    page_starts: list[int] = []
+
+    def page_at(self, character: int) -> int:
+        """Return the page that a character of the document stands on, 0 where it has none."""
+        return self.page + bisect_right(self.page_starts, character) if self.page else 0
+
+    def cut(self, start: int, end: int) -> Passage:
+        """Return the part that stands at the characters [start, end) of the document, as a passage of that index."""
+        text = self.text[start - self.start : end - self.start]
+        return msgspec.structs.replace(
+            self,
+            start=start,
+            end=end,
+            text=text,
+            page=self.page_at(start),
+            page_starts=[at for at in self.page_starts if start < at < end],
+        )
 
 
-class Citation(Struct, frozen=True):
-    """A marker in an answer: the passage it names, and the characters [start, end) of the marker in the answer."""
+class Citation(Struct, frozen=True, omit_defaults=True):
+    """A marker in an answer, at its characters [at[0], at[1]), and the passage it names.
+
+    Of a document with pages `page` and `last_page` are the first and last one that the passage stands on.
+    """
 
     index: int
     document_id: str
     start: int
     end: int
     at: tuple[int, int]
+    page: int = 0
+    last_page: int = 0
 
 
 # -- queries ---------------------------------------------------------------------------------------------
@@ -119,9 +147,26 @@ def passages_of(hits: Iterable[Hit]) -> list[Passage]:
     """Return hits as passages numbered from 1; those without a text cannot be read and are left out."""
     readable = [hit for hit in hits if hit.text]
     return [
-        Passage(index, hit.id, hit.chunk, hit.start, hit.end, hit.score, hit.text or "")
+        Passage(
+            index, hit.id, hit.chunk, hit.start, hit.end, hit.score, hit.text or "", *_pages(hit)
+        )
         for index, hit in enumerate(readable, 1)
     ]
+
+
+def _pages(hit: Hit) -> tuple[int, list[int]]:
+    """Return the page that a hit begins on and where its further pages begin, from its document's metadata.
+
+    `pages` lists the characters at which pages start and `first_page` numbers the first of them, as `spillway ingest`
+    stores them; metadata is its owner's, so anything else means no pages.
+    """
+    starts, first = (hit.metadata or {}).get("pages"), (hit.metadata or {}).get("first_page", 1)
+    if not isinstance(starts, list) or not starts or not isinstance(first, int) or first < 1:
+        return 0, []
+    if not all(isinstance(start, int) for start in starts):
+        return 0, []
+    place = max(0, bisect_right(starts, hit.start) - 1)
+    return first + place, [start for start in starts[place + 1 :] if hit.start < start < hit.end]
 
 
 # -- the prompt ------------------------------------------------------------------------------------------
@@ -180,8 +225,7 @@ def budget(passages: Sequence[Passage], fits: Callable[[Sequence[Passage]], bool
     ends = sentence_ends(passages[0].text)
 
     def cut(n: int) -> Passage:
-        text = passages[0].text[: ends[n - 1]]
-        return msgspec.structs.replace(passages[0], text=text, end=passages[0].start + len(text))
+        return passages[0].cut(passages[0].start, passages[0].start + ends[n - 1])
 
     kept = _most(len(ends), lambda n: n == 0 or fits([cut(n)]))
     if not kept:
@@ -229,9 +273,9 @@ class Citations:
         for number in dict.fromkeys(map(int, numbers)):
             passage = self._passages.get(number)
             if passage is not None:
-                self.found.append(
-                    Citation(number, passage.document_id, passage.start, passage.end, at)
-                )
+                where = (number, passage.document_id, passage.start, passage.end, at)
+                last = passage.page_at(max(passage.start, passage.end - 1))
+                self.found.append(Citation(*where, passage.page, last))
 
 
 def cited(answer: str, passages: Sequence[Passage]) -> list[Citation]:
@@ -258,5 +302,5 @@ def shown(
     rows = [msgspec.to_builtins(passage) for passage in passages]
     if not include_text:
         for row in rows:
-            del row["text"]
+            row.pop("text", None)
     return {"collection": collection, "found": found, "passages": rows}

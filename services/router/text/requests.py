@@ -125,15 +125,22 @@ def check_count(count: int, limits: RequestLimits, param: str) -> None:
 
 
 def encode_all(
-    encoder: TextEncoder, texts: Sequence[str], limit: int, *, truncate: bool, param: str
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    limit: int,
+    *,
+    truncate: bool,
+    param: str,
+    prompt: str = "",
 ) -> list[list[int]]:
-    """Return the token ids of texts; InvalidRequest names one that is empty or too long."""
+    """Return the token ids of texts, each after the prompt; InvalidRequest names one that is empty or too long."""
     for index, text in enumerate(texts):
         if not text.strip():
             raise InvalidRequest(
                 f"{param}[{index}] is empty: expected some text", code="empty_input", param=param
             )
-    fitting = _fit(texts, limit, truncate=truncate, param=param)
+    prompted = [prompt + text for text in texts] if prompt else texts
+    fitting = _fit(prompted, limit, truncate=truncate, param=param)
     return [
         encoding.ids for encoding in encoder.texts(fitting, limit, truncate=truncate, param=param)
     ]
@@ -147,7 +154,14 @@ def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> li
     check_count(len(given), limits, "input")
     texts = [item for item in given if isinstance(item, str)]
     if len(texts) == len(given):
-        return encode_all(encoder, texts, spec.max_tokens, truncate=body.truncate, param="input")
+        return encode_all(
+            encoder,
+            texts,
+            spec.max_tokens,
+            truncate=body.truncate,
+            param="input",
+            prompt=spec.default_prompt,
+        )
     lists: list[list[int]] = []
     for index, item in enumerate(given):
         if not isinstance(item, list):
@@ -156,7 +170,7 @@ def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> li
                 code="invalid_value",
                 param="input",
             )
-        encoder.check_ids(item, index, "input", spec.max_tokens)
+        encoder.check_ids(item, index, "input", spec.vocabulary, spec.max_tokens)
         lists.append(item)
     return lists
 

@@ -39,7 +39,8 @@ class TextEncoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(ids, default=-1) + 1  # ids may be left out in between
         marked = tokenizer.encode("a", add_special_tokens=True)
         bare = tokenizer.encode("a", add_special_tokens=False).ids
         at = next((i for i in range(len(marked.ids)) if marked.ids[i : i + len(bare)] == bare), 0)
@@ -149,9 +150,12 @@ class TextEncoder:
         return text
 
     def check_ids(
-        self, ids: Sequence[int], index: int, param: str, limit: int | None = None
+        self, ids: Sequence[int], index: int, param: str, known: int, limit: int | None = None
     ) -> None:
-        """Refuse token ids the model does not know, and lists that are empty or over `limit`."""
+        """Refuse token ids the model does not know, and lists that are empty or over `limit`.
+
+        `known` is the model's number of ids, which may be more or fewer than the tokenizer's; 0: as many.
+        """
         if not ids:
             raise InvalidRequest(
                 f"{param}[{index}] is empty: expected at least one token",
@@ -160,9 +164,10 @@ class TextEncoder:
             )
         if limit is not None and len(ids) > limit:
             raise too_long(index, len(ids), limit, param)
-        if min(ids) < 0 or max(ids) >= self.vocabulary:
+        known = known or self.vocabulary
+        if min(ids) < 0 or max(ids) >= known:
             raise InvalidRequest(
-                f"{param}[{index}] holds a token id outside 0..{self.vocabulary - 1}",
+                f"{param}[{index}] holds a token id outside 0..{known - 1}",
                 code="invalid_token",
                 param=param,
             )

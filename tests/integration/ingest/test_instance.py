@@ -135,7 +135,7 @@ def test_change_prune_and_bad_files(instance: Running, folder: Path) -> None:
     assert second.returncode == 1
     assert "1 stored" in second.stdout
     assert "1 removed" in second.stdout
-    assert "failed: bad.txt: not UTF-8" in second.stderr
+    assert "failed: bad.txt: not UTF-16, which its first bytes announce" in second.stderr
     assert found[0]["id"] == "space.rst"
     assert {hit["id"] for hit in found} == {"space.rst", "pets/cats.md"}
 

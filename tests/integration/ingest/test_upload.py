@@ -17,6 +17,7 @@ from cli import main, upload
 from cli.files import Found, Item, Problem, Skipped
 from cli.upload import Counts, Stop, Upload
 from common.wire.search import document_hash
+from tests.support import documents
 
 
 @dataclass
@@ -150,6 +151,20 @@ async def test_prune(store: Store) -> None:
     assert (counts.removed, len(counts.failed), counts.skipped) == (3, 2, [Skipped("d2", "empty")])
 
 
+async def test_parts_that_are_no_more(store: Store) -> None:
+    """A document of fewer parts than before loses the others; one that cannot be read now keeps them all."""
+    names = ["a.pdf", "a.pdf#2", "a.pdf#3", "b.pdf", "b.pdf#2", "c#1"]
+    await run(store, [item(name) for name in names])
+    left = [item("a.pdf"), item("a.pdf#2"), item("c#1")]
+    counts = await run(store, [*left, Problem("b.pdf", "damaged")])
+    kept = ["a.pdf", "a.pdf#2", "b.pdf", "b.pdf#2", "c#1"]
+
+    assert sorted(store.documents) == kept
+    assert counts.removed == 1
+    await run(store, [*left, Problem("b.pdf", "damaged")], prune=lambda _: True)
+    assert sorted(store.documents) == kept
+
+
 async def test_prune_of_what_was_never_text(store: Store) -> None:
     """The bytes that an earlier version stored for a PDF go with --prune; the PDF is named as failed."""
     await run(store, [item("a.pdf"), item("b.md")])
@@ -163,20 +178,30 @@ async def test_prune_of_what_was_never_text(store: Store) -> None:
 async def test_the_command_names_what_it_leaves_out(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A PDF fails by name and the status is 1; an image is skipped by name, and alone it changes no status."""
+    """A scan fails by name and the status is 1; an image is skipped by name, and alone it changes no status."""
     (tmp_path / "a.md").write_text("text")
     (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
     words = ["ingest", "c", str(tmp_path), "--url", store.url]
     first = await asyncio.to_thread(main.main, words)
     assert (first, capsys.readouterr().err) == (0, "skipped: image.png: binary, not text\n")
-    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.4\n%%EOF\n")
+    text = documents.lines(["Water flows over the dam."])
+    (tmp_path / "paper.pdf").write_bytes(documents.pdf(text, documents.picture()))
+    (tmp_path / "scan.pdf").write_bytes(documents.pdf(documents.picture()))
     second = await asyncio.to_thread(main.main, words)
     said = capsys.readouterr()
+    third = await asyncio.to_thread(main.main, [*words, "--json"])
+    told = json.loads(capsys.readouterr().out)
 
-    assert second == 1
-    assert "failed: paper.pdf: a PDF, which is not read: convert it to text first\n" in said.err
-    assert "1 unchanged, 1 skipped, 1 failed; " in said.out
-    assert sorted(store.documents) == ["a.md"]
+    assert second == third == 1
+    assert "note: paper.pdf: no text on page 2: only pictures\n" in said.err
+    scan = "a scan: 1 page without text; recognise its text (OCR) first"
+    assert f"failed: scan.pdf: {scan}\n" in said.err
+    assert "1 stored (1 chunks), 1 unchanged, 1 skipped, 1 failed; " in said.out
+    assert store.documents["paper.pdf"]["text"] == "Water flows over the dam."
+    assert sorted(store.documents) == ["a.md", "paper.pdf"]
+    assert (told["files"], told["unchanged"]) == (4, 2)
+    assert told["failed"] == [{"id": "scan.pdf", "reason": scan}]
+    assert told["skipped"] == [{"id": "image.png", "reason": "binary, not text"}]
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])

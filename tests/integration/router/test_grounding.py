@@ -26,7 +26,14 @@ DOCUMENTS = {
 @pytest.fixture
 async def pages(http: aiohttp.ClientSession, name: str) -> str:
     """A collection of three pages; the sim encoder finds a page by its own words."""
-    documents = [{"id": key, "text": text} for key, text in DOCUMENTS.items()]
+    documents = [
+        {
+            "id": key,
+            "text": text,
+            "metadata": {"pages": [0, 20], "first_page": 3} if "v" in key else {},
+        }
+        for key, text in DOCUMENTS.items()
+    ]
     status, answer, _ = await post(
         http, {"documents": documents}, f"/v1/collections/{name}/documents"
     )
@@ -73,6 +80,7 @@ async def test_an_answer_rests_on_passages_and_cites_them(
     assert [row["index"] for row in rows] == [1, 2]
     assert (rows[0]["document_id"], rows[0]["start"], rows[0]["end"]) == ("velmora.md", 0, 33)
     assert "text" not in rows[0]
+    assert [(row.get("page"), row.get("page_starts")) for row in rows] == [(3, [20]), (None, None)]
     cited = [(c["index"], c["document_id"], said[slice(*c["at"])]) for c in message["citations"]]
     second = rows[1]["document_id"]
     assert cited == [
@@ -80,6 +88,8 @@ async def test_an_answer_rests_on_passages_and_cites_them(
         (1, "velmora.md", "[1, 2]"),
         (2, second, "[1, 2]"),
     ]
+    pages_of = [(c.get("page"), c.get("last_page")) for c in message["citations"]]
+    assert pages_of == [(3, 4), (3, 4), (None, None)]
     prompt = prompt_of(model.works[-1])
     assert f"[1] {DOCUMENTS['velmora.md']}\n\n[2] {DOCUMENTS[second]}" in prompt
     assert prompt.count(DOCUMENTS["velmora.md"]) == 2  # the passage and the question

@@ -54,6 +54,9 @@ def bound(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list
     directory = tmp_path_factory.mktemp("models") / BOUND
     shutil.copytree(ROOT / "models/demo", directory)
     (directory / "chat_template.jinja").write_text(DEMO)
+    config = json.loads((directory / "config.json").read_text())
+    config["spillway"]["name"] = BOUND
+    (directory / "config.json").write_text(json.dumps(config))
     flags = ("--device", "cpu", "--embed-model", "none", "--threads", "1", "--chat-dtype", "fp32")
     workers = [mesh.add("gpu_worker", "tools0", *flags, "--chat-model", str(directory))]
     mesh.wait_model(mesh.url, "generate")
@@ -207,7 +210,7 @@ async def test_calls_that_must_be_made(client: openai.AsyncOpenAI, bound: Any) -
     }
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     one = (await client.chat.completions.create(**asked, tool_choice=named, seed=1)).choices[0]
-    (call,) = one.message.tool_calls or ()
+    call: Any = (one.message.tool_calls or [None])[0]
     arguments = json.loads(call.function.arguments)
     assert (call.function.name, one.message.content, one.finish_reason) == (
         "get_weather",
@@ -234,7 +237,8 @@ async def test_a_call_survives_its_worker(client: openai.AsyncOpenAI, bound: Any
         "tool_choice": {"type": "function", "function": {"name": "get_weather"}}, "logprobs": True,
     }  # fmt: skip
     whole = (await client.chat.completions.create(**asked)).choices[0].message
-    calls, chunks = [], 0
+    calls: list[Any] = []
+    chunks = 0
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         chunks += 1
         if chunks == 3:

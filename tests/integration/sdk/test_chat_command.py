@@ -63,6 +63,18 @@ def test_one_question(command: Command) -> None:
     assert one.stdout == piped.stdout != both.stdout
 
 
+def test_an_answer_in_json(command: Command, tmp_path: Path) -> None:
+    """A schema is read from a file and sent along; what is none, and a model that cannot, is told in a sentence."""
+    schema = tmp_path / "place.json"
+    schema.write_text('{"type": "object"}')
+    unable = command.run("chat", "hello", "--schema", str(schema))
+    assert (unable.returncode, "cannot bind an answer" in unable.stderr) == (1, True), unable.stderr
+    schema.write_text("[]")
+    for file in (str(schema), str(tmp_path / "none.json")):
+        wrong = command.run("chat", "hello", "--schema", file)
+        assert (wrong.returncode, "expected a file with a JSON Schema" in wrong.stderr) == (2, True)
+
+
 def test_a_grounded_question(mesh: TalkingMesh, command: Command) -> None:
     """Under the answer stand the passages it rests on, with their text if asked for; nothing found is said."""
     with sw.Spillway(mesh.url) as client:

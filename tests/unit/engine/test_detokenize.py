@@ -27,6 +27,27 @@ def test_pieces_are_the_whole(kind: str, data: st.DataObject) -> None:
     assert "".join(pieces) == vocabulary.decode(tokens)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])  # those that have special tokens
+@given(data=st.data())
+def test_special_tokens_that_are_shown(kind: str, data: st.DataObject) -> None:
+    """Text between them is what it is alone; they stand between, as the vocabulary writes them."""
+    vocabulary = VOCABULARIES[kind]
+    special = [token for token in range(310) if vocabulary.name(token) and vocabulary.silent(token)]
+    shown = data.draw(st.lists(st.sampled_from(special), min_size=1, max_size=2, unique=True))
+    parts = data.draw(st.lists(st.lists(st.integers(0, 310), max_size=9), min_size=1, max_size=4))
+    parts = [[token for token in part if token not in shown] for part in parts]
+    stream = vocabulary.stream(shown)
+    text, expected = "", ""
+    for number, part in enumerate(parts):
+        if number:
+            text += stream.push(shown[number % len(shown)])
+            expected += vocabulary.name(shown[number % len(shown)])
+        text += "".join(stream.push(token) for token in part)
+        expected += vocabulary.decode(part)
+
+    assert text + stream.flush() == expected
+
+
 @given(st.text(max_size=40))
 def test_any_text_streams(text: str) -> None:
     """Encoded text comes back, and no piece holds half a character."""

@@ -35,8 +35,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-COMPILED = ["llama fp32", "qwen2 bf16", "qwen3 int8", "mistral int4", "mistral fp32"]
-TORCH = ["llama torch", "qwen2 torch", "qwen3 torch", "mistral torch"]
+COMPILED = [
+    "llama fp32", "qwen2 bf16", "qwen3 int8", "mistral int4", "mistral fp32", "gemma3_text bf16",
+    "smollm3 int4",
+]  # fmt: skip
+TORCH = ["llama torch", "qwen2 torch", "qwen3 torch", "mistral torch", "gemma2 torch"]
 
 
 @pytest.fixture(scope="module", params=[*COMPILED, *TORCH])
@@ -292,7 +295,7 @@ def test_numbers_that_are_not_finite_are_named_and_leave_nothing_behind(tmp_path
     assert after == alone
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_exactness_table(family: str) -> None:
     """The measurement that the docs quote, at a small count: logits and greedy text against transformers."""
     row = exactness.measure(family, sequences=6, seed=11)

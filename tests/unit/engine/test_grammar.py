@@ -17,7 +17,7 @@ from common.types.generation import OutputGrammar
 from common.types.grammar import MAX_SOURCE_BYTES, fault
 from engine.decoder.executor.interface import TokenFilterError
 from engine.decoder.generation import Generation
-from engine.decoder.sampling.grammar import GrammarCompiler
+from engine.decoder.sampling.grammar import KEPT, GrammarCompiler
 from tests.conftest import PROFILE, SEED
 from tests.support.schema_runs import SchemaRun, schema
 from tests.support.schemas import SCHEMAS, Schema, faults_of
@@ -124,6 +124,17 @@ async def test_the_same_tokens_however_computed(run: SchemaRun) -> None:
         assert outcome(taken_over) == expected
     finally:
         plain.device.close()
+
+
+async def test_guesses_are_verified_by_the_grammar(run: SchemaRun) -> None:
+    """A repeated text is guessed, and a guess is right only where the grammar allows it: the count is kept."""
+    before = run.engine.accepted
+    made = run.generation("fish", OutputGrammar("regex", "(red fish ){30}!"), seed=SEED)
+    await run.compute([made])
+    output = made.choices[0].take()
+    assert output is not None
+    assert output.text == "red fish " * 30 + "!"
+    assert run.engine.accepted > before
 
 
 async def test_torch_draws_valid_answers_too() -> None:
@@ -251,4 +262,4 @@ def test_only_the_last_grammars_are_kept(run: SchemaRun) -> None:
     compiler = GrammarCompiler(run.vocabulary, run.executor.shape.vocabulary, run.executor.stop_ids)
     for number in range(100):
         compiler.compile(OutputGrammar("regex", f"a{{{number}}}"), run.executor.stop_ids)
-    assert len(compiler._compiled) == 64
+    assert len(compiler._compiled) == KEPT

@@ -15,7 +15,8 @@ from engine.decoder.executor.interface import PageMove
 from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, pack
-from engine.models.decoders.spec import DecoderSpec, parse_decoder
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
 
 LAYERS, DIM = 2, 8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -22,6 +23,19 @@ from engine.decoder.sampling.sampler import draw_tokens
 VOCABULARY = 40
 
 
+class Only:
+    """A filter that allows the same tokens after any output."""
+
+    def __init__(self, tokens: frozenset[int]) -> None:
+        self.tokens = tokens
+
+    def allowed(self, output: Sequence[int]) -> bytes | None:
+        mask = bytearray(VOCABULARY // 8 + 3)  # longer than the vocabulary, as words are
+        for token in self.tokens:
+            mask[token // 8] |= 1 << token % 8
+        return bytes(mask)
+
+
 def _draw(
     sampling: SamplingParams, position: int = 0, *, choice: int = 0, logprobs: int = -1
 ) -> SamplingRequest:
@@ -32,6 +46,9 @@ def _slow(logits: list[float], draw: SamplingRequest) -> int:
     """One token at a time, one step after another, in float64."""
     sampling = draw.sampling
     scores = [value + sampling.bias.get(token, 0.0) for token, value in enumerate(logits)]
+    if isinstance(draw.grammar, Only):
+        for token in set(range(VOCABULARY)) - draw.grammar.tokens:
+            scores[token] = -math.inf
     for token in draw.banned:
         scores[token] = -math.inf
     for token in {*draw.prompt, *draw.output}:
@@ -87,6 +104,8 @@ _DRAWS = st.builds(
     output=_TOKENS,
     banned=st.lists(st.integers(0, 5), max_size=2),
     logprobs=st.integers(-1, 4),
+    grammar=st.none()
+    | st.builds(Only, st.frozensets(st.integers(6, VOCABULARY - 1), min_size=1, max_size=9)),
 )
 
 

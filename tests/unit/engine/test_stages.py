@@ -40,10 +40,13 @@ class Model(NamedTuple):
     texts: dict[tuple[int, ...], list[int]]  # greedy text by prompt, as steps in one call give it
 
 
-COMPILED = ["llama fp32", "qwen2 fp32", "qwen3 bf16", "mistral int8", "mistral fp32"]
+COMPILED = [
+    "llama fp32", "qwen2 fp32", "qwen3 bf16", "mistral int8", "mistral fp32", "gemma2 fp32",
+    "gemma3_text int8", "olmo2 fp32",
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[*COMPILED, "qwen2 torch"])
+@pytest.fixture(scope="module", params=[*COMPILED, "qwen2 torch", "gemma3_text torch"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:

@@ -7,11 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from cli.files import Found, Item, Problem, Root, Skipped, strip_html, title_of
+from cli.files import Found, Item, Problem, Root, Skipped, title_of
+from cli.readers.reading import Reading, Textless, Unreadable
+
+
+class Told:
+    """A reader that tells what it was asked to read: a file's kind."""
+
+    def read(self, descriptor: int, kind: str) -> Reading:
+        head = os.pread(descriptor, 32, 0)
+        if b"scan" in head:
+            raise Textless("a scan: 1 page without text")
+        if b"locked" in head:
+            raise Unreadable("encrypted")
+        return Reading(f"text of a {kind}", note="a note" if b"noted" in head else "")
 
 
 def found(path: Path, **options: object) -> dict[str, Found]:
-    return {item.id: item for item in Root(path, "s", **options).documents()}  # type: ignore[arg-type]
+    root = Root(path, "s", **{"reader": Told(), **options})  # type: ignore[arg-type]
+    return {item.id: item for item in root.documents()}
 
 
 @pytest.fixture
@@ -30,8 +44,14 @@ def folder(tmp_path: Path) -> Path:
 def test_ids_titles_and_sizes(folder: Path) -> None:
     """Ids are paths below the root; metadata says what a reader needs, and nothing that a copy would change."""
     items = found(folder)
+    hidden = [items.pop(name) for name in (".git/", "node_modules/")]
 
+    assert hidden == [
+        Skipped(".git/", "a hidden folder"),
+        Skipped("node_modules/", "a folder of what programs made or installed"),
+    ]
     assert list(items) == ["module.py", "guide/deep.rst", "guide/start.md"]
+    assert Root(folder, "s").count() == 3
     start = items["guide/start.md"]
     assert isinstance(start, Item)
     assert start.metadata == {
@@ -52,26 +72,29 @@ def test_modification_time_changes_nothing(folder: Path) -> None:
 
 def test_globs_and_excludes(folder: Path) -> None:
     """--glob takes names or paths; --exclude takes those, and folders with all below."""
-    assert list(found(folder, globs=["*.md"])) == ["guide/start.md"]
-    assert list(found(folder, globs=["guide/*"], excludes=["*.rst"])) == ["guide/start.md"]
-    assert list(found(folder, excludes=["guide"])) == ["module.py"]
+    out = [".git", "node_modules"]
+    assert list(found(folder, globs=["*.md"], excludes=out)) == ["guide/start.md"]
+    assert list(found(folder, globs=["guide/*"], excludes=["*.rst", *out])) == ["guide/start.md"]
+    assert list(found(folder, excludes=["guide", *out])) == ["module.py"]
+    assert Root(folder, "s", globs=["*.pdf"]).wants("a.pdf#2")  # a part
 
 
 def test_bad_files_are_problems(tmp_path: Path) -> None:
-    """Invalid UTF-8, too large, a name that is not UTF-8: each is named with its reason, the rest goes on."""
+    """Too large, a name that is not UTF-8, what its reader refuses: each is named with its reason, the rest goes on."""
     (tmp_path / "a.md").write_text("good")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "large.txt").write_text("x" * 2000)
+    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.4 scan")
+    (tmp_path / "locked.docx").write_bytes(b"PK\3\4\0locked")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("x")
     items = found(tmp_path, max_bytes=1000)
 
     assert isinstance(items["a.md"], Item)
-    problems = {item.id: item.reason for item in items.values() if isinstance(item, Problem)}
-    assert problems == {
-        "latin.txt": "not UTF-8: byte 0xe9 at 3",
-        "large.txt": "too large: 2000 bytes; at most 1000 (--max-bytes)",
-        "'\\udcff.txt'": "its name is not UTF-8",
-    }
+    assert [item for item in items.values() if not isinstance(item, Item)] == [
+        Problem("large.txt", "too large: 2000 bytes; at most 1000 (--max-bytes)"),
+        Problem("locked.docx", "encrypted"),
+        Problem("scan.pdf", "a scan: 1 page without text", no_text=True),
+        Problem("'\\udcff.txt'", "its name is not UTF-8"),
+    ]
 
 
 def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
@@ -79,7 +102,8 @@ def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "secret.txt").write_text("outside")
     (tmp_path / "in" / "image.png").write_bytes(b"\x89PNG\0\0")
-    (tmp_path / "in" / "unknown.bin").write_bytes(b"\xff\xfe\xfd")
+    (tmp_path / "in" / "unknown.bin").write_bytes(b"locked \xff\xfe\xfd")
+    (tmp_path / "in" / ".hidden").write_text("hidden")
     (tmp_path / "in" / "empty.md").write_text(" \n")
     (tmp_path / "in" / "link.txt").symlink_to("../secret.txt")
     os.mkfifo(tmp_path / "in" / "pipe.txt")
@@ -87,7 +111,8 @@ def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
     reasons = {i.id: i.reason for i in found(tmp_path / "in").values() if isinstance(i, Skipped)}
     assert reasons == {
         "image.png": "binary, not text",
-        "unknown.bin": "not UTF-8 text",
+        "unknown.bin": "not text in a known encoding",
+        ".hidden": "hidden",
         "empty.md": "empty",
         "link.txt": "a link to outside the folder",
         "pipe.txt": "not a regular file",
@@ -95,27 +120,48 @@ def test_what_is_no_text_is_skipped(tmp_path: Path) -> None:
 
 
 ASCII_PDF = b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n%%EOF\n"
+READ = {
+    "ascii.pdf": (ASCII_PDF, "pdf"),
+    "late.pdf": (b"junk before it\n" + ASCII_PDF, "pdf"),
+    "renamed.txt": (ASCII_PDF, "pdf"),
+    "unnamed": (b"\n" + ASCII_PDF, "pdf"),
+    "usual.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n\0", "pdf"),
+    "large.pdf": (ASCII_PDF * 40, "pdf"),
+    "broken.pdf": (b"no mark at all", "pdf"),
+    "letter.docx": (b"PK\3\4\x14\0\6\0", "docx"),
+    "slides.PPTX": (b"PK\3\4\x14\0\6\0", "pptx"),
+    "page.htm": (b"<p>text", "html"),
+    "latin.txt": (b"caf\xe9", "text"),
+    "wide.txt": ("text".encode("utf-16"), "text"),
+}
 UNREAD = {
-    "ascii.pdf": (ASCII_PDF, "a PDF"),
-    "late.pdf": (b"junk before it\n" + ASCII_PDF, "a PDF"),
-    "renamed.txt": (ASCII_PDF, "a PDF"),
-    "unnamed": (b"\n" + ASCII_PDF, "a PDF"),
-    "usual.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n\0", "a PDF"),
-    "large.pdf": (ASCII_PDF * 40, "a PDF"),
-    "broken.pdf": (b"no mark at all", "a PDF"),
     "print.ps": (b"%!PS-Adobe-3.0\n/Times findfont\n", "PostScript"),
     "letter.rtf": (b"{\\rtf1\\ansi Dear all}", "rich text (RTF)"),
-    "letter.docx": (b"PK\3\4\x14\0\6\0", "a word processor's document"),
+    "letter.doc": (b"\xd0\xcf\x11\xe0\0\0", "a word processor's document"),
     "sums.xlsx": (b"PK\3\4\x14\0\6\0", "a spreadsheet"),
 }
 
 
+@pytest.mark.parametrize("name", READ)
+def test_formats_are_known(name: str, tmp_path: Path) -> None:
+    """A file goes to the reader of its format, which its beginning tells before its name; what is noted is kept."""
+    data, kind = READ[name]
+    (tmp_path / name).write_bytes(data)
+    items = found(tmp_path, max_bytes=1000)
+
+    assert [getattr(item, "text", item) for item in items.values()] == [f"text of a {kind}"]
+    (tmp_path / name).write_bytes(b"%PDF-noted")
+    assert [getattr(item, "note", item) for item in found(tmp_path).values()] == ["a note"]
+
+
 @pytest.mark.parametrize("name", UNREAD)
 def test_documents_of_other_formats_are_named(name: str, tmp_path: Path) -> None:
-    """A document that holds no plain text is a problem that names its format; its bytes are never stored as text."""
+    """A document that nothing reads is a problem that names its format; its bytes are never stored as text."""
     data, kind = UNREAD[name]
     (tmp_path / name).write_bytes(data)
-    expected = Problem(name, f"{kind}, which is not read: convert it to text first", no_text=True)
+    expected = Problem(
+        name, f"{kind}, which is not read: convert it to text or PDF first", no_text=True
+    )
 
     assert found(tmp_path, max_bytes=1000) == {name: expected}
     assert found(tmp_path / name, max_bytes=1000) == {name: expected}
@@ -170,14 +216,6 @@ def test_folder_that_cannot_be_listed(tmp_path: Path) -> None:
     (tmp_path / "gone").rmdir()
 
     assert list(iterator) == [Problem("gone", "No such file or directory", folder=True)]
-
-
-def test_html() -> None:
-    """A page's readable text remains, without scripts; its title is its title."""
-    page = "<title>T &amp; U</title><script>x()</script><h1>Head</h1><p>One  two<br>three</p>"
-
-    assert strip_html(page, "name") == ("Head\n\nOne two\nthree", "T & U")
-    assert strip_html("<p>a<script>b", "name") == ("a", "name")
 
 
 def test_titles() -> None:

@@ -13,10 +13,10 @@ from spillway_client import Hit
 
 from cli.files import Problem, Skipped
 from cli.http import NoServer, endpoint
-from cli.ingest import Progress, describe
+from cli.ingest import Progress, describe, summary, time_left
 from cli.sample import standard_library
 from cli.search import show
-from cli.upload import Counts
+from cli.upload import Counts, Noted
 from common.errors import ConfigError
 
 
@@ -24,8 +24,10 @@ def test_hit() -> None:
     """A hit shows score, id, offsets, title and at most three lines of its passage."""
     hit = Hit("a.md", 0.5, 0, 3, 9, text="word " * 200, metadata={"title": "A title"})
     lines = show(hit, 60).split("\n")
+    paged = Hit("a.pdf", 0.5, 0, 30, 90, metadata={"pages": [0, 20, 25, 40], "first_page": 7})
 
     assert lines[0] == "0.500  a.md:3-9  A title"
+    assert show(paged, 60) == "0.500  a.pdf:30-90 page 9"
     assert len(lines) == 4
     assert max(map(len, lines)) <= 60
 
@@ -46,7 +48,7 @@ def test_summary() -> None:
 
 
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    """Outside a terminal there are plain lines; failures are named on stderr, the many are counted."""
+    """Outside a terminal there are plain lines; failures are named on stderr, each of them."""
     out, counts = io.StringIO(), Counts()
     progress = Progress(out)
     for n in range(25):
@@ -57,7 +59,7 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert out.getvalue().startswith("c: 0 stored (0 chunks), 25 failed; ")
     assert "\x1b" not in out.getvalue()
-    assert (errors[0], errors[-1], len(errors)) == ("failed: f0: bad", "… and 5 more failed", 21)
+    assert errors == [f"failed: f{n}: bad" for n in range(25)]
 
 
 def test_what_is_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +76,35 @@ def test_what_is_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert out.getvalue().startswith("c: 0 stored (0 chunks), 25 skipped, 1 failed; ")
     assert errors[0] == "skipped: f0.png: binary, not text"
-    assert errors[20:] == ["failed: a.pdf: a PDF", "… and 5 more skipped"]
+    assert errors[25:] == ["failed: a.pdf: a PDF"]
+
+
+def test_time_left() -> None:
+    """What is left is told from what is done; nothing is told before the first file, or where the total is unknown."""
+    assert time_left(0, 100, 5.0) == time_left(5, 0, 5.0) == time_left(9, 9, 5.0) == ""
+    assert time_left(50, 100, 20.0) == "20 s"
+    assert time_left(10, 100, 60.0) == "9 min"
+    assert time_left(1, 1000, 60.0) == "16.6 h"
+
+
+def test_summary_for_programs() -> None:
+    """Every file that is not in is in the JSON with its reason."""
+    counts = Counts(
+        stored=1, chunks=2, failed=[Problem("a", "b")], noted=[Noted("c", "d")], files=2
+    )
+
+    assert summary(counts, "c", 1.25) == {
+        "collection": "c",
+        "files": 2,
+        "stored": 1,
+        "chunks": 2,
+        "unchanged": 0,
+        "removed": 0,
+        "skipped": [],
+        "failed": [{"id": "a", "reason": "b"}],
+        "notes": [{"id": "c", "reason": "d"}],
+        "seconds": 1.2,
+    }
 
 
 def arguments(**given: object) -> argparse.Namespace:

@@ -37,8 +37,8 @@ def _spec(heads: int, kv_heads: int, window: int | None) -> DecoderSpec:
     return DecoderSpec(
         family="mistral", layers=LAYERS, hidden=heads * DIM, heads=heads, kv_heads=kv_heads,
         head_dim=DIM, intermediate=8, vocabulary=8, positions=4096, epsilon=1e-6,
-        activation="silu", rope=RopeSpec("default", 10_000.0), windows=(window,) * LAYERS,
-        qkv_bias=False, out_bias=False, mlp_bias=False, qk_norm=False, tied=True,
+        activation="silu", ropes=(RopeSpec("default", 10_000.0),) * LAYERS, windows=(window,) * LAYERS,
+        qkv_bias=False, out_bias=False, mlp_bias=False, tied=True,
     )  # fmt: skip
 
 
@@ -54,13 +54,20 @@ def _pool(
 
 
 def _formula(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, window: int | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: int,
+    window: int | None,
+    scale: float | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Return what one row (heads, dim) at `position` finds among all keys (tokens, kv heads, dim) of its sequence."""
     first = 0 if window is None else max(0, position - window + 1)
     shared = q.shape[0] // keys.shape[1]
     seen = keys[first : position + 1].double().repeat_interleave(shared, 1)
-    scores = torch.einsum("hd,thd->ht", q.double(), seen) * q.shape[1] ** -0.5
+    scores = torch.einsum("hd,thd->ht", q.double(), seen) * (scale or q.shape[1] ** -0.5)
+    scores = cap * torch.tanh(scores / cap) if cap else scores
     own = values[first : position + 1].double().repeat_interleave(shared, 1)
     return torch.einsum("ht,thd->hd", scores.softmax(-1), own)
 
@@ -81,15 +88,16 @@ def _cases(draw: st.DrawFn) -> tuple[int, int, int | None, list[list[int]], int]
 
 
 @settings(max_examples=40, deadline=None)
-@given(_cases())
+@given(_cases(), st.sampled_from((None, 0.1, 1.0)), st.sampled_from((0.0, 0.5, 30.0)))
 def test_any_rows_on_any_pages(
-    case: tuple[int, int, int | None, list[list[int]], int],
+    case: tuple[int, int, int | None, list[list[int]], int], scale: float | None, cap: float
 ) -> None:
     """Rows at any positions find what the formula finds; pages no row sees are absent, other slots hold garbage."""
     heads, kv_heads, window, sequences, seed = case
     draw = random.Random(seed)
     torch.manual_seed(seed)
     spec = _spec(heads, kv_heads, window)
+    spec = dataclasses.replace(spec, score_scale=scale, score_cap=cap)
     free = list(range(100))
     draw.shuffle(free)
     pool = _pool(spec, 100)
@@ -142,7 +150,7 @@ def test_any_rows_on_any_pages(
         at = 0
         for query, k, v in zip(queries, keys, values, strict=True):
             for position in query.positions:
-                expected = _formula(q[at], k[layer], v[layer], position, window)
+                expected = _formula(q[at], k[layer], v[layer], position, window, scale, cap)
                 for one in found:
                     assert torch.allclose(one[at].double(), expected, atol=1e-5)
                 at += 1

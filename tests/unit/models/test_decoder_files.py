@@ -15,8 +15,8 @@ from bench.engine import random_models
 from common.errors import ConfigError
 from common.types.generation import SamplingParams
 from engine.decoder.executor.torch_executor import TorchExecutor
+from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.files import DecoderFiles, find_decoder
-from engine.models.decoders.spec import parse_decoder
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no layers": (_config(num_hidden_layers=0), "num_hidden_layers is 0"),
     "bias is text": (_config(attention_bias="yes"), "attention_bias is 'yes'"),
     "epsilon": (_config(rms_norm_eps=0), "rms_norm_eps is 0"),
-    "dynamic rope": (_rope(rope_type="dynamic", factor=2.0), "rope_type 'dynamic'; supported are"),
-    "longrope": (_rope(rope_type="longrope"), "rope_type 'longrope'; supported are default, linear"),
-    "old dynamic rope": (
-        _config(rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}),
-        "rope_scaling has rope_type 'dynamic'",
+    "unknown rope": (_rope(rope_type="ntk", factor=2.0), "rope_type 'ntk'; supported are default"),
+    "longrope": (_rope(rope_type="longrope"), "short_factor None; expected . numbers"),
+    "old rope": (
+        _config(rope_parameters=None, rope_scaling={"type": "ntk", "factor": 2.0}),
+        "rope_scaling has rope_type 'ntk'",
     ),
+    "rope by layer": (_rope(full_attention={}), "rope_parameters differs between layers"),
+    "absurd layers": (_config(num_hidden_layers=10**9), "is 1000000000; expected at most 4096"),
+    "absurd width": (_config(hidden_size=1 << 30), "hidden_size is .*; expected at most"),
+    "absurd vocabulary": (_config(vocab_size=1 << 30), "vocab_size is .*; expected at most"),
     "no factor": (_rope(rope_type="linear"), "factor None; expected a positive number"),
     "bad theta": (_rope(rope_theta=-1), "rope_theta -1; expected a positive"),
     "frequencies": (

@@ -21,12 +21,13 @@ TRITON = triton_attention()
 CONTEXTS = (700, 3, 40, 31, 32, 64, 511)
 
 
-@pytest.mark.parametrize("window", [None, 40])
-def test_steps_from_fixed_buffers(tmp_path: Path, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("family", "window"), [("llama", None), ("mistral", 40), ("gemma2", 40), ("gemma3_text", 40)]
+)
+def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | None) -> None:
     """Batches that grow, shrink and get longer, from buffers captured for other ones (rehearsed without a device)."""
     if TRITON is None:
         pytest.skip("Triton is not installed (make setup-full)")
-    family = "mistral" if window else "llama"
     chosen: dict[str, Any] = random_models.settings(family, 1)
     chosen |= {"max_position_embeddings": 1024} | ({"sliding_window": window} if window else {})
     random_models.write(tmp_path, family, chosen)

@@ -1,4 +1,4 @@
-"""Encoders of both families against transformers, in every pooling, packing and precision."""
+"""Encoders of all families against transformers, in every pooling, packing and precision."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from engine.models.encoders.weights import load_weights
 from tests.support import encoder_models
 
 FAMILIES = pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+ALL = pytest.mark.parametrize("family", encoder_models.FAMILIES)
 
 
 def relative(actual: Any, expected: Any) -> float:
@@ -33,8 +34,8 @@ def relative(actual: Any, expected: Any) -> float:
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
-@FAMILIES
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@ALL
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
 def test_hidden_states_equal_transformers(family: str, activation: str, tmp_path: Path) -> None:
     """Mean-pooled fp32 vectors equal transformers' to 1e-4 relative, for every activation we serve."""
     oracle = encoder_models.save(tmp_path, family, hidden_act=activation)
@@ -64,7 +65,7 @@ def test_pooling_and_normalisation(family: str, tmp_path: Path) -> None:
         assert relative(Encoder.load(str(tmp_path), dtype="fp32").encode(texts), expected) <= 1e-4
 
 
-@FAMILIES
+@ALL
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_packing_changes_nothing(family: str, dtype: str, tmp_path: Path) -> None:
     """A text's vector does not depend on the texts it is packed with, nor on their order."""

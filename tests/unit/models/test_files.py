@@ -44,6 +44,17 @@ def _module(kind: str, path: str = "") -> str:
     return json.dumps([{"type": f"x.{kind}", "path": path}])
 
 
+def _dense(**config: object) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+        modules = [{"type": f"x.{kind}", "path": path} for kind, path in kinds]
+        (directory / "modules.json").write_text(json.dumps(modules))
+        (directory / "2_Dense").mkdir()
+        (directory / "2_Dense" / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json is missing"),
     "config is no JSON": (_write("config.json", "{"), "expected a readable JSON file"),
@@ -63,9 +74,40 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
     "truncated weights": (_truncate, "intact safetensors"),
     "weights are text": (_write("model.safetensors", "hello"), "intact safetensors"),
-    "unknown module": (_write("modules.json", _module("Dense")), "module 'Dense'"),
+    "causal": (_config(is_decoder=True), "is_decoder is True"),
+    "no such prompt": (
+        _write("config_sentence_transformers.json", '{"default_prompt_name": "task"}'),
+        "default_prompt_name is 'task'; expected one of query, document",
+    ),
+    "prompts are numbers": (
+        _write("config_sentence_transformers.json", '{"prompts": {"query": 3}}'), "texts by name"
+    ),
+    "prompts are not pooled": (
+        _write("1_Pooling/config.json", '{"include_prompt": false}'), "include_prompt is False"
+    ),
+    "two poolings": (_write("1_Pooling/config.json", '{"pooling_mode": ["cls", "mean"]}'), "pooling"),
+    "dense of other sizes": (_dense(in_features=3, out_features=4), "in_features is 3; expected 64"),
+    "dense of any activation": (
+        _dense(in_features=64, out_features=4, activation_function="os.system"),
+        "activation_function is 'os.system'; expected torch.nn's Tanh",
+    ),
+    "dense with a residual": (
+        _dense(in_features=64, out_features=4, use_residual=True), "use_residual is True; expected"
+    ),
+    "dense without weights": (
+        _dense(in_features=64, out_features=4), "2_Dense: model.safetensors is missing"
+    ),
+    "order of modules": (_write("modules.json", _module("Normalize")), "modules are Normalize; expected"),
+    "index of lists": (
+        _write("model.safetensors.index.json", '{"weight_map": {"a": ["b", "c"]}}'), "a weight_map"
+    ),
+    "index of nothing": (
+        _write("model.safetensors.index.json", '{"weight_map": {"a": ""}}'), "a weight_map"
+    ),
+    "absurd width": (_config(hidden_size=1 << 40), "hidden_size is .*; expected"),
+    "unknown module": (_write("modules.json", _module("LSTM")), "modules are LSTM; expected Trans"),
     "modules is a dict": (_write("modules.json", '{"a": 1}'), "list of modules"),
-    "path leaves": (_write("modules.json", _module("Pooling", "../..")), "leaves the directory"),
+    "path leaves": (_write("modules.json", _module("Transformer", "../..")), "leaves the directory"),
     "unknown pooling": (_write("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'), "pooling"),
 }  # fmt: skip
 

@@ -14,12 +14,15 @@ from common.ids import ulid
 from common.types.generation import Logprob
 from common.wire.message import encode
 from common.wire.results import Delta, Event, GenerateResult, Piece
-from common.wire.workflows import ResponseOptions
+from common.wire.workflows import AnswerMarks, ResponseOptions
 from services.router.responses.answer_format import AnswerFormat
 from services.router.responses.answer_sources import follow
 from tests.support.chat import frames_of
 
 REQUEST = f"chat.m~0~{ulid(1_700_000_000_123)}"
+CALL = ('<tool_call>{"name": "f", ', '"arguments": {}}</tool_call>')
+TEXTS = ("", "a", "é🙂", "\n\n", "data: x", "<think>", "</think>", *CALL, "".join(CALL))
+MARKS = AnswerMarks("hermes", ["f"], "marked")
 RESULT = GenerateResult(prompt_tokens=3, completion_tokens=9)
 
 
@@ -51,7 +54,7 @@ def generations(draw: st.DrawFn) -> tuple[int, list[list[Piece]]]:
     events: list[list[Piece]] = []
     for at in range(draw(st.integers(1, 8))):
         who = sorted(draw(st.sets(st.integers(0, choices - 1), min_size=1)))
-        texts = [draw(st.sampled_from(["", "a", "é🙂", "\n\n", "data: x"])) for _ in who]
+        texts = [draw(st.sampled_from(TEXTS)) for _ in who]
         logprob = Logprob(id=1, raw=b"a", logprob=-1.0)
         events.append(
             [
@@ -88,18 +91,20 @@ async def read(
     made=generations(),
     kind=st.sampled_from(["chat", "completion"]),
     logprobs=st.sampled_from([-1, 0]),
+    marks=st.sampled_from([None, MARKS]),
     cuts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 12)), max_size=8),
 )
 def test_disconnects_change_nothing(
     made: tuple[int, list[list[Piece]]],
     kind: str,
     logprobs: int,
+    marks: AnswerMarks | None,
     cuts: list[tuple[int, int, int]],
 ) -> None:
     """Over any splits, folds and breaks, what a client has in the end is the undisturbed stream."""
     choices, events = made
     view = ResponseOptions(
-        kind=kind, model="m", choices=choices, include_usage=True, logprobs=logprobs
+        kind=kind, model="m", choices=choices, include_usage=True, logprobs=logprobs, marks=marks
     )
     log = Log(events)
     log.seen = len(events)

@@ -44,6 +44,44 @@ def passages(texts: Sequence[str]) -> list[Passage]:
 PAGES = passages(["Alpha.", "Beta.", "Gamma."])
 
 
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=8).map(sorted),
+    st.integers(1, 9),
+    st.integers(0, 60),
+    st.integers(1, 30),
+    st.data(),
+)
+def test_pages_of_passages(
+    starts: list[int], first: int, start: int, length: int, data: st.DataObject
+) -> None:
+    """Every character of a passage, and of a part of it, stands on the page that its document's metadata says."""
+    starts = [0, *starts]
+    hit = Hit(
+        "d", 1.0, 0, start, start + length, "x" * length, {"pages": starts, "first_page": first}
+    )
+    (passage,) = passages_of([hit])
+    begin = data.draw(st.integers(start, start + length - 1))
+    end = data.draw(st.integers(begin + 1, start + length))
+    part = passage.cut(begin, end)
+
+    assert (part.start, part.end, len(part.text)) == (begin, end, end - begin)
+    for some in (passage, part):
+        for character in range(some.start, some.end):
+            assert some.page_at(character) == first + sum(at <= character for at in starts) - 1
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {}, {"pages": []}, {"pages": "0"}, {"pages": ["a"]}, {"pages": [0], "first_page": "x"}],
+)
+def test_metadata_of_others_means_no_pages(metadata: dict[str, object] | None) -> None:
+    """What is no list of numbers is somebody's own metadata."""
+    (passage,) = passages_of([Hit("d", 1.0, 0, 0, 4, "text", metadata)])
+
+    assert (passage.page, passage.page_at(2)) == (0, 0)
+    assert cited("[1]", [passage])[0].page == 0
+
+
 @given(TEXTS, st.integers(0, 80))
 def test_a_budget_keeps_what_fits(texts: list[str], room: int) -> None:
     """The longest prefix that fits, whole; of the first at least its sentences that fit; never more than the room."""
