@@ -27,7 +27,7 @@ from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
 
-PAGES, HOST_PAGES = 10, 20  # the longest sequence takes 8
+PAGES, HOST_PAGES = 10, 12  # the longest sequence takes 8
 HEAD, TAIL, NEW = 70, 120, 40
 # Every family: llama's layers have no window, Mistral's all have one, Qwen's have both.
 KINDS = ("llama fp32", "qwen2 bf16", "qwen3 int4", "mistral int8")
