@@ -70,6 +70,14 @@ def _conversing() -> list[Service]:
     return [processes.router(), *workers, processes.kv_store()]
 
 
+def _helped() -> list[Service]:
+    socket = "host.sock"
+    worker = processes.chat_worker(
+        "gpu_worker-1", *REAL, HOST_ATTENTION="full", HOST_SOCKET=socket, STEP_TOKENS="2048"
+    )
+    return [processes.router(), worker, processes.host_helper(socket), processes.kv_store()]
+
+
 def _chat_kinds(simulated: bool) -> list[Kind]:
     # A small pool where the run is short: every answer of it is asked for alone before the first kill.
     if simulated:
@@ -109,6 +117,15 @@ CONVERSATIONS = Scene(
     lambda _simulated: _conversing(),
     lambda simulated: [Conversation(count=2 if simulated else 6, turns=4 if simulated else 8)],
     SMALL | {"SPILLWAY_EXACT": "1"},
+)
+# All decoding is attended on the host, by the helper while it lives. Never simulated.
+HELPED = Scene(
+    "helped",
+    ("gpu_worker-1", "host_helper"),
+    frozenset({"host_helper"}),
+    lambda _simulated: _helped(),
+    CONVERSATIONS.kinds,
+    {**CONVERSATIONS.env, "SPILLWAY_HOST_KV_BYTES": str(40 << 20)},
 )
 ALL = Scene(
     "all",

@@ -20,6 +20,8 @@ COUNTED = (
     "spillway_page_move_bytes_total",
     "spillway_unsound_pages_total",
 )
+# Layers attended on the host, by who attended; shown where there are some.
+ATTENDED = "spillway_host_layers_total"
 
 
 class TierCounts:
@@ -43,7 +45,13 @@ class TierCounts:
 async def _of(mesh: LocalMesh, name: str) -> Counter[str]:
     port = mesh.health_port(name)
     found = {} if port is None else await probe.metrics(port)
-    return Counter({key: int(value) for key, value in found.items() if key.startswith(COUNTED)})
+    return Counter(
+        {
+            key: int(value)
+            for key, value in found.items()
+            if key.startswith(COUNTED) or (key.startswith(ATTENDED) and value)
+        }
+    )
 
 
 def table(counted: dict[str, int]) -> tuple[list[str], list[list[str]]]:

@@ -12,23 +12,37 @@ import msgspec
 
 from common.config import SupervisorConfig, WorkerConfig, load
 from common.devices import Machine, detect, lanes, show_cores, torch_version, unused, within_reach
-from common.placement import DEMONSTRATION, overflow_workers, place
+from common.errors import ConfigError
+from common.placement import DEMONSTRATION, overflow_workers, place, place_host
 
 HELP = "show accelerators, cores and limits of this machine, and the lanes they make"
 _GIB = 1 << 30
+_PAGES = {
+    "hugetlb": "reserved pages of 2 MiB",
+    "transparent": "pages of 2 MiB as they are found",
+    "small": "small pages",
+}
 
 
 def add(subparsers: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser("devices", help=HELP, description=HELP)
     parser.add_argument("--json", action="store_true", help="for programs")
+    about = "measure the host's memory too, as attention on the host reads it: seconds"
+    parser.add_argument("--memory", action="store_true", help=about)
     parser.add_argument("--config", metavar="FILE", help="a TOML file with SPILLWAY_* names")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; ConfigError if the settings that decide the lanes cannot be used."""
-    found = survey(detect(), os.environ, args.config, torch_version())
+    machine = detect()
+    found = survey(machine, os.environ, args.config, torch_version())
+    if args.memory:
+        threads = place_host(
+            machine, load(WorkerConfig, os.environ, file=args.config).host_cores
+        ).threads
+        found["host_memory"] = _measured(machine, threads)
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
@@ -60,6 +74,19 @@ def survey(
     }
 
 
+def _measured(machine: Machine, threads: int) -> dict[str, Any]:
+    """Return kind of page, latency and bandwidth of shared memory; ConfigError if they cannot be measured."""
+    from engine.host.memory_probe import BYTES, measure_memory  # noqa: PLC0415 - the kernels may have to be built
+
+    room = (
+        machine.memory_bytes if machine.memory_limit_bytes is None else machine.memory_limit_bytes
+    )
+    memory = measure_memory(threads, min(BYTES, room // 8))
+    if memory is None:
+        raise ConfigError("--memory: needs the compiled kernels; expected a C++ compiler here")
+    return {**memory._asdict(), "threads": threads}
+
+
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (name, text) of the lines for people; a further accelerator's has no name."""
     accelerators = [_accelerator(each) for each in found["accelerators"]] or ["none"]
@@ -74,6 +101,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("cgroup limits", _limits(found)),
         ("abilities", " ".join(found["abilities"]) or "none of those that matter"),
         ("memory", f"{found['memory_bytes'] / _GIB:.1f} GiB"),
+        *([("host memory", _host_memory(found["host_memory"]))] if "host_memory" in found else []),
         ("lanes", f"{', '.join(found['lanes'])}: {_why(found)}"),
         ("overflow", _overflow(found)),
     ]
@@ -90,6 +118,13 @@ def _limits(found: dict[str, Any]) -> str:
     parts = [f"{quota:g} cores of CPU time"] if quota is not None else []
     parts += [f"{limit / _GIB:.1f} GiB of memory"] if limit is not None else []
     return ", ".join(parts) or "none"
+
+
+def _host_memory(memory: dict[str, Any]) -> str:
+    return (
+        f"{_PAGES[memory['page_kind']]}, {memory['latency_ns']:.0f} ns a read, "
+        f"{memory['bandwidth'] / 1e9:.1f} GB/s by threads: {memory['threads']}"
+    )
 
 
 def _why(found: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from common.config import (
 )
 from common.devices import detect, lanes, torch_version, within_reach
 from common.errors import ConfigError
-from common.placement import overflow_workers, place
+from common.placement import overflow_workers, place, place_host
 
 REDIS, REDIS_PAGES = "redis", "redis-pages"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -48,7 +48,8 @@ class PlannedProcess:
 class InstancePlan:
     """One instance to be: where it lives, what it runs, and where it is reached.
 
-    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine.
+    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine; with
+    `host_helper` a process attends on the host for the gpu_worker.
     """
 
     instance: Instance
@@ -60,6 +61,7 @@ class InstancePlan:
     chat: ChatModel
     lanes: tuple[str, ...]
     overflow_workers: int
+    host_helper: bool
 
     @property
     def embedded(self) -> bool:
@@ -120,6 +122,9 @@ class InstancePlan:
             parts.append(
                 PlannedProcess(f"cpu_worker-{number}", python("services.cpu_worker", *flags), 1)
             )
+        if self.host_helper:
+            flags = [*self._flags(after + 1), "--role", "host"]
+            parts.append(PlannedProcess("host_helper", python("services.cpu_worker", *flags), 1))
         flags = [*self._flags(0), "--port", str(self.port)]
         return [*parts, PlannedProcess("router", python("services.router", *flags), 2)]
 
@@ -178,6 +183,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
         load(cls, env, file=file, args=given)
     machine = within_reach(detect(), device=worker.device, env=env, torch=torch_version())
     place(machine, threads=worker.threads, cores=worker.cores)  # what it refuses, it refuses now
+    place_host(machine, worker.host_cores)
     chat = chat_model.choose(worker)
     for name in ("tls_cert", "tls_key"):
         path = getattr(router, name)
@@ -201,6 +207,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
         chat=chat,
         lanes=lanes(machine, overflow=config.overflow_workers != 0),
         overflow_workers=overflow_workers(machine, config.overflow_workers),
+        host_helper=bool(worker.host_socket) and worker.host_attention != "off",
     )
 
 

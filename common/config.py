@@ -81,6 +81,14 @@ class RouterConfig(PagesConfig, frozen=True):
     admission: Admission = "windve-tokens"
     search_ack: Positive = 1
     session_ttl_s: Positive = 7 * 24 * 3600
+    # Other names of models: alias=model, with commas.
+    model_aliases: str = ""
+    # Origins whose pages a browser lets call the API, with commas; *: any.
+    cors_origins: str = ""
+    # Whether texts to embed that a model cannot take whole are cut where the request does not say.
+    truncate: bool = False
+    public_metrics: bool = False
+    public_openapi: bool = False
 
 
 class WorkerConfig(PagesConfig, frozen=True):
@@ -93,7 +101,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     threads: Threads = 0
     cores: str = ""
-    role: Literal["overflow"] = "overflow"
+    role: Literal["overflow", "host"] = "overflow"
     partition: Count = 0
     admission: Admission = "windve-tokens"
     alpha: Annotated[float, Meta(ge=0, le=3600)] = 0.0
@@ -111,6 +119,8 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
+    # Where a gpu_worker and the helper beside it (role host) meet, from the data directory on; "": there is none.
+    host_socket: str = ""
     eviction: Eviction = "spillway"
     page_publish: PagePublish = "selective"
     page_form: PageForm = "exact"
@@ -278,4 +288,6 @@ def _named(path: str, known: frozenset[str]) -> dict[str, tuple[str, Any]]:
 def _near(name: str, known: frozenset[str]) -> list[str]:
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    return difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.4) or sorted(known)
+    names = sorted(known)
+    close = difflib.get_close_matches(name.upper()[:80], names, n=3, cutoff=0.4)
+    return close or difflib.get_close_matches(name.upper()[:80], names, n=10, cutoff=0.0)

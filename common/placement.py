@@ -84,7 +84,7 @@ def place(machine: Machine, *, threads: int = 0, cores: str = "") -> Placement:
     for then the machine is shared with others, which may have taken the same highest cores.
     """
     if cores:
-        chosen = _asked(machine, cores)
+        chosen = _asked(machine, cores, "SPILLWAY_CORES")
         return Placement(chosen, threads or len(chosen))
     if not machine.accelerators:
         return Placement((), threads or machine.usable_cores)
@@ -93,17 +93,26 @@ def place(machine: Machine, *, threads: int = 0, cores: str = "") -> Placement:
     return Placement(() if shared else chosen, threads or len(chosen))
 
 
-def _asked(machine: Machine, text: str) -> tuple[int, ...]:
+def place_host(machine: Machine, cores: str) -> Placement:
+    """Return where attention on the host runs: on `cores`, SPILLWAY_HOST_CORES, or on half of the usable ones, any.
+
+    ConfigError if they cannot be had.
+    """
+    chosen = _asked(machine, cores, "SPILLWAY_HOST_CORES") if cores else ()
+    return Placement(chosen, len(chosen) or max(1, machine.usable_cores // 2))
+
+
+def _asked(machine: Machine, text: str, name: str) -> tuple[int, ...]:
     try:
         chosen = parse_cores(text)
     except ValueError as error:
         raise ConfigError(
-            f"SPILLWAY_CORES is {text[:200]!r}: {error}; expected a list such as 8-15,24"
+            f"{name} is {text[:200]!r}: {error}; expected a list such as 8-15,24"
         ) from None
     others = set(chosen) - set(machine.cores)
     if others:
         raise ConfigError(
-            f"SPILLWAY_CORES is {text[:200]!r}: this process may not run on {show_cores(others)}; "
+            f"{name} is {text[:200]!r}: this process may not run on {show_cores(others)}; "
             f"expected cores out of {show_cores(machine.cores)}"
         )
     return chosen

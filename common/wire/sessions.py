@@ -15,7 +15,8 @@ class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `history` counts the tokens at the head of the prompt that the session has already (0: the history is replaced);
     `messages` is the JSON list of this turn's messages as rendered, `shown` as the client sent them (empty: the same).
-    `retrieval` is the JSON object of that name of a grounded answer's response (empty: not grounded).
+    `retrieval` is the JSON object of that name of a grounded answer's response (empty: not grounded), `asked` the JSON
+    fields that a response of /v1/responses repeats of its request (empty: it is none).
     """
 
     session: str
@@ -26,6 +27,7 @@ class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     retrieval: bytes = b""
     ttl_s: int = 0
     keep_partial: bool = False
+    asked: bytes = b""
 
 
 class SessionWork(Message, frozen=True, tag="session"):
@@ -55,7 +57,7 @@ class Turn(Message, frozen=True):
 
     A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
     `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
-    cancelled or failed and kept. `retrieval` is as in SessionTurn.
+    cancelled or failed and kept. `retrieval` and `asked` are as in SessionTurn.
     """
 
     job: str
@@ -69,6 +71,7 @@ class Turn(Message, frozen=True):
     shown: bytes = b""
     partial: bool = False
     retrieval: bytes = b""
+    asked: bytes = b""
 
 
 class SessionRecord(Message, frozen=True):

@@ -55,6 +55,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     dimensions: int | None = None
     tokens: int = 0
     tei: bool = False
+    v2: bool = False
     raw: bool = False
     top_n: int | None = None
     texts: list[str] | None = None
@@ -73,6 +74,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
     session: str = ""
     resume_s: float = 0.0
     marks: AnswerMarks | None = None
+    asked: bytes = b""  # of a response: the JSON fields that repeat its request
 
     @property
     def shapes_vectors(self) -> bool:

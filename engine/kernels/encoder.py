@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common import log
 from common.native.finder import find
+from common.native.openmp import open_openmp
 from engine.kernels.sources import ENCODER
 
 HEAD_WIDTHS = (32, 64)
@@ -108,10 +109,8 @@ class EncoderKernels:
 
 def open_library(path: Path) -> ctypes.CDLL | None:
     """Open a library of kernels beside torch's OpenMP; None, and a warning, if it cannot be opened."""
-    torch_openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     try:
-        for openmp in torch_openmp:
-            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        open_openmp()
         return ctypes.CDLL(str(path))
     except OSError as error:
         _log.warning("kernels_not_loaded", library=str(path), why=str(error))

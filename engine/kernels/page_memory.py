@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.pages.identity import PAGE
+from common.transport.memory_segment import LARGE, MemorySegment
 from engine.models.decoders.spec import DecoderSpec
 
 LAYOUT = 2  # version of the packed layout, in which pages leave the host (see `pack`); part of the fingerprint
@@ -48,17 +49,23 @@ class PageMemory:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shared: bool = False,
+        segment: MemorySegment | None = None,
         packed: bool = False,
     ) -> None:
-        """Take the memory; `shared` is host memory that other processes can map, pinned where CUDA is."""
+        """Take the memory: a host's of a `segment` if given, at `offset` bytes, pinned where CUDA is."""
+        self.segment = segment
         self.packed = packed
         self.window = window
         self.layers = list(layers)
         self.kv_heads = spec.kv_heads
         self.scale, self.cap = spec.attention_scale, spec.score_cap
         shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
-        self.data = _shared(shape, dtype) if shared else _zeros(shape, dtype, device)
+        self.offset = 0
+        if segment is None:
+            self.data = _zeros(shape, dtype, device)
+        else:
+            self.offset = segment.take(pages * page_bytes(spec, len(layers), dtype))
+            self.data = _part(segment, self.offset, shape, dtype)
         self._blocks = self.data.view(-1, PAGE * spec.head_dim)
         self._slots = self.data.view(-1, spec.head_dim)
         self._heads = torch.arange(spec.kv_heads, device=device)
@@ -199,6 +206,12 @@ def page_bytes(spec: DecoderSpec, layers: int, dtype: torch.dtype) -> int:
     return layers * 2 * spec.kv_heads * PAGE * spec.head_dim * dtype.itemsize
 
 
+def segment_bytes(spec: DecoderSpec, pages: int, dtype: torch.dtype) -> int:
+    """Return the size of a segment that holds so many pages of each layer group."""
+    each = (pages * page_bytes(spec, len(layers), dtype) for _, layers in spec.groups)
+    return sum(-(-size // LARGE) * LARGE for size in each)
+
+
 def page_count(
     spec: DecoderSpec, kv_bytes: int, *, dtype: torch.dtype, device: torch.device
 ) -> int:
@@ -270,33 +283,27 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
     # Private: shared memory gets no huge pages unless the system is told to give it some.
     size = math.prod(shape) * dtype.itemsize
-    return _mapped(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), shape, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return _mapped(memory, 0, shape, dtype)
 
 
-def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    size = max(1, math.prod(shape) * dtype.itemsize)
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("spillway-pages")
-        try:
-            os.ftruncate(file, size)
-            memory = mmap.mmap(file, size)
-        finally:
-            os.close(file)
-    else:
-        memory = mmap.mmap(-1, size)
-    found = _mapped(memory, shape, dtype)
+def _part(
+    segment: MemorySegment, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    found = _mapped(segment.memory, offset, shape, dtype)
     if torch.cuda.is_available() and found.numel():
         # Pinned memory is what a device copies from and to beside its computing.
-        torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0)  # type: ignore[no-untyped-call]
     return found
 
 
-def _mapped(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+def _mapped(memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     plain = np.frombuffer(
         memory,
         dtype=np.float32 if dtype.itemsize == 4 else np.int16,
         count=math.prod(shape),
+        offset=offset,
     )
     return torch.from_numpy(plain).view(dtype).view(shape)

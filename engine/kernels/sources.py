@@ -14,18 +14,25 @@ _FOLDER = Path(__file__).parent
 ENCODER = KernelSource(
     _FOLDER / "encoder.cpp", AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")
 )
-_STEP = _FOLDER / "decoder" / "step.cpp"
-# The first that a processor can run; the last is plain C++.
-DECODER = (
-    KernelSource(
-        _STEP,
-        AVX512 | {"avx512_bf16", "avx512_vnni"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-    ),
-    KernelSource(_STEP, AVX512, ("-march=x86-64-v4",)),
-    KernelSource(_STEP, frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
-    KernelSource(_STEP, frozenset(), ()),
-)
+
+
+def _builds(path: Path) -> tuple[KernelSource, ...]:
+    """Return the builds of a source: the first that a processor can run is the best; the last is plain C++."""
+    return (
+        KernelSource(
+            path,
+            AVX512 | {"avx512_bf16", "avx512_vnni"},
+            ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        ),
+        KernelSource(path, AVX512, ("-march=x86-64-v4",)),
+        KernelSource(path, frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
+        KernelSource(path, frozenset(), ()),
+    )
+
+
+DECODER = _builds(_FOLDER / "decoder" / "step.cpp")
+HOST_CHANNEL = _builds(_FOLDER / "decoder" / "host_channel.cpp")
+MEMORY = _builds(_FOLDER / "memory.cpp")
 
 if __name__ == "__main__":
-    sys.exit(build_beside((ENCODER, *DECODER)))
+    sys.exit(build_beside((ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY)))

@@ -1,1 +1,1 @@
-"""The cpu_worker: the embeddings of the CPU lane (role overflow), by the same encoder as the accelerator's."""
+"""The cpu_worker: embeddings of the CPU lane (role overflow), or attention on the host for a gpu_worker (role host)."""

@@ -13,9 +13,10 @@ from common import log
 from common.config import WorkerConfig
 from common.devices import detect, show_cores, torch_version, within_reach
 from common.lifecycle import run_service
-from common.placement import place
+from common.placement import place, place_host
 from services.adapters.metrics import WorkMetrics
 from services.adapters.worker import serve
+from services.cpu_worker.host_role import help_host
 
 SERVICE = "cpu_worker"
 
@@ -35,8 +36,19 @@ def placed(config: WorkerConfig) -> WorkerConfig:
     return msgspec.structs.replace(config, threads=threads, device=device)
 
 
+def placed_beside(config: WorkerConfig) -> WorkerConfig:
+    """Bind this process to the cores for attention on the host; return the config to compute with there."""
+    cores, threads = place_host(detect(), config.host_cores)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    return msgspec.structs.replace(config, threads=threads)
+
+
 async def work(config: WorkerConfig, instance: str, stopping: asyncio.Event) -> None:
-    """Serve the CPU's lane on the cores that are chosen for it."""
+    """Serve the CPU's lane, or attend for a gpu_worker, on the cores that are chosen for it."""
+    if config.role == "host":
+        await help_host(placed_beside(config), f"{SERVICE}_host", instance, stopping)
+        return
     await serve(
         placed(config), instance, stopping, service=SERVICE, lane="cpu", metrics=WorkMetrics()
     )

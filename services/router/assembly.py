@@ -20,6 +20,7 @@ from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.request_runner import RequestRunner
 from services.router.admission.request_store import RequestStore
+from services.router.aliases import parse_aliases
 from services.router.cards import Cards
 from services.router.http.active_requests import ActiveRequests, OpenStreams
 from services.router.http.answers import AnswerWriter
@@ -28,6 +29,8 @@ from services.router.http.chat import ChatApi
 from services.router.http.collection_map import CollectionMapApi
 from services.router.http.collections import CollectionsApi, ReembedApi
 from services.router.http.completions import CompletionsApi
+from services.router.http.cors import parse_origins
+from services.router.http.descriptions import DescriptionsApi
 from services.router.http.documents import DocumentsApi, DocumentWritesApi
 from services.router.http.encoders import EncodersApi
 from services.router.http.generations import Generations
@@ -42,12 +45,14 @@ from services.router.http.receiver import Receiver
 from services.router.http.records import TenantRecords
 from services.router.http.request_events import RequestEventsApi
 from services.router.http.requests import RequestsApi
+from services.router.http.responses import ResponsesApi
 from services.router.http.search import SearchApi
 from services.router.http.session_pages import SessionPagesApi
 from services.router.http.session_turns import SessionTurns
 from services.router.http.sessions import SessionsApi
 from services.router.http.shards import ShardsApi
 from services.router.http.timeline import TimelineApi
+from services.router.http.tokenizing import TokenizingApi
 from services.router.http.tuning import TuningApi
 from services.router.layouts import Layouts
 from services.router.mesh.history import MeshHistory
@@ -134,7 +139,8 @@ async def assemble(
     observer = RequestObserver(active, bus.clock)
     guard = AccessGuard(core.admission, core.keys, keys_on=keys_on, checks=config.keys != "off")
     apis = http_apis(config, core, streams, history, keys_on=keys_on)
-    app = application(apis, health, observer, guard, config.max_body_bytes)
+    origins = parse_origins(config.cors_origins)
+    app = application(apis, health, observer, guard, config.max_body_bytes, origins)
     quick = QuickSearches(
         Receiver(config, bus.clock),
         core.collections,
@@ -173,7 +179,13 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
     await notifications.start()
     stack.push_async_callback(notifications.stop)
     stack.push_async_callback(bus.supervisor.settle, CLOSE_S)
-    cards = Cards(bus, config.data_dir, embed=config.default_model, rerank=config.rerank_model)
+    cards = Cards(
+        bus,
+        config.data_dir,
+        embed=config.default_model,
+        rerank=config.rerank_model,
+        aliases=parse_aliases(config.model_aliases),
+    )
     pool = TextPool(config.text_processes)
     await pool.start()
     stack.callback(pool.stop)
@@ -223,14 +235,16 @@ def http_apis(
     return [
         *_generation_apis(config, core, receiver, limits, planned, sources, answers),
         EncodersApi(receiver, limits, cards, core.pool, parcels),
+        TokenizingApi(receiver, limits, cards, core.pool),
         *_collection_apis(config, core, receiver, records, limits, planned, replies),
-        ModelsApi(cards),
+        ModelsApi(cards, config),
         SessionsApi(receiver, records, bus, cards, replies, ttl_s),
         SessionPagesApi(receiver, records, Sessions(bus), core.pages),
         RequestsApi(records, bus, core.runner, core.store, sources, answers, writer),
         RequestEventsApi(bus, core.notifications, admission, core.store, sources, answers),
         TimelineApi(records, bus, cards),
         MeshApi(bus, cards, snapshot, history, admission, keys_on=keys_on),
+        DescriptionsApi(config),
     ]
 
 
@@ -255,6 +269,7 @@ def _generation_apis(
     return [
         ChatApi(receiver, cards, pool, turns, generations, grounded),
         CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
+        ResponsesApi(receiver, cards, pool, bus, generations, config.session_ttl_s),
     ]
 
 

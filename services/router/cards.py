@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,19 @@ FRESH_S = 1.0
 class Cards:
     """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`.
 
-    `embed` is the name of the default encoder, `rerank` the directory or hub id of the default cross-encoder.
+    `embed` is the name of the default encoder, `rerank` the directory or hub id of the default cross-encoder; `aliases`
+    are other names of models, which count where no model of that very name is served.
     """
 
-    def __init__(self, bus: Bus, data_dir: str, *, embed: str = "", rerank: str = "") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        data_dir: str,
+        *,
+        embed: str = "",
+        rerank: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self._bus = bus
         self._directory = Path(data_dir) / "cache" / "tokenizers"
         self._embed, self._rerank = embed, rerank and model_name(rerank)
@@ -34,6 +44,8 @@ class Cards:
         self._first = asyncio.Lock()
         self._cards: dict[str, ModelCard] = {}
         self._specs: dict[str, Spec] = {}
+        self._aliases = dict(aliases or {})
+        self._named: dict[str, Spec] = {}  # the specs, under the aliases as well
 
     async def cards(self) -> dict[str, ModelCard]:
         """Return all cards by name, at most a second old."""
@@ -41,9 +53,18 @@ class Cards:
         return self._cards
 
     async def specs(self) -> dict[str, Spec]:
-        """Return every model's spec, for the text processes."""
+        """Return every model's spec by its name and by its aliases, for the text processes."""
         await self._refresh()
-        return self._specs
+        return self._named
+
+    async def aliased(self) -> dict[str, ModelCard]:
+        """Return the cards of served models by their aliases."""
+        cards = await self.cards()
+        return {
+            alias: cards[model]
+            for alias, model in self._aliases.items()
+            if model in cards and alias not in cards
+        }
 
     async def embed_default(self) -> str:
         """Return the default encoder's name; Unavailable `no_worker` if no encoder has ever been up."""
@@ -77,8 +98,10 @@ class Cards:
         )
 
     async def card(self, name: str) -> ModelCard:
-        """Return one card; NotFound `model_not_found` names those there are."""
+        """Return one card, by its name or an alias; NotFound `model_not_found` names those there are."""
         cards = await self.cards()
+        if name not in cards:
+            name = self._aliases.get(name, name)
         if name not in cards:
             served = ", ".join(sorted(cards)) or "none"
             raise NotFound(
@@ -126,6 +149,8 @@ class Cards:
         for name in set(self._specs) - set(cards):
             del self._specs[name]
         self._cards = cards
+        served = {a: self._specs[m] for a, m in self._aliases.items() if m in self._specs}
+        self._named = {**served, **self._specs}
 
     async def _spec(self, card: ModelCard) -> Spec:
         digest = hashlib.blake2b(f"{card.name}:{card.fingerprint}".encode(), digest_size=16)

@@ -28,7 +28,9 @@ BASE_ROUTES = (
     f"{COLLECTIONS}/facts/documents/a", SESSIONS, f"{SESSIONS}/import", f"{SESSIONS}/x",
     f"{SESSIONS}/x/export", f"{SESSIONS}/x/pages", f"{SESSIONS}/x/export/pages",
     f"{SESSIONS}/x/import/pages", "/v1/requests/x", "/v1/requests/x/cancel",
-    "/v1/requests/x/events", "/v1/requests/x/timeline", "/v1/mesh", "/livez", "/readyz", "/health",
+    "/v1/requests/x/events", "/v1/requests/x/timeline", "/embed", "/v2/rerank", "/tokenize",
+    "/detokenize", "/decode", "/v1/responses", "/v1/responses/x", "/info",
+    "/metrics", "/v1/mesh", "/livez", "/readyz", "/health", "/openapi.json",
 )  # fmt: skip
 
 
@@ -46,6 +48,9 @@ def health(script: Script) -> None:
     script.call("models", "GET", "/v1/models")
     script.call("one model", "GET", "/v1/models/spillway-demo")
     script.call("no such model", "GET", "/v1/models/none/such")
+    script.call("info", "GET", "/info", shape=True)
+    script.call("metrics", "GET", "/metrics")
+    script.call("openapi", "GET", "/openapi.json", key="")
     script.call("dashboard", "GET", "/", key="")
     script.call("head", "HEAD", "/v1/models")
     script.call("options", "OPTIONS", "/v1/models")
@@ -55,8 +60,9 @@ def refusals(script: Script) -> None:
     """No key, a wrong key, no such route, a method no route takes."""
     for path in BASE_ROUTES:
         script.call(f"PUT {path}", "PUT", path, {})
-    for path in BASE_ROUTES[:-3]:
-        method = "GET" if path.startswith(("/v1/models", "/v1/mesh", "/v1/requests")) else "POST"
+    read = ("/v1/models", "/v1/mesh", "/v1/requests", "/v1/responses/", "/info", "/metrics")
+    for path in BASE_ROUTES[:-4]:
+        method = "GET" if path.startswith(read) else "POST"
         reply = script.ask(method, path, {} if method == "POST" else None, key="")
         script.add(f"no key: {method} {path}", [reply.status, _code(reply)])
     script.call("no key", "GET", "/v1/models", key="")
@@ -124,7 +130,28 @@ def generation(script: Script) -> None:
     script.call("completion echo", "POST", COMPLETE, {**prompt, "echo": True})
     script.call("completion many", "POST", COMPLETE, {**prompt, "prompt": ["One", "Two"]})
     script.call("completion tokens", "POST", COMPLETE, {**prompt, "prompt": [[40, 41, 42]]})
+    _responses(script)
     _wrong_generation(script, prompt)
+
+
+def _responses(script: Script) -> None:
+    """Responses, whole and as a stream, stored and gone on from."""
+    here = "/v1/responses"
+    body = {"input": QUESTION["content"], "temperature": 0, "max_output_tokens": 12}
+    made = script.call("response", "POST", here, {**body, "instructions": "Be short."}).json
+    name = made["id"]
+    again = {**body, "input": [{"role": "user", "content": "And now?"}]}
+    script.call("response goes on", "POST", here, {**again, "previous_response_id": name})
+    script.call("response not stored", "POST", here, {**body, "store": False})
+    script.call("response stored", "GET", f"{here}/{name}")
+    unstored = {**body, "stream": True, "store": False}
+    streamed = script.ask("POST", here, unstored).body.decode()
+    kinds = [event["event"] for event in plain.events(streamed)]
+    script.add("response stream", list(dict.fromkeys(kinds)))
+    script.call("response unknown", "GET", f"{here}/resp_none")
+    script.call("response of unknown", "POST", here, {**body, "previous_response_id": "resp_none"})
+    script.call("response tools", "POST", here, {**body, "tools": [{"type": "web_search"}]})
+    script.ask("DELETE", f"{SESSIONS}/{made['session']['id']}")
 
 
 def _wrong_generation(script: Script, prompt: dict[str, Any]) -> None:
@@ -193,6 +220,17 @@ def encoding(script: Script) -> None:
     script.call(
         "rerank texts whole", "POST", "/rerank", {**texts, "return_text": True, "raw_scores": True}
     )
+    script.call("rerank v2", "POST", "/v2/rerank", {**cohere, "top_n": 2})
+    script.call(
+        "embed in TEI's shape", "POST", "/embed", {"inputs": [WATER, FIRE], "dimensions": 4}
+    )
+    script.call("embed not normalised", "POST", "/embed", {"inputs": WATER, "normalize": False})
+    script.call("tokenize", "POST", "/tokenize", {"prompt": WATER, "return_token_strs": True})
+    script.call("tokenize messages", "POST", "/tokenize", {"messages": [QUESTION]})
+    script.call("tokenize in TEI's shape", "POST", "/tokenize", {"inputs": [WATER, "fire"]})
+    script.call("tokenize both", "POST", "/tokenize", {"inputs": WATER, "prompt": WATER})
+    script.call("detokenize", "POST", "/detokenize", {"tokens": [40, 41, 42]})
+    script.call("decode", "POST", "/decode", {"ids": [[101, 2300, 102]]})
     script.call("rerank nothing", "POST", "/v1/rerank", {"query": "water"})
     script.call("rerank both", "POST", "/v1/rerank", {**cohere, **texts})
 

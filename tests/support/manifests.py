@@ -21,7 +21,7 @@ from common.config import Common, RouterConfig, SearchConfig, StoreConfig, Worke
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu", "gpu", "scale-out")  # and `podman`, which no cluster gets
-OPTIONAL = ("models",)  # components that no overlay takes
+OPTIONAL = ("models", "host-attention")  # components that no overlay takes
 CONFIGS: dict[str, type[Common]] = {
     "router": RouterConfig,
     "gpu-worker": WorkerConfig,

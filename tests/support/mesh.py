@@ -138,6 +138,18 @@ class Mesh:
                 raise RuntimeError(f"{url} knows no model that can {kind}")
             time.sleep(0.05)
 
+    @staticmethod
+    def wait_generator(url: str, name: str) -> None:
+        """Wait until a router knows the model of this name."""
+        give_up = time.monotonic() + START_S
+        while True:
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+                if any(model["id"] == name for model in json.load(response)["data"]):
+                    return
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"{url} knows no model {name}")
+            time.sleep(0.05)
+
     def logs(self) -> dict[str, Any]:
         return {p.log.name: p.log.read_text()[-3000:] for p in self.processes}
 

@@ -136,6 +136,7 @@ class Scene:
                 finish="stop",
                 at_ms=0,
                 shown=work.turn.shown,
+                asked=work.turn.asked,
             )
             part = (turn, work.turn)
         await self.consumer.outbox.finish(self.lease, result, index=self.index, part=part)

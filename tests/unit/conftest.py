@@ -13,7 +13,7 @@ import pytest
 
 from bench.simulation.virtual_loop import VirtualLoop
 from common.native.finder import find
-from engine.kernels.sources import DECODER, ENCODER
+from engine.kernels.sources import DECODER, ENCODER, MEMORY
 from services.vector_search.index.native.sources import SCAN_LISTS, SELECTION, TRAVERSE
 
 # Audit events of the interpreter, by which a process is started or another one is spoken to.
@@ -61,7 +61,8 @@ def _built() -> None:
     find(TRAVERSE)
     find(SELECTION)
     find(SCAN_LISTS)
-    next(filter(None, map(find, DECODER)), None)
+    for builds in (DECODER, MEMORY):
+        next(filter(None, map(find, builds)), None)
 
 
 @pytest.fixture(autouse=True)

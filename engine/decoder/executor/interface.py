@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from common.pages.codec import Buffer, Header
@@ -47,6 +47,8 @@ class SamplingRequest(NamedTuple):
 
 
 LocalTier = Literal["device", "host"]
+# A helper process; this process, since the helper was late or had gone; this process, since there was none to ask.
+AttendedBy = Literal["helper", "late", "worker"]
 
 
 class SequenceInput(NamedTuple):
@@ -299,6 +301,10 @@ class StagedExecutor(Executor, Protocol):
     """
 
     attended: dict[LocalTier, int]
+
+    @property
+    def host_layers(self) -> Mapping[AttendedBy, int]:
+        """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
 
     @property
     def stage_times(self) -> Sequence[StageTime]:

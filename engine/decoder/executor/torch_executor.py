@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from functools import partial
 from itertools import accumulate, islice
@@ -17,6 +17,7 @@ from common import log
 from common.errors import ConfigError
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
+from common.transport.memory_segment import MemorySegment
 from common.types.model_card import ModelCard
 from common.types.pages import PageForm
 from engine.decoder.executor import interface as border
@@ -25,8 +26,16 @@ from engine.decoder.executor.interface import ModelShape, SampledToken, Sequence
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
 from engine.decoder.executor.stage_pipeline import StagePipeline
 from engine.decoder.sampling.sampler import UndrawnRow, draw_tokens, is_plain
+from engine.host.helped_attention import HelpedAttention, helped
 from engine.kernels.page_arrival import PageArrival
-from engine.kernels.page_memory import LAYOUT, PageMemory, host_page_count, page_bytes, page_count
+from engine.kernels.page_memory import (
+    LAYOUT,
+    PageMemory,
+    host_page_count,
+    page_bytes,
+    page_count,
+    segment_bytes,
+)
 from engine.models.decoders.compiled_decoder import (
     CompiledDecoder,
     WeightKind,
@@ -131,6 +140,7 @@ class TorchExecutor:
         form: PageForm = "exact",
         host_threads: int = 0,
         host_cores: Sequence[int] = (),
+        host_socket: str = "",
     ) -> TorchExecutor:
         """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what is missing.
 
@@ -138,7 +148,8 @@ class TorchExecutor:
         `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
         `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
         holds for the compiled kernels and not for torch; without `compiled` torch computes. With `host_threads` so many
-        threads, on `host_cores` (none: all), attend to the pages of sequences that are at home on the host.
+        threads, on `host_cores` (none: all), attend to the pages of sequences that are at home on the host; a helper
+        that attaches at `host_socket`, if given, does so in their place.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -157,21 +168,25 @@ class TorchExecutor:
         kernels = _kernels(files, chosen, place, exact=exact, compiled=compiled)
         decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
-            pools, host = _memory(
+            pools, host, segment = _memory(
                 files, _DTYPES[chosen], place, kv_bytes, host_bytes,
                 packed=kernels is not None, packed_host=kernels is not None or host_threads > 0,
             )  # fmt: skip
-        attention = None
+        attention: HostAttention | None = None
         if host_threads:
-            helper = kernels or (load_kernels() if serves(files.spec) else None)
-            if helper is None or not host:
+            compute = kernels or (load_kernels() if serves(files.spec) else None)
+            if compute is None or segment is None:
                 raise ConfigError(
                     "attention on the host: needs the compiled kernels for this model, and pages on the host; "
                     "expected a C++ compiler here, and SPILLWAY_HOST_KV_BYTES above 0"
                 )
             attention = HostAttentionThread(
-                helper, files.spec, host, threads=host_threads, cores=host_cores
+                compute, files.spec, host, threads=host_threads, cores=host_cores
             )
+            if host_socket:
+                attention = helped(
+                    attention, host_socket, files.spec, host, segment, threads=threads
+                )
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(
             files, decoder, pools, host, dtype=chosen, threads=threads, form=form,
@@ -209,6 +224,12 @@ class TorchExecutor:
     def stage_times(self) -> Sequence[border.StageTime]:
         """The stages of the last step that was executed in stages."""
         return [] if self.stages is None else self.stages.times
+
+    @property
+    def host_layers(self) -> Mapping[border.AttendedBy, int]:
+        """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
+        attention = None if self.stages is None else self.stages.attention
+        return attention.layers if isinstance(attention, HelpedAttention) else {}
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
@@ -436,8 +457,8 @@ def _memory(
     *,
     packed: bool,
     packed_host: bool,
-) -> tuple[list[PageMemory], list[PageMemory]]:
-    """Return the page memory of each layer group on the device, and that on the host, if there is a host tier."""
+) -> tuple[list[PageMemory], list[PageMemory], MemorySegment | None]:
+    """Return the page memory of each layer group on the device, that on the host, and its segment, if there is one."""
     spec = files.spec
     pages = page_count(spec, kv_bytes, dtype=dtype, device=place)
     pools = [
@@ -448,14 +469,29 @@ def _memory(
         host_bytes, pages, sum(page_bytes(spec, len(pool.layers), dtype) for pool in pools)
     )
     cpu = torch.device("cpu")
+    if not below:
+        return pools, [], None
+    size = segment_bytes(spec, below, dtype)
+    try:
+        segment = MemorySegment(size)
+    except OSError as error:
+        raise ConfigError(
+            f"{size} bytes of host memory for KV pages: {error.strerror}; expected another SPILLWAY_HOST_KV_BYTES"
+        ) from error
     host = [
         PageMemory(
-            spec, window, layers, below, dtype=dtype, device=cpu, shared=True, packed=packed_host
+            spec,
+            window,
+            layers,
+            below,
+            dtype=dtype,
+            device=cpu,
+            segment=segment,
+            packed=packed_host,
         )
         for window, layers in spec.groups
-        if below
     ]
-    return pools, host
+    return pools, host, segment
 
 
 def _arrival(loading: border.PageLoads | None) -> PageArrival | None:

@@ -123,12 +123,14 @@ class GrammarCompiler:
 
 
 class _Tokens:
-    """A vocabulary's bytes as llguidance asks for them."""
+    """A vocabulary's bytes as llguidance asks for them; special tokens and ids without one have names of their own."""
 
     def __init__(self, vocabulary: Vocabulary, size: int, stop_ids: Sequence[int]) -> None:
         self.eos_token_id, self.bos_token_id = stop_ids[0], None
-        self.tokens = [vocabulary.raw(token) for token in range(size)]
         self.special_token_ids = [token for token in range(size) if vocabulary.silent(token)]
+        self.tokens = [vocabulary.raw(token) for token in range(size)]
+        for token in self.special_token_ids:
+            self.tokens[token] = f"{vocabulary.name(token)} {token}".encode()
 
     def __call__(self, text: str | bytes) -> list[int]:  # noqa: ARG002 - as llguidance calls it
         """Return no tokens: text is encoded only where a grammar forces tokens, and ours do not."""

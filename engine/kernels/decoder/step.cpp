@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "rows.h"
 
 using namespace spillway;
 
@@ -180,33 +181,6 @@ void add_to_states(const Model& m, Work& w, const Linear& linear, const Input& i
   }
 }
 
-// Write a token's key (half 0) or value of one head to its place in a page, rounded by `as`. Numbers are rounded side by
-// side and then spread, so that only the spreading goes one by one.
-template <class T, class As>
-void write(T* pages, int64_t block, int64_t offset, int64_t half, int64_t dim, int64_t unit, const float* row, As as) {
-  T rounded[WIDEST];
-  for (int64_t d = 0; d < dim; ++d) rounded[d] = as(row[d]);
-  T* to = pages + block * PAGE * dim;
-  if (half) {
-    to += offset / unit * unit * dim + offset % unit;
-    for (int64_t d = 0; d < dim; ++d) to[d * unit] = rounded[d];
-  } else {
-    to += offset * unit;
-    for (int64_t d = 0; d < dim; d += unit) std::memcpy(to + d * PAGE, rounded + d, unit * sizeof(T));
-  }
-}
-
-void write(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, int64_t half, int64_t head,
-           const float* row) {
-  const int64_t block = ((page * pages.layers + layer) * 2 + half) * of.kv_heads + head;
-  if (pages.kind == FP32)
-    write((float*)pages.data, block, offset, half, of.dim, 1, row, [](float x) { return x; });
-  else if (pages.kind == BF16)
-    write((uint16_t*)pages.data, block, offset, half, of.dim, 2, row, [](float x) { return narrow(x); });
-  else
-    write((uint16_t*)pages.data, block, offset, half, of.dim, 1, row, [](float x) { return narrow16(x); });
-}
-
 // Cosines, then sines, of a position's angles, for one rotation after another.
 void rope(const Model& m, int64_t position, float* to) {
   for (const Rotation& r : m.rotations) {
@@ -244,27 +218,6 @@ void rotate(const Model& m, const Layer& layer, float* joined, const float* turn
       rotated[d + half] = head[d + half] * c[d] + head[d] * s[d];
     }
     std::memcpy(head, rotated, 2 * half * 4);
-  }
-}
-
-// Write a row's keys and values, which follow its queries in `joined`, to their page.
-void append(const Pages& pages, const Heads& of, int64_t layer, int32_t page, int64_t offset, const float* joined) {
-  for (int64_t h = 0; h < of.kv_heads; ++h)
-    for (int64_t half = 0; half < 2; ++half)
-      write(pages, of, layer, page, offset, half, h, joined + (of.heads + half * of.kv_heads + h) * of.dim);
-}
-
-// A row's queries as attention reads them: padded, and rounded to what the pages are.
-void pad_queries(const Heads& of, Kind kind, const float* joined, float* queries) {
-  const int64_t width = of.width();
-  for (int64_t h = 0; h < of.heads; ++h, queries += width) {
-    float* row = scratch.of(width);
-    std::fill(row + of.dim, row + width, 0.0f);
-    std::memcpy(row, joined + h * of.dim, of.dim * 4);
-    if (kind == BF16)
-      for (int64_t d = 0; d < width; d += 16) store((uint16_t*)queries + d, narrow(load<F>(row + d)));
-    else
-      std::memcpy(queries, row, width * 4);
   }
 }
 
@@ -348,16 +301,6 @@ void scale_logits(const Model& m, float* logits, int64_t count) {
 template <class T>
 void grow(std::vector<T>& memory, int64_t size) {
   if (int64_t(memory.size()) < size) memory.resize(size);
-}
-
-// The sequence of every row.
-std::vector<int64_t> owners_of(int64_t rows, const int64_t* ends) {
-  std::vector<int64_t> owners(rows);
-  for (int64_t r = 0, s = 0; r < rows; ++r) {
-    while (r >= ends[s]) ++s;
-    owners[r] = s;
-  }
-  return owners;
 }
 
 // Begin a step: words' vectors, and the rotations of their positions.

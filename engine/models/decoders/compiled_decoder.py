@@ -30,7 +30,7 @@ from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
 WeightKind = Literal["fp32", "bf16", "int8", "int4"]
 WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
 _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
-_PAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
+PAGE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
 # Norms beside those of a layer, which come first, in the order of `LayerNorms`.
@@ -327,7 +327,7 @@ class _Step:
             *(
                 _Pages(
                     pool.data.data_ptr(),
-                    _PAGES[pool.data.dtype],
+                    PAGE_KINDS[pool.data.dtype],
                     len(pool.layers),
                     pool.window or 0,
                     table.ctypes.data,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,11 @@ from common import log
 from common.bus import Bus
 from common.bus.metrics import lane_label
 from common.config import WorkerConfig
-from common.devices import detect, parse_cores
+from common.devices import detect
 from common.errors import ConfigError
 from common.ids import Family
 from common.pages.store import PageStore
+from common.placement import Placement, place_host
 from common.registry.models import Models
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
@@ -147,13 +147,7 @@ def _staged(config: WorkerConfig) -> StagedExecutor:
             f"SPILLWAY_HOST_ATTENTION is {config.host_attention!r} on the sim device, which attends to nothing; "
             "expected off"
         )
-    try:
-        cores = parse_cores(config.host_cores) if config.host_cores else ()
-    except ValueError as error:
-        raise ConfigError(
-            f"SPILLWAY_HOST_CORES is {config.host_cores!r}; expected cores, as 8-15,24"
-        ) from error
-    return _loaded(config, cores, len(cores) or max(1, detect().usable_cores // 2))
+    return _loaded(config, place_host(detect(), config.host_cores))
 
 
 def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
@@ -171,11 +165,10 @@ def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
     return HomePlanner(executor, OffloadProfile(points), mode, step_s=config.itl_s)
 
 
-def _loaded(
-    config: WorkerConfig, host_cores: Sequence[int] = (), host_threads: int = 0
-) -> TorchExecutor:
+def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecutor:
     from engine.decoder.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
+    socket = str(Path(config.data_dir) / config.host_socket) if config.host_socket else ""
     return TorchExecutor.load(
         config.chat_model,
         device=config.device,
@@ -185,6 +178,7 @@ def _loaded(
         host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
         exact=config.exact,
         form=config.page_form,
-        host_threads=host_threads,
-        host_cores=host_cores,
+        host_threads=host.threads if host else 0,
+        host_cores=host.cores if host else (),
+        host_socket=socket if host else "",
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from engine.decoder.executor.interface import AttendedBy
 from engine.decoder.offload.plan import Choice
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class HomeMetrics:
             ("half",),
             registry=registry,
         )
+        self._layers = Counter(
+            "spillway_host_layers",
+            "Layers of sub-batches attended on the host, where a helper may attend, by who did.",
+            ("by",),
+            registry=registry,
+        )
+        for by in get_args(AttendedBy):
+            self._layers.labels(by)
         for tier in ("device", "host"):
             self._rows.labels(tier)
             self._idle.labels(tier)
@@ -61,6 +70,8 @@ class HomeMetrics:
         """Note what was planned and computed by now."""
         self._rise(self._rows, "host", homes.on_host)
         self._rise(self._rows, "device", homes.decoded - homes.on_host)
+        for by, layers in homes.executor.host_layers.items():
+            self._rise(self._layers, by, layers)
         for choice, count in homes.choices.items():
             self._rise(self._steps, choice, count)
         self._rise(self._seconds, "predicted", homes.predicted_s)

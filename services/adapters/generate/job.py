@@ -141,6 +141,7 @@ class GenerationJob:
             at_ms=now_ms,
             partial=partial,
             retrieval=asked.retrieval,
+            asked=asked.asked,
         )
         return turn, asked
 

@@ -206,7 +206,8 @@ class AdmissionController:
     ) -> Subscription | None:
         """Submit a request's job; return the subscription to a new job, None if the job exists; raise a refusal."""
         parcel, view = spec.parcel, b""
-        if not caller.attached or spec.view.stream or spec.view.shapes_vectors or spec.view.marks:
+        shaped = spec.view.shapes_vectors or spec.view.marks or spec.view.asked
+        if not caller.attached or spec.view.stream or shaped:
             # Any router must be able to continue a stream that broke off, and to show a result, in its format.
             options = msgspec.structs.replace(spec.view, resume_s=caller.resume_s)
             view = encode_options(options)

@@ -23,10 +23,10 @@ from services.router.http.event_stream import copy, end, event_stream, last_even
 from services.router.http.receiver import BEGAN_S, MODEL, REQUEST_ID
 from services.router.http.replies import reply
 from services.router.responses.answer_format import AnswerFormat, Position
-from services.router.responses.answer_sources import AnswerSources, SourceLookup
+from services.router.responses.answer_sources import AnswerSource, AnswerSources, SourceLookup
+from services.router.responses.model_response import ModelResponse, error_event
 from services.router.responses.outcomes import error_of, result_of
 
-DONE = b"data: [DONE]\n\n"
 _MOST_DIGITS = 9
 
 
@@ -112,7 +112,7 @@ class AnswerWriter:
         try:
             with self._runner.reading(answer.request):
                 source = await answer.source()
-                form = AnswerFormat(answer.request, answer.options, source.extension)
+                form = _form(answer.request, answer.options, source)
                 pieces = self._sources.pieces(source, answer.caller.deadline_ms)
                 outcome = await _taken(pieces, form, latency)
         except asyncio.CancelledError:
@@ -125,7 +125,7 @@ class AnswerWriter:
     async def whole(self, request: str, options: ResponseOptions) -> bytes:
         """Return the whole answer of a request that is over, or raise its error."""
         source = await self._sources.of(request)()
-        form = AnswerFormat(request, options, source.extension)
+        form = _form(request, options, source)
         outcome = await _taken(self._sources.pieces(source, self._clock.now_ms()), form)
         result = result_of(outcome)
         assert isinstance(result, GenerateResult)
@@ -147,7 +147,7 @@ class AnswerWriter:
                     await copy(self._frames(answer, request[BEGAN_S]), response)
         except (TimeoutError, ConnectionResetError):
             if limit.expired():
-                await _stop(response)
+                await _stop(response, answer.options)
                 return response
             self._left(answer)
             return response
@@ -164,7 +164,7 @@ class AnswerWriter:
         latency = self._latency(answer, began)
         try:
             source = await answer.source()
-            form = AnswerFormat(answer.request, answer.options, source.extension)
+            form = _form(answer.request, answer.options, source)
             if answer.position is None:
                 for head in form.heads():
                     yield head
@@ -181,11 +181,10 @@ class AnswerWriter:
                         yield chunk
             assert outcome is not None
             result = await self._ended(answer, outcome, latency)
-            if answer.options.include_usage:
-                yield form.usage_chunk(result)
-            yield DONE
+            for frame in form.tail(result):
+                yield frame
         except SpillwayError as error:
-            yield _error_frame(error)
+            yield _error_frame(error, answer.options)
 
     def _latency(self, answer: ReaderAnswer, began: float) -> TokenLatency:
         counts = answer.owner and answer.fresh
@@ -211,7 +210,7 @@ class AnswerWriter:
 
 async def _taken(
     pieces: AsyncGenerator[Piece | Event, None],
-    form: AnswerFormat,
+    form: AnswerFormat | ModelResponse,
     latency: TokenLatency | None = None,
 ) -> Event:
     """Take all pieces of a job into an answer and return the job's outcome."""
@@ -225,7 +224,7 @@ async def _taken(
     raise error_of(Event(index=-1, kind="expired"))
 
 
-async def _stop(response: web.StreamResponse) -> None:
+async def _stop(response: web.StreamResponse, options: ResponseOptions) -> None:
     error = Unavailable(
         "this router is stopping; go on at another one with Last-Event-ID",
         code="draining",
@@ -233,10 +232,21 @@ async def _stop(response: web.StreamResponse) -> None:
     )
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(1.0):
-            await response.write(_error_frame(error))
+            await response.write(_error_frame(error, options))
             await response.write_eof()
 
 
-def _error_frame(error: SpillwayError) -> bytes:
+def _form(
+    request: str, options: ResponseOptions, source: AnswerSource
+) -> AnswerFormat | ModelResponse:
+    """Return the format of the answer to a request."""
+    if options.kind == "response":
+        return ModelResponse(request, options)
+    return AnswerFormat(request, options, source.extension)
+
+
+def _error_frame(error: SpillwayError, options: ResponseOptions) -> bytes:
     """Return an error as the last event of a stream."""
+    if options.kind == "response":
+        return error_event(error, streamed_body(error))
     return b"data: %s\n\n" % msgspec.json.encode(streamed_body(error))

@@ -14,6 +14,7 @@ from common.health import Health
 from services.router import metrics
 from services.router.http import dashboard_files
 from services.router.http.connection import ClientConnection, Quick, note_requests
+from services.router.http.cors import CrossOrigin
 from services.router.http.middleware import AccessGuard, RequestObserver
 
 HEADER_TIMEOUT_S = 30.0
@@ -33,10 +34,19 @@ def application(
     observer: RequestObserver,
     guard: AccessGuard,
     max_body_bytes: int,
+    origins: frozenset[str] = frozenset(),
 ) -> web.Application:
-    """Return the application with every route of docs/openapi.yaml, and the dashboard."""
+    """Return the application with every route of docs/openapi.yaml, and the dashboard.
+
+    `origins` are those whose pages a browser lets call it.
+    """
     middlewares = [observer.middleware, guard.middleware]
+    cross = CrossOrigin(origins)
+    if origins:
+        middlewares.insert(0, cross.middleware)
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
+    if origins:
+        app.on_response_prepare.append(cross.prepare)
     for api in apis:
         app.add_routes(api.routes())
     app.add_routes(

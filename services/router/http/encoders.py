@@ -1,4 +1,4 @@
-"""The routes of encoders: POST /v1/embeddings in OpenAI's shape; /v1/rerank and /rerank in Cohere's, Jina's or TEI's.
+"""The routes of encoders: embeddings in OpenAI's shape or TEI's (/embed); scores in Cohere's, Jina's or TEI's.
 
 A request is one job if its texts fit one parcel, else a request of several jobs. With a cross-encoder a score is its
 sigmoid; with an encoder it is the cosine similarity, in -1..1.
@@ -46,17 +46,27 @@ class EncodersApi:
         """Return the routes."""
         return [
             web.post("/v1/embeddings", self.embed),
+            web.post("/embed", self.embed_tei),
             web.post("/v1/rerank", self.rerank),
+            web.post("/v2/rerank", self.rerank_v2),
             web.post("/rerank", self.rerank),
         ]
 
     async def embed(self, request: web.Request) -> web.Response:
         """Embed the input of a request."""
-        caller, ask = await self._read(request, requests.embeddings, self._cards.embed_default)
+        return await self._embedded(request, requests.embeddings)
+
+    async def embed_tei(self, request: web.Request) -> web.Response:
+        """Embed the inputs of a request in TEI's shape."""
+        return await self._embedded(request, requests.tei_embeddings)
+
+    async def _embedded(self, request: web.Request, parse: Parse[EmbedRequest]) -> web.Response:
+        caller, ask = await self._read(request, parse, self._cards.embed_default)
         options = ResponseOptions(
             kind="embed",
             model=ask.spec.name,
             base64=ask.base64,
+            tei=ask.tei,
             dimensions=ask.dimensions,
             tokens=ask.tokens,
         )
@@ -66,12 +76,20 @@ class EncodersApi:
 
     async def rerank(self, request: web.Request) -> web.Response:
         """Score the documents of a request."""
-        caller, ask = await self._read(request, requests.rerank, self._cards.rerank_default)
+        return await self._scored(request, requests.rerank)
+
+    async def rerank_v2(self, request: web.Request) -> web.Response:
+        """Score the documents of a request in the shape of Cohere's second version."""
+        return await self._scored(request, requests.rerank_v2)
+
+    async def _scored(self, request: web.Request, parse: Parse[RerankRequest]) -> web.Response:
+        caller, ask = await self._read(request, parse, self._cards.rerank_default)
         options = ResponseOptions(
             kind="rerank",
             model=ask.spec.name,
             tokens=ask.tokens,
             tei=ask.tei,
+            v2=ask.v2,
             raw=ask.raw,
             top_n=ask.top_n,
             texts=ask.texts,

@@ -76,4 +76,5 @@ async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:
         await asyncio.sleep(max(wrote[0] + PING_S - loop.time(), 0.01))
         if loop.time() - wrote[0] >= PING_S:
             wrote[0] = loop.time()
-            await response.write(b": ping\n\n")
+            # No blank line: the openai client takes one for the end of an event once it has seen an id.
+            await response.write(b": ping\n")

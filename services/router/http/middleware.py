@@ -21,14 +21,17 @@ from services.router.http.active_requests import ActiveRequests
 from services.router.http.receiver import BEGAN_S, KEY, MODEL, REQUEST_ID, TENANT
 from services.router.http.replies import error_response, from_http
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"}) | dashboard_files.PATHS
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/openapi.json"}) | dashboard_files.PATHS
 DEFAULT_TENANT = "default"
 _CONTROL = re.compile(r"%(?:0[0-9a-fA-F]|1[0-9a-fA-F]|7[fF])")
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/embed": "embeddings",
     "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = log.get("router")

@@ -23,6 +23,7 @@ class ParcelLimits:
             self._config.max_tokens,
             max(1, min(PARCEL_ITEMS, items)),
             max(1, min(PARCEL_TOKENS, tokens)),
+            self._config.truncate,
         )
 
     async def encoders(self) -> RequestLimits:

@@ -50,11 +50,13 @@ _END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})(?=\r\n)", re.IGNORECASE)
 _INLINE_NUMBERS = 2048
 _INLINE_BYTES = 1 << 20
-# With these a request is traced, is kept for later, or has a body that is not the bytes after its head.
+# With these a request is traced, is kept for later, comes from a page whose browser wants headers of its own, or has a
+# body that is not the bytes after its head.
 _OTHER_WAYS = (
     "traceparent",
     "Idempotency-Key",
     "Spillway-Resume",
+    "Origin",
     "Expect",
     "Upgrade",
     "Content-Encoding",

@@ -17,6 +17,8 @@ from common.types.generation import Logprob
 from common.wire.results import GenerateResult, Piece
 from common.wire.workflows import AnswerMarks, ResponseOptions
 from services.router.responses.tool_calls import (
+    THINK,
+    THOUGHT,
     AnswerReader,
     Gained,
     ReasoningSplitter,
@@ -26,6 +28,7 @@ from services.router.responses.tool_calls import (
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0
+DONE = b"data: [DONE]\n\n"
 Position = tuple[int, int]
 
 
@@ -59,7 +62,7 @@ class AnswerFormat:
         self.options, self.extension = options, extension
         self.chat = options.kind == "chat"
         self.said = [ChoiceText(logprobs=[], calls=[]) for _ in range(options.choices)]
-        self._readers = [_reader(options.marks) for _ in self.said]
+        self._readers = [reader_of(options.marks) for _ in self.said]
         self._unique = unique = request.rsplit("~", 1)[-1][:26]
         kind = "chat.completion" if self.chat else "text_completion"
         self._head: dict[str, Any] = {
@@ -151,13 +154,17 @@ class AnswerFormat:
 
     def _call(self, index: int, at: int, call: ToolCall) -> dict[str, Any]:
         """Return a call; its id is a function of the request, so that every reader is told the same."""
-        digest = hashlib.blake2b(f"{self._unique} {index} {at}".encode(), digest_size=8).hexdigest()
         function = {"name": call.name, "arguments": call.arguments}
-        return {"id": digest[:9], "type": "function", "function": function}
+        name = call_id(self._unique, at, index)
+        return {"id": name, "type": "function", "function": function}
 
     def usage_chunk(self, result: GenerateResult) -> bytes:
         """Return the chunk that ends a stream whose client asked for its usage."""
         return self._frame([], usage=usage(result), **self._session(result))
+
+    def tail(self, result: GenerateResult) -> list[bytes]:
+        """Return the frames that end a stream: its usage if the client asked for it, and OpenAI's last line."""
+        return [*([self.usage_chunk(result)] if self.options.include_usage else []), DONE]
 
     def _frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         chunk = {**self._head, "choices": choices}
@@ -213,7 +220,7 @@ class AnswerFormat:
         if self.options.logprobs < 0:
             return None
         if self.chat:
-            return {"content": [_chat_logprob(one) for one, _ in fresh], "refusal": None}
+            return {"content": [chat_logprob(one) for one, _ in fresh], "refusal": None}
         return {
             "tokens": [_text(one) for one, _ in fresh],
             "token_logprobs": [_finite(one.logprob) for one, _ in fresh],
@@ -222,13 +229,30 @@ class AnswerFormat:
         }
 
 
-def _reader(marks: AnswerMarks | None) -> AnswerReader | None:
+def reader_of(marks: AnswerMarks | None) -> AnswerReader | None:
+    """Return what reads one choice's text; None where all of it is content."""
     if marks is None:
         return None
     opened = marks.reasoning == "opened"
     splitter = ReasoningSplitter(opened=opened) if marks.reasoning else None
     parser = None if marks.format is None else ToolCallParser(marks.format, marks.names)
     return AnswerReader(splitter, parser)
+
+
+def read_whole(marks: AnswerMarks | None, answer: str) -> Gained:
+    """Return what a whole answer turned out to be; one whose prompt began the reasoning lacks its first mark."""
+    if marks is not None and marks.reasoning:
+        thought, ended, _ = answer.partition(THOUGHT)
+        opened = bool(ended) and THINK not in thought
+        marks = msgspec.structs.replace(marks, reasoning="opened" if opened else "marked")
+    reader = reader_of(marks)
+    return Gained(answer) if reader is None else reader.read(answer, end=True)
+
+
+def call_id(unique: str, at: int, choice: int = 0) -> str:
+    """Return the id of the call number `at` of a choice of a job."""
+    digest = hashlib.blake2b(f"{unique} {choice} {at}".encode(), digest_size=8).hexdigest()
+    return digest[:9]
 
 
 def usage(result: GenerateResult) -> dict[str, Any]:
@@ -249,7 +273,8 @@ def _text(logprob: Logprob) -> str:
     return logprob.raw.decode("utf-8", "replace")
 
 
-def _chat_logprob(one: Logprob) -> dict[str, Any]:
+def chat_logprob(one: Logprob) -> dict[str, Any]:
+    """Return a token's logarithm of probability as chats and responses show it, with the likeliest tokens."""
     shown: dict[str, Any] = {
         "token": _text(one),
         "logprob": _finite(one.logprob),

@@ -115,7 +115,7 @@ class AnswerSources:
         kept = await self._bus.jobs.view(request)
         if kept is not None:
             options = decode_options(kept)
-            return options if options.kind in {"chat", "completion"} else None
+            return options if options.kind in {"chat", "completion", "response"} else None
         state = await self._bus.jobs.get(request)
         if state is None or not request.startswith("chat."):
             return None if state is None else await grounded_options(self._bus, request)

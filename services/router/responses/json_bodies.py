@@ -23,7 +23,7 @@ def truncated(row: bytes, dimensions: int) -> array[float]:
 
 
 def embeddings(options: ResponseOptions, dimension: int, blocks: Sequence[bytes]) -> bytes:
-    """Return the JSON of an embeddings reply from blocks of float32 rows."""
+    """Return the JSON of an embeddings reply from blocks of float32 rows; in TEI's shape a list of vectors."""
     data: list[dict[str, Any]] = []
     size = 4 * dimension
     for block in blocks:
@@ -37,6 +37,8 @@ def embeddings(options: ResponseOptions, dimension: int, blocks: Sequence[bytes]
                 else (row if isinstance(row, array) else array("f", row)).tolist()
             )
             data.append({"object": "embedding", "index": len(data), "embedding": shown})
+    if options.tei:
+        return msgspec.json.encode([item["embedding"] for item in data])
     usage = {"prompt_tokens": options.tokens, "total_tokens": options.tokens}
     return msgspec.json.encode(
         {"object": "list", "data": data, "model": options.model, "usage": usage}
@@ -65,6 +67,9 @@ def rerank(options: ResponseOptions, request: str, results: Sequence[ScoreResult
         }
         for i in order[: options.top_n]
     ]
+    if options.v2:
+        meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": options.tokens}}
+        return msgspec.json.encode({"id": request, "results": hits, "meta": meta})
     usage = {"prompt_tokens": options.tokens, "total_tokens": options.tokens}
     return msgspec.json.encode(
         {"id": request, "model": options.model, "results": hits, "usage": usage}

@@ -31,9 +31,21 @@ class EmbeddingsBody(Struct, frozen=True):
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
-    truncate: bool = False
+    truncate: bool | None = None
     all_or_nothing: bool = False
     user: str | None = None
+
+
+class TeiEmbedBody(Struct, frozen=True):
+    """POST /embed, TEI's."""
+
+    inputs: str | list[str | int | list[int]]
+    model: ModelName | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "Right", "left", "Left"] | None = None
+    prompt_name: str | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
 class TextDocument(Struct, frozen=True):
@@ -53,7 +65,17 @@ class RerankBody(Struct, frozen=True):
     return_documents: bool = False
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool = False
+    truncate: bool | None = None
+
+
+class RerankV2Body(Struct, frozen=True):
+    """POST /v2/rerank, Cohere's; each document counts with its first `max_tokens_per_doc` tokens."""
+
+    query: str
+    documents: list[str | TextDocument]
+    model: ModelName | None = None
+    top_n: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
 class ChunkingBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,12 +224,16 @@ class SessionImportBody(Struct, frozen=True):
 
 
 class RequestLimits(NamedTuple):
-    """The most texts and tokens of one request, and the most items and tokens of one parcel."""
+    """The most texts and tokens of one request, and the most items and tokens of one parcel.
+
+    `truncate` cuts texts to embed that are too long for the model, where the request does not say.
+    """
 
     max_texts: int
     max_tokens: int
     parcel_items: int
     parcel_tokens: int
+    truncate: bool = False
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidRequest:

@@ -21,12 +21,8 @@ from services.router.text.generation_bodies import (
     check_chat,
     plain,
 )
-from services.router.text.generations import (
-    BYTES_PER_TOKEN,
-    GenerationSpec,
-    generation_of,
-    options_of,
-)
+from services.router.text.generations import GenerationSpec, generation_of, options_of
+from services.router.text.overflow import BYTES_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.templates import Messages, PromptSegment, Template, Tools, after
 from services.router.text.tokens import Spec, TextEncoder, load
@@ -92,14 +88,15 @@ def chat(
     """Parse the body of POST /v1/chat/completions, and render and tokenize its prompt unless it asks for retrieval."""
     body = decode(raw, ChatBody)
     check_chat(body)
-    if history is not None and body.model not in (None, history.model):
+    named = specs[body.model].name if body.model in specs else body.model  # it may be an alias
+    if history is not None and named not in (None, history.model):
         raise InvalidRequest(
             f"model is {body.model!r}: the session's model is {history.model!r}; leave model out",
             code="session_model_mismatch",
             param="model",
         )
     spec = choose(specs, history.model if history else body.model, default, ("generate",))
-    ask = _request(body, spec, scope, low=low)
+    ask = request_of(body, spec, scope, low=low)
     if ask.retrieval is None:
         return ask, generation(ask, spec, history)
     if ask.messages[-1]["role"] != "user":
@@ -111,7 +108,8 @@ def chat(
     return ask, None
 
 
-def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+def request_of(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequest:
+    """Return the validated chat of a checked body."""
     wish = wish_of(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
     options = options_of(
         body,
@@ -121,7 +119,8 @@ def _request(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatReques
         low=low,
     )
     form = _tool_format(spec, wish)
-    reasoning = reasons(spec.chat_template) and not binds(body)
+    free = not binds(body) and not (wish is not None and wish.required)
+    reasoning = free and reasons(spec.chat_template)
     if form is not None or reasoning:
         shown = shown_ids(load(spec.path), form, reasoning=reasoning)
         options = msgspec.structs.replace(options, shown=shown)
@@ -197,10 +196,11 @@ def chat_prompt(
     earlier = history.messages() if history else []
     together = [*earlier, *messages]
     if sum(len(message["content"]) for message in together) > spec.max_tokens * BYTES_PER_TOKEN:
-        raise InvalidRequest(
-            f"messages are far longer than the {spec.max_tokens} tokens the model takes; shorten them",
-            code="context_length_exceeded",
-            param="messages",
+        raise overflow(
+            spec.max_tokens,
+            "your messages are far longer",
+            "reduce the length of the messages",
+            "messages",
         )
     encoder, template = load(spec.path), template_of(spec, tools)
     _check_special(encoder, together, tools)
@@ -232,15 +232,17 @@ def generation(
     messages: Messages | None = None,
     forced: str | None = None,
     retrieval: dict[str, Any] | None = None,
+    turn: SessionTurn | None = None,
+    param: str = "messages",
 ) -> GenerationSpec:
     """Return the job of a chat: `messages` replace those of the request where passages were put into them.
 
     `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.
-    `spec` is this process' own of `ask.model`.
+    `spec` is this process' own of `ask.model`. `turn` is what it is of a session whose history is in the messages;
+    errors name `param`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history, ask.tools)
-    turn = None
     if history is not None:
         turn = SessionTurn(
             session=history.session,
@@ -254,7 +256,7 @@ def generation(
         )
     answer = None if forced is None else load(spec.path).written(forced)
     made = generation_of(
-        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param="messages"
+        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param=param
     )
     if not ask.marks.reasoning:
         return made

@@ -14,12 +14,8 @@ from services.router.text.generation_bodies import (
     CompletionBody,
     check_completion,
 )
-from services.router.text.generations import (
-    BYTES_PER_TOKEN,
-    GenerationSpec,
-    generation_of,
-    options_of,
-)
+from services.router.text.generations import GenerationSpec, generation_of, options_of
+from services.router.text.overflow import BYTES_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 
@@ -94,10 +90,11 @@ def _prompts(body: CompletionBody, spec: Spec, most_tokens: int) -> list[list[in
     for index, item in enumerate(given):
         if isinstance(item, str):
             if len(item) > spec.max_tokens * BYTES_PER_TOKEN:
-                raise InvalidRequest(
-                    f"prompt[{index}] is far longer than the {spec.max_tokens} tokens the model takes; shorten it",
-                    code="context_length_exceeded",
-                    param="prompt",
+                raise overflow(
+                    spec.max_tokens,
+                    f"prompt[{index}] is far longer",
+                    "reduce the length of the prompt",
+                    "prompt",
                 )
             ids = encoder.tokenizer.encode(item).ids
         elif isinstance(item, list):

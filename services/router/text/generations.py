@@ -16,11 +16,11 @@ from common.wire.message import encode
 from common.wire.sessions import SessionTurn
 from common.wire.workflows import GenerationOptions
 from services.router.text.generation_bodies import GenerateBody
+from services.router.text.overflow import overflow
 from services.router.text.requests import Parcel
 from services.router.text.response_format import grammar_of
 from services.router.text.tokens import Spec, TextEncoder, load
 
-BYTES_PER_TOKEN = 64
 DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
 
 
@@ -88,12 +88,12 @@ def _max_new(
     room = spec.max_tokens - longest
     max_new = options.max_new or max(min(room, DEFAULT_NEW), options.min_new)
     if room < 1 or max_new > room:
-        asked = f"{max_new} in the completion" if options.max_new else "at least 1 to generate"
-        raise InvalidRequest(
-            f"{spec.name}'s context is {spec.max_tokens} tokens; this asks for {longest} in the {param} and {asked}; "
-            "shorten one of them",
-            code="context_length_exceeded",
-            param=param,
+        least = max_new if options.max_new else 1
+        raise overflow(
+            spec.max_tokens,
+            f"you requested {longest + least} tokens ({longest} in the {param}, {least} in the completion)",
+            f"reduce the length of the {param} or of the completion",
+            param,
         )
     return max_new
 

@@ -8,10 +8,20 @@ from typing import NamedTuple
 from common.errors import InvalidRequest, NotFound
 from common.wire.jobs import EmbedWork, ScoreWork
 from common.wire.message import encode
-from services.router.text.bodies import EmbeddingsBody, RequestLimits, RerankBody, decode
+from services.router.text.bodies import (
+    EmbeddingsBody,
+    RequestLimits,
+    RerankBody,
+    RerankV2Body,
+    TeiEmbedBody,
+    TextDocument,
+    decode,
+)
+from services.router.text.generation_bodies import unsupported
+from services.router.text.overflow import BYTES_PER_TOKEN, overflow
 from services.router.text.tokens import Spec, TextEncoder, load
 
-_BYTES_PER_TOKEN = 64
+Inputs = str | list[str | int | list[int]]
 
 
 class Parcel(NamedTuple):
@@ -23,7 +33,10 @@ class Parcel(NamedTuple):
 
 
 class EmbedRequest(NamedTuple):
-    """A validated request for embeddings; with `whole` its parcels are admitted together or not at all."""
+    """A validated request for embeddings; with `whole` its parcels are admitted together or not at all.
+
+    With `tei` the answer has TEI's shape, a list of vectors.
+    """
 
     spec: Spec
     parcels: list[Parcel]
@@ -31,18 +44,23 @@ class EmbedRequest(NamedTuple):
     base64: bool
     dimensions: int | None
     whole: bool
+    tei: bool = False
 
 
 class RerankRequest(NamedTuple):
-    """A validated rerank request; `texts` only if the response repeats them."""
+    """A validated rerank request; `texts` only if the response repeats them.
+
+    With `tei` the answer has TEI's shape, with `v2` that of Cohere's second version.
+    """
 
     spec: Spec
     parcels: list[Parcel]
     tokens: int
-    tei: bool
-    raw: bool
-    top_n: int | None
-    texts: list[str] | None
+    tei: bool = False
+    v2: bool = False
+    raw: bool = False
+    top_n: int | None = None
+    texts: list[str] | None = None
 
 
 def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequence[str]) -> Spec:
@@ -50,7 +68,7 @@ def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequen
     wanted = name or default
     spec = specs.get(wanted)
     if spec is None or spec.kind not in kinds:
-        there = ", ".join(sorted(s.name for s in specs.values() if s.kind in kinds)) or "none"
+        there = ", ".join(sorted({s.name for s in specs.values() if s.kind in kinds})) or "none"
         raise NotFound(
             f"model {wanted!r} is not served here; expected one of: {there}",
             code="model_not_found",
@@ -61,16 +79,16 @@ def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequen
 
 def _fit(texts: Sequence[str], limit: int, *, truncate: bool, param: str) -> list[str]:
     """Refuse texts that cannot fit by their length, before tokenizing; with `truncate` cut them."""
-    most = limit * _BYTES_PER_TOKEN
+    most = limit * BYTES_PER_TOKEN
     out = []
     for index, text in enumerate(texts):
         if len(text) > most:
             if not truncate:
-                raise InvalidRequest(
-                    f"{param}[{index}] has {len(text)} characters: far more than the {limit} tokens the model "
-                    "takes; shorten it, or send truncate=true",
-                    code="context_length_exceeded",
-                    param=param,
+                raise overflow(
+                    limit,
+                    f"{param}[{index}] has {len(text)} characters",
+                    "shorten it, or send truncate=true",
+                    param,
                 )
             out.append(text[:most])
         else:
@@ -146,33 +164,47 @@ def encode_all(
     ]
 
 
-def _embed_inputs(body: EmbeddingsBody, spec: Spec, limits: RequestLimits) -> list[list[int]]:
-    given: Sequence[object] = [body.input] if isinstance(body.input, str) else body.input
-    encoder = load(spec.path)
+def _embed_inputs(
+    inputs: Inputs,
+    spec: Spec,
+    limits: RequestLimits,
+    *,
+    truncate: bool | None,
+    param: str,
+    prompt: str | None = None,
+) -> list[list[int]]:
+    """Return the token ids of texts, each after `prompt` or else the model's default one, or of lists of token ids."""
+    cut = limits.truncate if truncate is None else truncate
+    given: Sequence[object] = [inputs] if isinstance(inputs, str) else inputs
+    encoder, most = load(spec.path), spec.max_tokens
     if given and all(isinstance(item, int) for item in given):
         given = [given]
-    check_count(len(given), limits, "input")
+    check_count(len(given), limits, param)
     texts = [item for item in given if isinstance(item, str)]
     if len(texts) == len(given):
-        return encode_all(
-            encoder,
-            texts,
-            spec.max_tokens,
-            truncate=body.truncate,
-            param="input",
-            prompt=spec.default_prompt,
-        )
+        before = spec.default_prompt if prompt is None else prompt
+        return encode_all(encoder, texts, most, truncate=cut, param=param, prompt=before)
     lists: list[list[int]] = []
     for index, item in enumerate(given):
-        if not isinstance(item, list):
+        if not isinstance(item, list) or prompt is not None:
             raise InvalidRequest(
-                "input mixes kinds: expected a string, strings, token ids, or lists of token ids",
+                f"{param} mixes kinds: expected a string, strings, token ids, or lists of token ids"
+                + ("" if prompt is None else ", and texts where a prompt is named"),
                 code="invalid_value",
-                param="input",
+                param=param,
             )
-        encoder.check_ids(item, index, "input", spec.vocabulary, spec.max_tokens)
-        lists.append(item)
+        encoder.check_ids(item, index, param, spec.vocabulary, None if cut else most)
+        lists.append(encoder.shortened(item, most))
     return lists
+
+
+def _check_dimensions(wanted: int | None, spec: Spec) -> None:
+    if wanted is not None and wanted > spec.dimension:
+        raise InvalidRequest(
+            f"dimensions is {wanted}: {spec.name} has {spec.dimension}",
+            code="invalid_dimensions",
+            param="dimensions",
+        )
 
 
 def embeddings(
@@ -181,13 +213,8 @@ def embeddings(
     """Parse and tokenize the body of POST /v1/embeddings."""
     body = decode(raw, EmbeddingsBody)
     spec = choose(specs, body.model, default, ("embed",))
-    if body.dimensions is not None and body.dimensions > spec.dimension:
-        raise InvalidRequest(
-            f"dimensions is {body.dimensions}: {spec.name} has {spec.dimension}",
-            code="invalid_dimensions",
-            param="dimensions",
-        )
-    lists = _embed_inputs(body, spec, limits)
+    _check_dimensions(body.dimensions, spec)
+    lists = _embed_inputs(body.input, spec, limits, truncate=body.truncate, param="input")
     tokens = sum(map(len, lists))
     check_total(tokens, limits, "input")
     return EmbedRequest(
@@ -198,6 +225,47 @@ def embeddings(
         None if body.dimensions == spec.dimension else body.dimensions,
         body.all_or_nothing,
     )
+
+
+def tei_embeddings(
+    raw: bytes, specs: dict[str, Spec], default: str, limits: RequestLimits
+) -> EmbedRequest:
+    """Parse and tokenize the body of POST /embed; vectors have length 1, and texts are cut at their ends only."""
+    body = decode(raw, TeiEmbedBody)
+    spec = choose(specs, body.model, default, ("embed",))
+    _check_dimensions(body.dimensions, spec)
+    if body.normalize is False:
+        raise unsupported("normalize", "vectors have length 1 here; expected true")
+    if (body.truncation_direction or "right").lower() != "right":
+        raise unsupported("truncation_direction", "expected right")
+    lists = _embed_inputs(
+        body.inputs,
+        spec,
+        limits,
+        truncate=body.truncate,
+        param="inputs",
+        prompt=_prompt(body.prompt_name, spec),
+    )
+    tokens = sum(map(len, lists))
+    check_total(tokens, limits, "inputs")
+    shorter = None if body.dimensions == spec.dimension else body.dimensions
+    parcels = parcels_of(spec, lists, limits)
+    return EmbedRequest(spec, parcels, tokens, False, shorter, False, tei=True)  # noqa: FBT003
+
+
+def _prompt(name: str | None, spec: Spec) -> str | None:
+    """Return the text that a model puts before texts of a kind, `query` or `document`; None where none is named."""
+    prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
+    known = [kind for kind, text in prompts.items() if text]
+    if name is None:
+        return None
+    if name not in known:
+        raise InvalidRequest(
+            f"prompt_name is {name[:40]!r}: {spec.name} has {' and '.join(known) or 'no prompts'}",
+            code="invalid_value",
+            param="prompt_name",
+        )
+    return prompts[name]
 
 
 def rerank(
@@ -213,25 +281,58 @@ def rerank(
             code="invalid_value",
             param="documents",
         )
-    given = body.texts if tei else body.documents
-    texts = [item if isinstance(item, str) else item.text for item in given or ()]
+    texts = _texts((body.texts if tei else body.documents) or ())
     param = "texts" if tei else "documents"
-    check_count(len(texts), limits, param)
-    truncate = body.truncate if tei else True
-    if not body.query.strip():
-        raise InvalidRequest(
-            "query is empty: expected some text", code="empty_input", param="query"
-        )
-    parcels = _rerank_parcels(spec, body.query, texts, limits, truncate=truncate, param=param)
-    tokens = sum(parcel.tokens for parcel in parcels)
-    check_total(tokens, limits, param)
+    cut = limits.truncate if body.truncate is None else body.truncate
+    parcels = _rerank_parcels(
+        spec, body.query, texts, limits, truncate=cut if tei else True, param=param
+    )
     keep = body.return_text if tei else body.return_documents
     return RerankRequest(
-        spec, parcels, tokens, tei, body.raw_scores, body.top_n, texts if keep else None
+        spec,
+        parcels,
+        sum(parcel.tokens for parcel in parcels),
+        tei=tei,
+        raw=body.raw_scores,
+        top_n=body.top_n,
+        texts=texts if keep else None,
     )
 
 
+def rerank_v2(
+    raw: bytes, specs: dict[str, Spec], default: str, limits: RequestLimits
+) -> RerankRequest:
+    """Parse and tokenize the body of POST /v2/rerank; documents too long for the model are cut."""
+    body = decode(raw, RerankV2Body)
+    spec = choose(specs, body.model, default, ("rerank", "embed"))
+    texts = _texts(body.documents)
+    if body.max_tokens_per_doc is not None:
+        encoder, most = load(spec.path), body.max_tokens_per_doc
+        texts = [encoder.beginning(text, most) for text in texts]
+    parcels = _rerank_parcels(spec, body.query, texts, limits, truncate=True, param="documents")
+    tokens = sum(parcel.tokens for parcel in parcels)
+    return RerankRequest(spec, parcels, tokens, v2=True, top_n=body.top_n)
+
+
+def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
+    return [item if isinstance(item, str) else item.text for item in documents]
+
+
 def _rerank_parcels(
+    spec: Spec, query: str, texts: list[str], limits: RequestLimits, *, truncate: bool, param: str
+) -> list[Parcel]:
+    """Return the jobs that score texts against a query, which are refused where there are too many."""
+    check_count(len(texts), limits, param)
+    if not query.strip():
+        raise InvalidRequest(
+            "query is empty: expected some text", code="empty_input", param="query"
+        )
+    parcels = _score_parcels(spec, query, texts, limits, truncate=truncate, param=param)
+    check_total(sum(parcel.tokens for parcel in parcels), limits, param)
+    return parcels
+
+
+def _score_parcels(
     spec: Spec, query: str, texts: list[str], limits: RequestLimits, *, truncate: bool, param: str
 ) -> list[Parcel]:
     encoder, cross = load(spec.path), spec.kind == "rerank"

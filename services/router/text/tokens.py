@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from common.errors import InvalidRequest
 from common.types.model_card import ModelCard
 from services.router.text.chunks import TextPiece, split
+from services.router.text.overflow import overflow
 
 
 class Spec(ModelCard, frozen=True, kw_only=True):
@@ -134,6 +135,18 @@ class TextEncoder:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def shortened(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return a text's token ids, at most so many; the special tokens at its end stay there."""
+        if len(ids) <= most:
+            return list(ids)
+        end = self.suffix if list(ids[-len(self.suffix) :]) == self.suffix else []
+        return [*ids[: most - len(end)], *end]
+
+    def beginning(self, text: str, most: int) -> str:
+        """Return the beginning of a text that has at most so many tokens, special ones aside."""
+        places = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        return text if len(places) <= most else text[: places[most - 1][1]]
+
     def written(self, text: str) -> list[int]:
         """Return the token ids of a client's text: none of them is a special token that the text spells."""
         self.tokenizer.encode_special_tokens = True
@@ -175,11 +188,8 @@ class TextEncoder:
 
 def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
     """Return the error for one text over the encoder's limit."""
-    return InvalidRequest(
-        f"{param}[{index}] has {tokens} tokens: the model takes at most {limit}; shorten it, or send truncate=true",
-        code="context_length_exceeded",
-        param=param,
-    )
+    remedy = "shorten it, or send truncate=true"
+    return overflow(limit, f"{param}[{index}] has {tokens} tokens", remedy, param)
 
 
 @lru_cache(maxsize=16)

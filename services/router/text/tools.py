@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -17,13 +17,14 @@ from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
 from common.types.generation import OutputGrammar
-from common.types.grammar import json_rule
+from common.types.grammar import MAX_SOURCE_BYTES, json_rule
 from common.wire.workflows import ToolFormat
 from services.router.responses.tool_calls import CLOSE, MARKS, THINK, THOUGHT
 from services.router.text.response_format import checked
 from services.router.text.tokens import TextEncoder
 
 MAX_TOOLS = 128
+MOST_LEVELS = 100  # of parameters and arguments
 MOST_CALLS = 8  # of a bound answer, so that it comes to an end
 ID = re.compile(r"[A-Za-z0-9]{9}")
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
@@ -81,6 +82,8 @@ def wish_of(
     """Return which tools an answer may call; None if it may call none."""
     functions = [tool.function for tool in tools or ()]
     names = [each.name for each in functions]
+    for each in functions:
+        _check_depth(each.parameters, f"tools: the parameters of {each.name} are", "tools")
     if len(set(names)) < len(names):
         raise _invalid("tools", "two functions have the same name")
     if isinstance(choice, dict):
@@ -138,8 +141,15 @@ def rendered(functions: Sequence[FunctionBody]) -> list[dict[str, Any]]:
 
 def bound(wish: ToolWish, form: ToolFormat, encoder: TextEncoder) -> OutputGrammar:
     """Return the grammar of an answer's calls; InvalidRequest names a function whose parameters it cannot keep to."""
-    for each in wish.functions:
-        checked(OutputGrammar("json_schema", json.dumps(_parameters(wish, each))), "tools")
+    schemas = [json.dumps(_parameters(wish, each)) for each in wish.functions]
+    if sum(map(len, schemas)) > MAX_SOURCE_BYTES:
+        raise InvalidRequest(
+            f"tools: their parameters are longer than {MAX_SOURCE_BYTES} bytes together",
+            code="invalid_grammar",
+            param="tools",
+        )
+    for schema in schemas:
+        checked(OutputGrammar("json_schema", schema), "tools")
     key = "parameters" if form == "llama" else "arguments"
     # Llama's templates refuse conversations in which a message has more than one call.
     more = MOST_CALLS - 1 if wish.parallel and form != "llama" else 0
@@ -181,7 +191,8 @@ _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 def _parameters(wish: ToolWish, each: FunctionBody) -> dict[str, Any]:
     """Return the schema that a function's arguments are bound to: its own if it is required or strict."""
     if wish.required or each.strict:
-        return {"type": "object", **(each.parameters or _EMPTY)}
+        nothing = {**_EMPTY, "additionalProperties": False}
+        return {"type": "object", **(each.parameters or nothing)}
     return {"type": "object"}
 
 
@@ -206,6 +217,7 @@ def templated_calls(calls: Sequence[ToolCallBody], where: str) -> list[dict[str,
             raise _invalid(
                 f"{where}.tool_calls[{at}].function.arguments", "expected a JSON object as a text"
             ) from None
+        _check_depth(arguments, f"{where}: the arguments of {call.function.name} are", "messages")
         function = {"name": call.function.name, "arguments": arguments}
         found.append({"id": short_id(call.id), "type": "function", "function": function})
     return found
@@ -216,6 +228,26 @@ def short_id(given: str) -> str:
     if ID.fullmatch(given):
         return given
     return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()[:9]
+
+
+def _check_depth(value: object, what: str, param: str) -> None:
+    """Refuse JSON of more than MOST_LEVELS levels, which templates would write out."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [
+            one
+            for each in inner
+            if isinstance(each, Iterable) and not isinstance(each, str)
+            for one in each
+        ]
+        if not level:
+            return
+    raise InvalidRequest(
+        f"{what} nested too deeply: at most {MOST_LEVELS} levels are allowed",
+        code="too_deep",
+        param=param,
+    )
 
 
 def _invalid(param: str, expected: str) -> InvalidRequest:

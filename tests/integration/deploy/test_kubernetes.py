@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes_validate import utils as schemas
 
-from common.config import load
+from common.config import WorkerConfig, load
 from common.health import Health
 from common.lifecycle import _CLOSE_S
 from tests.support.manifests import (
@@ -97,6 +97,27 @@ def test_settings_are_the_services_own(objects: list[Object]) -> None:
         _config(objects, name)
 
     assert {name for name, _ in services(objects)} == set(CONFIGS)
+
+
+def test_a_helper_meets_its_gpu_worker() -> None:
+    """The helper for attention on the host is beside the gpu_worker, of the same image, and told the same socket."""
+    objects = with_optional()
+    spec = dict(pods(objects))["gpu-worker"]["spec"]
+    (helper,), (worker,) = spec["initContainers"], spec["containers"]
+    told = load(WorkerConfig, environment(objects, helper))
+    places = [
+        {it["mountPath"]: it["name"] for it in each["volumeMounts"]} for each in (helper, worker)
+    ]
+
+    assert told.role == "host"
+    assert told.host_socket == _config(objects, "gpu-worker").host_socket != ""
+    assert told.health_port != _config(objects, "gpu-worker").health_port
+    assert _config(objects, "gpu-worker").host_attention == "auto"
+    assert places[0]["/host"] == places[1]["/host"]
+    assert told.host_socket.startswith("/host/")
+    assert helper["image"] == worker["image"]
+    assert helper["securityContext"] == worker["securityContext"]
+    assert helper["livenessProbe"]["httpGet"]["port"] == told.health_port
 
 
 def test_settings_agree(objects: list[Object]) -> None:

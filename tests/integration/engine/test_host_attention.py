@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.engine import random_models
+from bench.engine.helper_process import helper_process, wait_until
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
@@ -28,8 +32,32 @@ from tests.support.servers import free_port
 from tests.support.waiting import until
 
 
-async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: Path) -> None:
-    """Jobs get the tokens of an engine without homes; metrics say who attended; the costs are kept in a file."""
+@contextmanager
+def attached(socket: Path, config: Common) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a helper that has attached to the gpu_worker at a socket."""
+    port = free_port()
+    with helper_process(socket, Path(config.data_dir), "--health-port", str(port)) as helper:
+        url = f"http://127.0.0.1:{port}/readyz?wait=30"
+
+        def ready() -> bool:
+            try:
+                with urllib.request.urlopen(url) as answer:
+                    return bool(answer.status == 200)
+            except OSError:  # not started yet, or not attached
+                return False
+
+        wait_until(ready)
+        yield helper
+
+
+@pytest.mark.parametrize("helped", [False, True], ids=["alone", "helped"])
+async def test_a_worker_attends_on_the_host(
+    bus: Bus, config: Common, tmp_path: Path, *, helped: bool
+) -> None:
+    """Jobs get the tokens of an engine without homes; metrics say who attended; the costs are kept in a file.
+
+    So it is with a helper that is killed in mid-stream, and with the next one.
+    """
     directory = tmp_path / "m"
     random_models.write(directory, "llama", random_models.settings("llama", 2))
     alone = TorchExecutor.load(
@@ -55,9 +83,21 @@ async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: 
         "--chat-dtype", "fp32", "--kv-bytes", str(1 << 20), "--host-kv-bytes", str(4 << 20),
         "--host-attention", "full", "--health-port", str(port),
     ]  # fmt: skip
-    with process(config, *flags) as worker:
+    socket = tmp_path / "host.sock"
+    if helped:
+        flags += ["--host-socket", str(socket)]
+    with process(config, *flags) as worker, ExitStack() as stack:
         await live(bus, family, 1)
-        found = [await desk.result(job) for job in [await desk.admit(one) for one in asked]]
+        if helped:
+            helper = stack.enter_context(attached(socket, config))
+        jobs = [await desk.admit(one) for one in asked]
+        if helped:
+            await desk.until(jobs[0], 3)
+            helper.kill()
+            stack.enter_context(attached(socket, config))
+        found = [await desk.result(job) for job in jobs]
+        if helped:  # the second helper may have come after the last token
+            found[0] = await desk.result(await desk.admit(asked[0]))
         [name] = await bus.workers.records(family)
 
         async def step() -> StepRecord | None:
@@ -75,6 +115,8 @@ async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: 
             assert tokens_of(right, choice) == tokens_of(left, choice)
     values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
     assert float(values['spillway_decoded_rows_total{attended="host"}']) > 0
+    assert (float(values['spillway_host_layers_total{by="helper"}']) > 0) == helped
+    assert (float(values['spillway_host_layers_total{by="worker"}']) > 0) == helped
     assert float(values['spillway_staged_steps_seconds_total{kind="predicted"}']) > 0
     assert float(values['spillway_staged_steps_seconds_total{kind="measured"}']) > 0
     assert float(values['spillway_stage_idle_seconds_total{side="device"}']) > 0
@@ -90,12 +132,16 @@ async def test_a_worker_attends_on_the_host(bus: Bus, config: Common, tmp_path: 
         ({"device": "sim", "chat_model": "sim"}, "sim device"),
         ({"host_cores": "a"}, "SPILLWAY_HOST_CORES"),
         ({"host_kv_bytes": 0}, "SPILLWAY_HOST_KV_BYTES"),
+        ({"host_socket": "/dev/null/x"}, "SPILLWAY_HOST_SOCKET"),
+        ({"host_socket": "x" * 120}, "SPILLWAY_HOST_SOCKET"),
     ],
 )
 def test_settings_that_cannot_be_met(
     settings: dict[str, object], named: str, tmp_path: Path
 ) -> None:
-    """Attention on the host is refused on the sim device, on cores that are none, and without pages on the host."""
+    """Attention on the host is refused on the sim device, on cores that are none, without pages on the host, and with a
+    path for helpers where no socket can be.
+    """
     random_models.write(tmp_path, "llama", random_models.settings("llama", 2))
     chosen = {"chat_model": str(tmp_path), "device": "cpu", "kv_bytes": 1 << 20} | settings
     config = WorkerConfig(host_attention="auto", **chosen)  # type: ignore[arg-type]

@@ -47,6 +47,8 @@ def test_what_works(operation: Operation, world: World, home: str) -> None:
     told = {"no_page_tier" if operation.template.endswith("port/pages") else "collection_exists"}
     if operation.template.endswith("/tune"):
         told |= {"tuning_not_found", "tuning_under_way"}
+    if operation.template in {"/metrics", "/openapi.json"}:  # off as shipped
+        told |= {"route_not_found"}
     if "{shard}" in operation.template:
         told |= {"shard_busy", "shard_not_found", "too_few_processes"}
     assert reply.status < 300 or reply.code in told, reply

@@ -19,7 +19,7 @@ OWN = {"model"}  # path parameters that name what all tenants share
 
 @pytest.fixture(scope="module")
 def alices(world: World) -> dict[str, str]:
-    """What alice owns: a collection with a document, a finished request, and a session."""
+    """What alice owns: a collection with a document, a finished request, a session and a response."""
     made = world.ask("POST", "/v1/collections", {"name": "secret"}, tenant="alice")
     assert made.status == 201, made
     document = {"id": "diary", "text": "alice keeps a diary"}
@@ -31,7 +31,10 @@ def alices(world: World) -> dict[str, str]:
     assert asked.status == 200
     kept = world.ask("POST", "/v1/sessions", {"metadata": {"diary": 1}}, tenant="alice")
     assert kept.status == 201, kept
+    said = world.ask("POST", "/v1/responses", {"input": "diary"}, tenant="alice")
+    assert said.status == 200, said
     return {
+        "response": said.json["id"],
         "name": "secret",
         "id": "diary",
         "request": asked.headers["x-request-id"],
@@ -45,6 +48,8 @@ def _given(operation: Operation, owned: dict[str, str]) -> dict[str, str]:
         given["id"] = owned["request"]
     if "/sessions/" in operation.template:
         given["id"] = owned["session"]
+    if "/responses/" in operation.template:
+        given["id"] = owned["response"]
     return {name: given[name] for name in operation.path_parameters if name not in OWN}
 
 
@@ -64,6 +69,8 @@ def test_another_tenants_ids(
         nowhere["id"] = alices["request"][:-3] + "zzz"
     if "/sessions/" in operation.template:
         nowhere["id"] = alices["session"][:-3] + "zzz"
+    if "/responses/" in operation.template:
+        nowhere["id"] = alices["response"][:-3] + "zzz"
     absent = operation.target("", **nowhere)
 
     theirs = world.ask(operation.method, target, operation.body)
@@ -128,7 +135,8 @@ def test_lists_show_ones_own(world: World, witness: Witness, alices: dict[str, s
         tenant: {s["id"] for s in world.ask("GET", "/v1/sessions", tenant=tenant).json["data"]}
         for tenant in ("alice", "mallory")
     }
-    assert sessions["alice"] == {alices["session"]}
+    keeps = alices["response"].removeprefix("resp_").rpartition("~")[0]  # the response's session
+    assert sessions["alice"] == {alices["session"], keeps}
     assert alices["session"] not in sessions["mallory"]
 
 

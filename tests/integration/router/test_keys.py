@@ -370,6 +370,7 @@ ROUTES = (
     ("POST", "/v1/requests/{r}/cancel"),
     ("GET", "/v1/requests/{r}/events"),
     ("GET", "/v1/requests/{r}/timeline"),
+    ("GET", "/v1/responses/{r}"),
     ("GET", "/v1/sessions/{r}"),
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),
@@ -380,6 +381,7 @@ ROUTES = (
 )
 OPEN = {
     "/v1/embeddings",
+    "/v2/rerank",
     "/v1/mesh",
     "/v1/rerank",
     "/rerank",
@@ -388,6 +390,7 @@ OPEN = {
     "/v1/collections",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
     "/v1/sessions",
     "/v1/sessions/import",
 }
@@ -437,7 +440,7 @@ def test_the_walk_covers_every_route() -> None:
         for path, item in paths.items()
         for method in item
         if method in {"get", "post", "delete"}
-        and path.startswith(("/v1", "/rerank"))
+        and path.startswith(("/v1", "/v2", "/rerank"))
         and path not in OPEN
     }
     places = {"c": "{name}", "d": "{id}", "r": "{id}", "s": "{shard}"}

@@ -18,6 +18,7 @@ from tests.guards.names import routes
 from tests.support.mesh import ROOT, Mesh
 
 DOCUMENT = ROOT / "docs/openapi.yaml"
+VERBS = ("get", "post", "put", "delete", "patch")
 CHECKS = "no_fault,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 # What schemathesis says at its end.
@@ -26,8 +27,7 @@ FUZZED = {"operations": r"Tested: +(\d+)", "requests": r"(\d+) generated"}
 
 def _documented() -> set[tuple[str, str]]:
     paths: dict[str, Any] = yaml.safe_load(DOCUMENT.read_text())["paths"]
-    verbs = {"get", "post", "put", "delete", "patch"}
-    return {(m.upper(), path) for path, item in paths.items() for m in item if m in verbs}
+    return {(m.upper(), path) for path, item in paths.items() for m in item if m in VERBS}
 
 
 def _parameter(name: str) -> list[dict[str, Any]]:
@@ -67,6 +67,15 @@ def test_the_document_names_every_route() -> None:
     pages = {route for route in served if route[1] == "/" or route[1].startswith("/dashboard/")}
 
     assert served - pages == _documented()
+
+
+@pytest.mark.parametrize("key", ["operationId", "summary"])
+def test_operations_have_names_of_their_own(key: str) -> None:
+    """Programs that make a client of the document name its functions after these."""
+    paths = yaml.safe_load(DOCUMENT.read_text())["paths"]
+    named = [item[verb][key] for item in paths.values() for verb in VERBS if verb in item]
+
+    assert sorted(named) == sorted(set(named))
 
 
 @pytest.fixture

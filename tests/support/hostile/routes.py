@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SPEC: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 METHODS = ("get", "post", "put", "patch", "delete")
 OPEN = frozenset({"/livez", "/readyz", "/health"})
+PUBLIC = OPEN | {"/openapi.json"}  # what needs no key
 COLLECTION, DOCUMENT, MODEL, CHAT_MODEL = "mine", "a", "sim", "sim-chat"
 TEXT = "water over the dam"
 # What stands for a path's parameter, and for a query's value, and names or means nothing.
@@ -38,9 +39,15 @@ BODIES: dict[str, Any] = {
     "storeDocuments": {"documents": [{"id": DOCUMENT, "text": TEXT}]},
     "rerank": {"query": "water", "documents": [TEXT]},
     "rerankAlias": {"query": "water", "texts": [TEXT]},
+    "embedTexts": {"inputs": TEXT},
+    "rerankV2": {"query": "water", "documents": [TEXT]},
+    "tokenize": {"prompt": TEXT},
+    "detokenize": {"tokens": [40, 41]},
+    "decode": {"ids": [40, 41]},
     "deleteDocuments": {"ids": ["none"]},
     "createChatCompletion": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4},
     "createCompletion": {"prompt": TEXT, "max_tokens": 4},
+    "createResponse": {"input": TEXT, "max_output_tokens": 4},
     "importSession": {"format": "spillway.session/1", "model": CHAT_MODEL, "turns": []},
 }
 # Ids that only the server can make, by what they are of; `home` sees to it that they exist.
@@ -122,6 +129,8 @@ class Operation:
     def _usual(self, name: str, request: str) -> str:
         if name == "id" and "/requests/" in self.template:
             return request
+        if name == "id" and "/responses/" in self.template:
+            return HELD.get("response", "x")
         if name == "id" and "/sessions/" in self.template:
             return HELD.get("session", "x")
         return {"model": MODEL, "name": COLLECTION, "id": DOCUMENT, "shard": "0"}.get(name, "x")
@@ -156,7 +165,7 @@ def operations() -> Iterator[Operation]:
 
 
 OPERATIONS = list(operations())
-GUARDED = [operation for operation in OPERATIONS if operation.template not in OPEN]
+GUARDED = [operation for operation in OPERATIONS if operation.template not in PUBLIC]
 
 
 def fields(operation: Operation) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -97,6 +97,18 @@ def test_for_programs(shown: Callable[..., str]) -> None:
     assert found["overflow"] == {"workers": 1, "cores": "6-7", "threads": 2}
 
 
+def test_the_memory_of_the_host(shown: Callable[..., str]) -> None:
+    """Asked for, memory is measured as the host tier takes it; unasked it is not."""
+    found = json.loads(shown("--json", "--memory", HOST_CORES="0-1"))["host_memory"]
+
+    assert found["page_kind"] in {"hugetlb", "transparent", "small"}
+    assert found["latency_ns"] > 0
+    assert found["bandwidth"] > 0
+    assert found["threads"] == 2
+    assert " ns a read, " in shown("--memory")
+    assert "host_memory" not in json.loads(shown("--json"))
+
+
 def test_a_bad_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What `up` would refuse is refused here, with the same sentence."""
     monkeypatch.setenv("SPILLWAY_OVERFLOW_WORKERS", "some")
@@ -116,6 +128,21 @@ def test_up_starts_what_overflows(
     made = instance_plan.make({"data_dir": str(tmp_path)}, {"SPILLWAY_DEVICE": device})
 
     assert sum(part.name.startswith("cpu_worker-") for part in made.services()) == workers
+
+
+@pytest.mark.parametrize(
+    ("attention", "socket", "helpers"),
+    [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0)],
+)
+def test_up_starts_a_helper(attention: str, socket: str, helpers: int, tmp_path: Path) -> None:
+    """With attention on the host and a socket, `up` starts a helper beside the gpu_worker; never unasked."""
+    env = {"SPILLWAY_HOST_ATTENTION": attention, "SPILLWAY_HOST_SOCKET": socket}
+
+    made = instance_plan.make({"data_dir": str(tmp_path)}, env)
+
+    found = [part.argv for part in made.services() if part.name == "host_helper"]
+    assert len(found) == helpers
+    assert all(argv[-2:] == ["--role", "host"] for argv in found)
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,8 @@ FORBIDDEN = {
 }
 # The parts of `common` that the engine, which knows no bus, is built on.
 ENGINE_KNOWS = {
-    "clock", "cost", "devices", "errors", "heap", "ids", "log", "native", "pages", "types",
+    "clock", "cost", "devices", "errors", "heap", "ids", "log", "native", "pages", "transport",
+    "types",
 }  # fmt: skip
 MOST_PUBLIC_METHODS = 20
 # How a docstring begins that tells a riddle instead of naming its subject.

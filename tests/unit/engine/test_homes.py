@@ -26,9 +26,10 @@ def sides(
     found.executor.close()
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("mode", OffloadMode)
 async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: OffloadMode) -> None:
-    """Random arrivals, aborts in mid-step, shared prompts, several choices, penalties, pages for two sequences.
+    """Random arrivals, aborts and forgotten pages in mid-step, shared prompts, several choices, penalties, few pages.
 
     A run counts only if both sides attended, in modes in which both can.
     """

@@ -11,10 +11,11 @@ import torch
 from common.pages import codec
 from common.pages.identity import PAGE
 from common.pages.keys import PageKey
+from common.transport.memory_segment import MemorySegment
 from engine.decoder.executor.interface import PageMove
 from engine.decoder.executor.page_copier import TorchPageCopier
 from engine.kernels.page_arrival import PageArrival
-from engine.kernels.page_memory import PageMemory, pack
+from engine.kernels.page_memory import PageMemory, pack, segment_bytes
 from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.spec import DecoderSpec
 
@@ -36,9 +37,9 @@ async def test_pages_below_the_host_are_packed(dtype: torch.dtype, packed: bool)
     device, host = (
         PageMemory(
             _spec(), None, range(LAYERS), 4, dtype=dtype, device=torch.device("cpu"), packed=packed,
-            shared=shared,
+            segment=segment,
         )
-        for shared in (False, True)
+        for segment in (None, MemorySegment(segment_bytes(_spec(), 4, dtype)))
     )  # fmt: skip
     copier = TorchPageCopier([device], [host], [(0, 0), (0, 1)], lambda: PageArrival(LAYERS))
     page = torch.randn(LAYERS, 2, 2, PAGE, DIM).to(dtype)

@@ -182,7 +182,7 @@ def test_the_context_is_checked_with_numbers(tmp_path: Path) -> None:
     work: Any = decode_work(made.parcel.payload)
     assert (made.prompt_tokens + work.max_new, made.parcel.items) == (100, 1)
     for options in ({"max_new": work.max_new + 1}, {"min_new": work.max_new + 1}):
-        with pytest.raises(InvalidRequest, match="context is 100 tokens") as caught:
+        with pytest.raises(InvalidRequest, match="context length is 100 tokens") as caught:
             generation(ask(**options), spec)
         assert caught.value.code == "context_length_exceeded"
 

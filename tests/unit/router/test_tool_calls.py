@@ -15,11 +15,13 @@ from llguidance import LLMatcher, LLTokenizer
 from common.errors import InvalidRequest
 from common.types.grammar import definition, fault
 from common.wire.workflows import ToolFormat
+from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.sampling.grammar import GrammarCompiler
 from services.router.responses.tool_calls import ReasoningSplitter, ToolCall, ToolCallParser
 from services.router.text.tokens import TextEncoder
 from services.router.text.tools import FunctionBody, ToolBody, ToolWish, bound, format_of, wish_of
 from tests.support.scripted_generator import byte_tokenizer
-from tests.support.tool_templates import TEMPLATES
+from tests.support.tool_templates import TEMPLATES, TOKENS
 
 NAMES = ("get_weather", "search")
 PARIS = ToolCall("get_weather", '{"city": "Paris"}')
@@ -228,6 +230,27 @@ def test_free_answers_may_be_text_or_strict_calls(form: ToolFormat) -> None:
         assert (taken == len(text.encode()) and matcher.is_accepting()) == allowed, text
 
 
+def test_marks_that_are_special_tokens_are_drawn_as_such() -> None:
+    """A bound answer of Mistral's begins with the token, and cannot spell the mark in letters."""
+    tokenizer = byte_tokenizer(TOKENS["mistral"])
+    encoder = TextEncoder(byte_tokenizer(TOKENS["mistral"]))
+    (mark,) = encoder.special_ids(["[TOOL_CALLS]"])
+    stop_ids, size = encoder.special_ids(["</s>"]), tokenizer.get_vocab_size()
+    compiler = GrammarCompiler(Vocabulary(tokenizer.to_str().encode()), size, stop_ids)
+    for required in (True, False):
+        wish = ToolWish(FUNCTIONS, required=required, parallel=False)
+        state = compiler.compile(bound(wish, "mistral", encoder), stop_ids).begin()
+        mask = state.allowed([]) or b""
+        first = {at for at in range(size) if mask[at // 8] >> at % 8 & 1}
+        assert mark in first
+        assert (first == {mark}) == required
+        after = state.allowed([mark]) or b""
+        assert [at for at in range(size) if after[at // 8] >> at % 8 & 1] == encoder.bare("[")
+    too_much = FunctionBody("f", None, {"description": "x" * 70_000})
+    with pytest.raises(InvalidRequest, match="together"):
+        bound(ToolWish([too_much], required=True, parallel=False), "mistral", encoder)
+
+
 def test_a_choice_of_tools() -> None:
     """Every `tool_choice` means what OpenAI says, and what makes no sense is refused."""
     tools = [ToolBody("function", each) for each in FUNCTIONS]
@@ -246,6 +269,11 @@ def test_a_choice_of_tools() -> None:
     single = wish_of(tools, "auto", parallel=False)
     assert single is not None
     assert single.bound
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(InvalidRequest, match="deeply"):
+        wish_of([ToolBody("function", FunctionBody("f", None, deep))], "auto", parallel=None)
     wrong: dict[str, Any] = {"type": "function", "function": {"name": "nothing"}}
     for given_, choice in (
         (tools, wrong),

@@ -1,0 +1,230 @@
+"""Slots in shared memory through which a gpu_worker hands attention to a helper: calls of `host_channel.cpp`.
+
+Loads no torch, which a helper does without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from common import log
+from common.native.finder import find
+from common.native.openmp import open_openmp
+from engine.kernels.sources import HOST_CHANNEL
+
+_int64 = ctypes.c_int64
+_log = log.get("engine")
+
+
+class GroupLayout(msgspec.Struct, frozen=True):
+    """Where a layer group's pages begin in the segment of pages, its layers, and its window (0: none)."""
+
+    offset: int
+    layers: int
+    window: int
+
+
+class ChannelLayout(msgspec.Struct, frozen=True):
+    """The shapes of pages and slots of one attachment.
+
+    A slot holds `rows` decoding rows, and page tables of `entries` pages of each layer group. Scores are multiplied by
+    `scale` and bounded by `cap` (0: not); `kind` is the type of the pages, as the kernels number them. `epoch` is the
+    number of the attachment.
+    """
+
+    epoch: int
+    slots: int
+    rows: int
+    entries: int
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    cap: float
+    kind: int
+    groups: list[GroupLayout]
+    page_bytes: int  # of the segment of pages
+
+
+class ChannelLibrary(NamedTuple):
+    """The native library, and the hash of its bytes: two processes may work on one memory if it is the same."""
+
+    functions: ctypes.CDLL
+    digest: str
+
+    def slot_bytes(self, layout: ChannelLayout) -> int:
+        """Return the size of the slots' memory."""
+        shape = _shape(layout)
+        found: int = self.functions.spillway_channel_bytes(ctypes.byref(shape))
+        return found
+
+
+class StepTables(NamedTuple):
+    """One step's rows as a slot takes them: positions (rows,), each sequence's end, and each group's page tables.
+
+    Arrays are int64, tables int32.
+    """
+
+    positions: np.ndarray
+    ends: np.ndarray
+    tables: Sequence[np.ndarray]
+    starts: Sequence[np.ndarray]
+
+
+class HostChannel:
+    """One side of one attachment; keeps the memory that it is about."""
+
+    def __init__(
+        self,
+        library: ChannelLibrary,
+        layout: ChannelLayout,
+        slots: mmap.mmap,
+        pages: mmap.mmap,
+        *,
+        owner: bool,
+    ) -> None:
+        """Begin on slots that are zero as the `owner`, else on those of another process."""
+        self.layout = layout
+        self._native = library.functions
+        self._memory = [np.frombuffer(memory, dtype=np.uint8) for memory in (slots, pages)]
+        shape = _shape(layout)
+        groups = (_Group * len(layout.groups))(
+            *(_Group(each.offset, each.layers, each.window) for each in layout.groups)
+        )
+        self._channel = ctypes.c_void_p(
+            self._native.spillway_channel(
+                *(ctypes.c_void_p(memory.ctypes.data) for memory in self._memory),
+                ctypes.byref(shape),
+                groups,
+                int(owner),
+            )
+        )
+        weakref.finalize(self, self._native.spillway_channel_free, self._channel)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the attachment, as the slots have it."""
+        found: int = self._native.spillway_channel_epoch(self._channel)
+        return found
+
+    # -- the owner of the pages, on the thread that computes
+
+    def ready(self) -> bool:
+        """True while the helper holds nothing that was taken from it."""
+        return bool(self._native.spillway_channel_ready(self._channel))
+
+    def plan(self, slot: int, step: StepTables) -> bool:
+        """Write a step's arguments into a slot; False if they do not fit, or the helper holds the slot."""
+        groups = len(step.tables)
+        pointers = ctypes.c_void_p * groups
+        return bool(
+            self._native.spillway_channel_plan(
+                self._channel,
+                _int64(slot),
+                _int64(len(step.positions)),
+                _at(step.positions),
+                _int64(len(step.ends)),
+                _at(step.ends),
+                pointers(*(each.ctypes.data for each in step.tables)),
+                pointers(*(each.ctypes.data for each in step.starts)),
+            )
+        )
+
+    def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
+        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+
+        `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
+        """
+        self._native.spillway_channel_submit(
+            self._channel, _int64(slot), _int64(group), _int64(layer), ctypes.c_void_p(joined), threads
+        )  # fmt: skip
+
+    def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
+        """Wait for what was submitted, at most so long; return when it was attended, in seconds since the boot.
+
+        The result, fp32 (rows, heads, dim), is at the address `out` then. None: the helper was too slow or has gone.
+        """
+        span = (ctypes.c_int64 * 2)()
+        done = self._native.spillway_channel_wait(
+            self._channel, _int64(slot), _int64(int(patience_s * 1e9)), ctypes.c_void_p(out), span
+        )
+        return (span[0] / 1e9, span[1] / 1e9) if done else None
+
+    def end(self) -> None:
+        """Hand nothing over from now on, and wake who waits; any thread."""
+        self._native.spillway_channel_end(self._channel)
+
+    # -- the helper
+
+    def serve(self, threads: int, slowdown: int = 1) -> int:
+        """Attend until the owner ends the channel or `stop`; return how many layers were done in time."""
+        found: int = self._native.spillway_channel_serve(self._channel, threads, slowdown)
+        return found
+
+    def stop(self) -> None:
+        """Let `serve` return when what it attends to is done; any thread."""
+        self._native.spillway_channel_stop(self._channel)
+
+
+def load_channel() -> ChannelLibrary | None:
+    """Return the library for this processor, or None where it cannot be had."""
+    for source in HOST_CHANNEL:
+        path = find(source)
+        if path is None:
+            continue
+        try:
+            open_openmp()
+            functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+            continue
+        functions.spillway_channel.restype = ctypes.c_void_p
+        for name in ("bytes", "epoch", "serve"):
+            getattr(functions, f"spillway_channel_{name}").restype = _int64
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return ChannelLibrary(functions, digest)
+    return None
+
+
+class _Heads(ctypes.Structure):
+    """How heads attend, as `attention.h` has it."""
+
+    _fields_ = (
+        *((name, _int64) for name in ("heads", "kv_heads", "dim")),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+    )
+
+
+class _Shape(ctypes.Structure):
+    """A channel's shape, as `host_channel.cpp` has it."""
+
+    _fields_ = (
+        ("heads", _Heads),
+        *((name, _int64) for name in ("epoch", "slots", "rows", "entries", "kind", "groups")),
+    )
+
+
+class _Group(ctypes.Structure):
+    """A layer group's pages, as `host_channel.cpp` has them."""
+
+    _fields_ = tuple((name, _int64) for name in ("offset", "layers", "window"))
+
+
+def _shape(layout: ChannelLayout) -> _Shape:
+    heads = _Heads(layout.heads, layout.kv_heads, layout.dim, layout.scale, layout.cap)
+    return _Shape(
+        heads, layout.epoch, layout.slots, layout.rows, layout.entries, layout.kind,
+        len(layout.groups),
+    )  # fmt: skip
+
+
+def _at(values: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)

@@ -1,0 +1,200 @@
+"""Attention on the host by a helper process, and by this process what no helper has done in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.pages.identity import PAGE
+from common.transport.memory_segment import MemorySegment
+from engine.decoder.executor.host_attention import (
+    HostAttention,
+    HostResult,
+    HostSpan,
+    HostSubBatch,
+)
+from engine.decoder.executor.interface import AttendedBy
+from engine.host.channel import (
+    ChannelLayout,
+    GroupLayout,
+    HostChannel,
+    StepTables,
+    load_channel,
+)
+from engine.host.listener import HelperListener
+from engine.kernels.attention_plan import QueryRows, lay_out
+from engine.kernels.page_memory import PageMemory
+from engine.models.decoders.compiled_decoder import PAGE_KINDS
+from engine.models.decoders.spec import DecoderSpec
+
+PATIENCE_S = 0.2
+SLOTS = 4  # more than sub-batches of a step
+ROWS = 256
+MOST_REST = 256
+
+
+class HelpedAttention:
+    """Attends by the helper at `listener` while there is one, else by `own` (see `HostAttention`).
+
+    A helper that keeps a layer waiting for `patience_s` seconds is not asked for the next sub-batches: twice as many
+    each time, until it is in time again. `layers` counts layers of sub-batches by who attended: the helper, this worker
+    because the helper was late or had gone, or this worker because there was none to ask.
+    """
+
+    def __init__(
+        self,
+        own: HostAttention,
+        listener: HelperListener,
+        pools: Sequence[PageMemory],
+        *,
+        threads: int = 1,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`own` attends to the same `pools`; keys and values are appended by so many `threads`, as many as compute."""
+        self.listener = listener
+        self.layers: Counter[AttendedBy] = Counter()
+        self.own, self.threads, self.patience_s = own, threads, patience_s
+        self._pools = list(pools)
+        self._all_layers = sum(len(pool.layers) for pool in pools)
+        self._turn = 0
+        self._asked: HostChannel | None = None
+        self._late = self._rest = 0
+
+    def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
+        """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
+        channel = self.listener.channel
+        if channel is not None and self._trusts(channel):
+            self._turn = (self._turn + 1) % SLOTS
+            if channel.plan(self._turn, self._tables(queries)):
+                return _HelpedSubBatch(self, channel, self._turn, queries)
+        self.layers["worker"] += self._all_layers
+        return self.own.plan(queries)
+
+    def close(self) -> None:
+        """Let the helper go, and stop."""
+        self.listener.close()
+        self.own.close()
+
+    def in_time(self) -> None:
+        """Note that the helper attended to a layer."""
+        self.layers["helper"] += 1
+        self._late = 0
+
+    def too_late(self) -> None:
+        """Note that the helper kept a layer waiting, or has gone."""
+        self._late += 1
+        self._rest = min(1 << self._late, MOST_REST)
+
+    @property
+    def waits_s(self) -> float:
+        """How long a layer of the helper's is waited for now."""
+        return 0.0 if self._rest else self.patience_s
+
+    def _trusts(self, channel: HostChannel) -> bool:
+        if channel is not self._asked:
+            self._asked, self._late, self._rest = channel, 0, 0
+        self._rest = max(0, self._rest - 1)
+        return not self._rest and channel.ready()
+
+    def _tables(self, queries: Sequence[QueryRows]) -> StepTables:
+        step = lay_out(queries, self._pools)
+        tables = [table.astype(np.int32) for table in step.tables]
+        return StepTables(step.positions, step.ends, tables, step.starts)
+
+
+class _HelpedSubBatch:
+    """A sub-batch that the helper attends to, until it is late."""
+
+    def __init__(
+        self,
+        attention: HelpedAttention,
+        channel: HostChannel,
+        slot: int,
+        queries: Sequence[QueryRows],
+    ) -> None:
+        self._attention, self._channel, self._slot = attention, channel, slot
+        self._queries = queries
+        self._own: HostSubBatch | None = None
+
+    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
+        if self._own is not None:
+            return self.alone(group, at, joined, out)
+        self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)
+        return _HelpedResult(self, group, at, joined, out)
+
+    def alone(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
+        """Attend in this process, from now on."""
+        if self._own is None:
+            self._own = self._attention.own.plan(self._queries)
+        self._attention.layers["late"] += 1
+        return self._own.submit(group, at, joined, out)
+
+    def wait(self, out: Tensor) -> HostSpan | None:
+        """Wait for the helper; None if it is late or has gone."""
+        span = self._channel.wait(self._slot, out.data_ptr(), self._attention.waits_s)
+        if span is None:
+            self._attention.too_late()
+            return None
+        self._attention.in_time()
+        return HostSpan(*span)
+
+
+class _HelpedResult:
+    def __init__(
+        self, batch: _HelpedSubBatch, group: int, at: int, joined: Tensor, out: Tensor
+    ) -> None:
+        self._batch, self._group, self._at, self._joined, self._out = batch, group, at, joined, out
+
+    def wait(self) -> HostSpan:
+        span = self._batch.wait(self._out)
+        if span is None:
+            return self._batch.alone(self._group, self._at, self._joined, self._out).wait()
+        return span
+
+
+def helped(
+    own: HostAttention,
+    path: str,
+    spec: DecoderSpec,
+    pools: Sequence[PageMemory],
+    segment: MemorySegment,
+    *,
+    threads: int,
+) -> HelpedAttention:
+    """Return attention with the help of who attaches at a Unix socket; ConfigError if nobody can.
+
+    `pools` are the parts of `segment`; as many `threads` append keys and values as compute, or teams are made anew.
+    """
+    library = load_channel()
+    if library is None or segment.file < 0:
+        raise ConfigError(
+            f"SPILLWAY_HOST_SOCKET is {path!r}: a helper needs Linux and the compiled kernels; expected nothing here"
+        )
+    layout = _layout(spec, pools, segment)
+    return HelpedAttention(
+        own, HelperListener(path, library, layout, segment), pools, threads=threads
+    )
+
+
+def _layout(
+    spec: DecoderSpec, pools: Sequence[PageMemory], segment: MemorySegment
+) -> ChannelLayout:
+    return ChannelLayout(
+        epoch=0,
+        slots=SLOTS,
+        rows=ROWS,
+        # Tables grow with a sequence: more pages than the longest has are named by no row.
+        entries=ROWS * -(-spec.positions // PAGE),
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        dim=spec.head_dim,
+        scale=spec.attention_scale,
+        cap=spec.score_cap,
+        kind=PAGE_KINDS[pools[0].data.dtype],
+        groups=[GroupLayout(pool.offset, len(pool.layers), pool.window or 0) for pool in pools],
+        page_bytes=segment.size,
+    )

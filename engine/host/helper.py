@@ -1,0 +1,84 @@
+"""The helper's side: attach to the gpu_worker at a socket, and attend to what it hands over."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+from common.errors import ConfigError
+from common.transport.memory_segment import attach
+from engine.host.channel import ChannelLibrary, HostChannel
+from engine.host.handshake import (
+    VERSION,
+    HelperAttached,
+    HelperHello,
+    HelperWelcome,
+    check_path,
+    new_socket,
+    receive,
+    send,
+)
+
+
+class HostHelper:
+    """An attachment to a gpu_worker's pages, which are mapped for reading only."""
+
+    def __init__(self, path: str, library: ChannelLibrary) -> None:
+        """Attach; OSError if no worker is there or memory cannot be had, ConfigError if it refuses this build."""
+        self.connection = new_socket()
+        try:
+            self.connection.connect(check_path(path))
+            self.channel = _attach(self.connection, library)
+        except BaseException:
+            self.connection.close()
+            raise
+        self.connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
+
+    def serve(self, threads: int, slowdown: int = 1) -> int:
+        """Attend until the worker has gone or `stop`; return how many layers were done in time."""
+        return self.channel.serve(threads, slowdown)
+
+    def gone(self) -> bool:
+        """Read what came at the connection; True if the worker has gone."""
+        try:
+            return not self.connection.recv(1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def stop(self) -> None:
+        """Let `serve` return; any thread."""
+        self.channel.stop()
+
+    def close(self) -> None:
+        """End the attachment; `serve` has returned."""
+        self.connection.close()
+
+
+def _attach(connection: socket.socket, library: ChannelLibrary) -> HostChannel:
+    send(connection, HelperHello(VERSION, library.digest, os.getpid()))
+    welcome, files = receive(connection, HelperWelcome, files=2)
+    try:
+        if welcome.layout is None:
+            raise ConfigError(f"the gpu_worker refuses this helper: {welcome.refusal}")
+        if len(files) != 2:
+            raise ConnectionError("the gpu_worker sent no descriptors; expected two")
+        layout = welcome.layout
+        pages = attach(files[0], layout.page_bytes, writable=False)
+        slots = attach(files[1], library.slot_bytes(layout), writable=True)
+        channel = HostChannel(library, layout, slots, pages, owner=False)
+        if channel.epoch != layout.epoch:
+            raise ConnectionError(
+                f"the slots are of attachment {channel.epoch}; expected {layout.epoch}"
+            )
+        send(connection, HelperAttached())
+    except OSError as error:
+        with suppress(OSError):
+            send(connection, HelperAttached(failure=str(error)))
+        raise
+    finally:
+        for file in files:
+            os.close(file)
+    return channel

@@ -1,0 +1,20 @@
+"""The error for a text that a model's context cannot hold, in the words by which clients know it.
+
+OpenAI's and vLLM's servers begin it so; libraries look for its first words, or for its code in the text.
+"""
+
+from __future__ import annotations
+
+from common.errors import InvalidRequest
+
+BYTES_PER_TOKEN = 64  # a text longer than this by a token is refused before it is tokenized
+
+
+def overflow(most: int, found: str, remedy: str, param: str) -> InvalidRequest:
+    """Return the error of a context of `most` tokens; `found` goes on after "However,", `remedy` after "Please"."""
+    return InvalidRequest(
+        f"This model's maximum context length is {most} tokens. However, {found}. Please {remedy} "
+        "(context_length_exceeded).",
+        code="context_length_exceeded",
+        param=param,
+    )

@@ -1,0 +1,123 @@
+"""Helpers of attention on the host that are killed and stopped amid steps: the tokens of the device alone.
+
+`make soak` runs many times as many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from torch import Tensor
+
+from bench.engine import home_runs
+from bench.engine.helper_process import helper_process, wait_until
+from bench.engine.home_runs import HomeSides
+from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
+from engine.decoder.offload.plan import OffloadMode
+from engine.host.helped_attention import HelpedAttention
+from engine.kernels.attention_plan import QueryRows
+
+SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
+KILLS = 60 if SOAK else 2
+PATIENT_S, IMPATIENT_S = 3600.0, 0.02
+MODES = (OffloadMode.FULL, OffloadMode.ASYMMETRIC, OffloadMode.SIMPLE)
+
+
+class DisturbedAttention:
+    """Lets another one attend, and does something when so many layers have been handed to the host."""
+
+    def __init__(self, inner: HostAttention) -> None:
+        self.inner = inner
+        self.submitted = 0
+        self.then: list[tuple[int, Callable[[], None]]] = []
+
+    def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
+        return _DisturbedSubBatch(self, self.inner.plan(queries))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def count(self) -> None:
+        """Count a layer, and do what is due."""
+        self.submitted += 1
+        while self.then and self.then[0][0] <= self.submitted:
+            self.then.pop(0)[1]()
+
+
+class _DisturbedSubBatch:
+    def __init__(self, attention: DisturbedAttention, inner: HostSubBatch) -> None:
+        self._attention, self._inner = attention, inner
+
+    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
+        found = self._inner.submit(group, at, joined, out)
+        self._attention.count()
+        return found
+
+
+class Scene(NamedTuple):
+    """Both sides, what disturbs the side that is helped, and the socket of its helpers."""
+
+    sides: HomeSides
+    disturbed: DisturbedAttention
+    helped: HelpedAttention
+    socket: Path
+
+
+@pytest.fixture(params=home_runs.KINDS if SOAK else home_runs.KINDS[1:2])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    socket = tmp_path / "host.sock"
+    sides = home_runs.sides(request.param, tmp_path / "model", str(socket))
+    stages = sides.executor.stages
+    assert stages is not None
+    assert isinstance(stages.attention, HelpedAttention)
+    helped, disturbed = stages.attention, DisturbedAttention(stages.attention)
+    stages.attention = disturbed
+    yield Scene(sides, disturbed, helped, socket)
+    sides.executor.close()
+
+
+@pytest.mark.timeout(0 if SOAK else 120)
+async def test_tokens_are_those_of_the_device_alone(
+    scene: Scene, tmp_path: Path, seed: int
+) -> None:
+    """Each helper attends, stands still, goes on, and is killed amid a step; the next one attaches to those pages."""
+    print(f"seed {seed}")
+    draw, helped, disturbed = random.Random(seed), scene.helped, scene.disturbed
+    wrong: list[str] = []
+    for kill in range(KILLS):
+        with ExitStack() as stack:
+            helper = stack.enter_context(helper_process(scene.socket, tmp_path))
+            wait_until(lambda: helped.listener.channel)
+            helped.patience_s = PATIENT_S
+            before = helped.layers["helper"]
+            number = 0
+            while helped.layers["helper"] == before:
+                counts = await home_runs.compare(scene.sides, seed + number, draw.choice(MODES))
+                wrong += counts.wrong
+                number += 1
+            helped.patience_s = IMPATIENT_S
+            at = disturbed.submitted
+            stopped, woken, killed = sorted(at + draw.randrange(1, 200) for _ in range(3))
+            disturbed.then = [
+                (stopped, lambda: helper.send_signal(signal.SIGSTOP)),  # noqa: B023 - done within this turn
+                (woken, lambda: helper.send_signal(signal.SIGCONT)),  # noqa: B023
+                (killed, helper.kill),
+            ]
+            while disturbed.then:
+                mode = draw.choice(MODES)
+                counts = await home_runs.compare(scene.sides, seed + 1000 * kill + number, mode)
+                wrong += counts.wrong
+                number += 1
+        wait_until(lambda: helped.listener.channel is None)
+
+    assert wrong == []
+    assert helped.layers["helper"] > 0
+    assert helped.layers["late"] > 0
+    assert helped.listener.channel is None
