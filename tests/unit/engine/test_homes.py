@@ -26,7 +26,7 @@ def sides(
     found.executor.close()
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("mode", OffloadMode)
 async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: OffloadMode) -> None:
     """Random arrivals, aborts and forgotten pages in mid-step, shared prompts, several choices, penalties, few pages.
