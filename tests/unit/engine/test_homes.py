@@ -46,4 +46,5 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
     if RUNS == SOAK:
         assert sum(each.aborted for each in counted) > 0
         assert sum(each.shared for each in counted) > 0
-        assert sum(each.preempted for each in counted) > 0
+        windowed = None not in sides.executor.shape.windows  # its pages hardly ever run out
+        assert windowed or sum(each.preempted for each in counted) > 0
