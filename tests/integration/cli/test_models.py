@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,19 @@ FILES = (
 )
 
 
+def _models(spillway: Spillway, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb of `spillway models`, which knows no instance."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", "models", *words],
+        cwd=spillway.cwd,
+        env={**spillway.env, **env},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+
 def test_pull_list_show_rm(stubbed: Spillway, tmp_path: Path) -> None:
     """A directory and one GGUF file come from the hub and are served from its cache, without the hub."""
     file = gguf_files.demo(tmp_path / "demo-Q4_K.gguf", lambda _: "Q4_K")
@@ -37,19 +52,19 @@ def test_pull_list_show_rm(stubbed: Spillway, tmp_path: Path) -> None:
     with hub(models) as url:
         online = cache | {"HF_ENDPOINT": url}
         for name in ("some/demo", "some/demo-GGUF/demo-Q4_K.gguf"):
-            pulled = stubbed.run("models", "pull", name, **online)
+            pulled = _models(stubbed, "pull", name, **online)
             assert pulled.returncode == 0, pulled.stderr
             assert pulled.stdout.splitlines()[-1] == f"spillway up --model {name}"
-        assert stubbed.run("models", "pull", "some/other", **online).returncode == 1
-        only_files = stubbed.run("models", "pull", "some/demo-GGUF", **online)
+        assert _models(stubbed, "pull", "some/other", **online).returncode == 1
+        only_files = _models(stubbed, "pull", "some/demo-GGUF", **online)
         assert "expected one file of it, as some/demo-GGUF/FILE.gguf" in only_files.stderr
 
-    listed = json.loads(stubbed.run("models", "list", "--json", **cache).stdout)
+    listed = json.loads(_models(stubbed, "list", "--json", **cache).stdout)
     assert [each["model"] for each in listed["downloaded"]] == ["some/demo", "some/demo-GGUF"]
     assert listed["downloaded"][1]["files"] == ["demo-Q4_K.gguf"]
     assert list(listed["good"]) == ["4", "8", "16", "80"]
     whole, packed = (
-        json.loads(stubbed.run("models", "show", name, "--json", **cache).stdout)
+        json.loads(_models(stubbed, "show", name, "--json", **cache).stdout)
         for name in ("some/demo", "some/demo-GGUF/demo-Q4_K.gguf")
     )
     assert whole["parameters"] == packed["parameters"]
@@ -58,12 +73,12 @@ def test_pull_list_show_rm(stubbed: Spillway, tmp_path: Path) -> None:
     assert packed["disk_bytes"] == file.stat().st_size
     assert 1.0 <= packed["weight_bytes"] / packed["disk_bytes"] <= 1.15
     assert packed["token_bytes"] == 2 * 5 * 8 * 32 * 2
-    assert "spillway up --model" in stubbed.run("models", "show", str(file), **cache).stdout
+    assert "spillway up --model" in _models(stubbed, "show", str(file), **cache).stdout
 
     stubbed.up("--model", "some/demo-GGUF/demo-Q4_K.gguf", **cache)
     assert stubbed.status()["chat_model"] == "some/demo-GGUF/demo-Q4_K.gguf"
-    assert stubbed.run("models", "rm", "some/demo", **cache).returncode == 0
-    listed = json.loads(stubbed.run("models", "list", "--json", **cache).stdout)
+    assert _models(stubbed, "rm", "some/demo", **cache).returncode == 0
+    listed = json.loads(_models(stubbed, "list", "--json", **cache).stdout)
     assert [each["model"] for each in listed["downloaded"]] == ["some/demo-GGUF"]
 
 
@@ -80,6 +95,6 @@ def test_what_cannot_be_done(
     stubbed: Spillway, tmp_path: Path, verb: str, name: str, sentence: str
 ) -> None:
     """A name that is none, and a model that is not here, are told in a sentence."""
-    done = stubbed.run("models", verb, name, HF_HOME=str(tmp_path))
+    done = _models(stubbed, verb, name, HF_HOME=str(tmp_path))
     assert done.returncode == 2
     assert sentence in done.stderr
