@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
+from cli import model_store
 from common.config import WorkerConfig
 from common.errors import ConfigError
 
 NONE = "none"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
 class ChatModel(NamedTuple):
@@ -42,6 +41,8 @@ def choose(config: WorkerConfig) -> ChatModel:
             "",
             f"none: {place} holds no weights; SPILLWAY_CHAT_MODEL names a directory, a GGUF file or a hub id",
         )
+    if config.device == "sim":
+        return ChatModel(asked, asked)
     place = Path(asked).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
@@ -58,12 +59,15 @@ def choose(config: WorkerConfig) -> ChatModel:
                     " hub id, or none"
                 )
         return ChatModel(str(place.resolve()), _short(place))
-    if not _HUB_ID.match(asked) or asked.endswith(".gguf"):
+    if model_store.hub_name(asked) is None:
         raise ConfigError(
             f"SPILLWAY_CHAT_MODEL is {asked!r}: no such directory or file; expected a model's directory, a GGUF"
             " file, a hub id like org/name, or none"
         )
-    return ChatModel(asked, asked)
+    found = model_store.find(asked)
+    if found is None:
+        raise model_store.missing(asked)
+    return ChatModel(str(found) if found.is_file() else asked, asked)
 
 
 def _short(place: Path) -> str:

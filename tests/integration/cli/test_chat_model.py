@@ -22,12 +22,15 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_path_a_hub_id_or_none(place: Path) -> None:
+def test_a_path_a_hub_id_or_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is configured is served: a path by its absolute one, a hub id as it is, `none` not at all."""
     (file := place / "model.gguf").write_bytes(b"GGUF")
     assert chat_model.choose(WorkerConfig(chat_model=str(file))).value == str(file)
     assert chat_model.choose(WorkerConfig(chat_model=str(place))).value == str(place)
-    assert chat_model.choose(WorkerConfig(chat_model="Qwen/Qwen3-0.6B")).value == "Qwen/Qwen3-0.6B"
+    monkeypatch.setattr("cli.model_store.find", lambda name: place if name == "org/name" else None)
+    assert chat_model.choose(WorkerConfig(chat_model="org/name")).value == "org/name"
+    with pytest.raises(ConfigError, match=r"not downloaded; .* `spillway models pull org/other`"):
+        chat_model.choose(WorkerConfig(chat_model="org/other"))
     assert chat_model.choose(WorkerConfig(chat_model="none")).value == ""
 
 
@@ -67,6 +70,6 @@ def test_up_refuses_and_status_shows(stubbed: Spillway) -> None:
     assert refused.returncode == 2
     assert "SPILLWAY_CHAT_MODEL is '/no/such/place': no such directory or file" in refused.stderr
 
-    stubbed.up("--model", "some/model", SPILLWAY_CHAT_MODEL="another/model")
+    stubbed.up("--model", "some/model", SPILLWAY_CHAT_MODEL="another/model", SPILLWAY_DEVICE="sim")
     assert stubbed.status()["chat_model"] == "some/model"
     assert "chat model         some/model" in stubbed.run("status").stdout
